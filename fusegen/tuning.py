@@ -21,7 +21,7 @@ from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
 from fusegen.schedule.context import Pins
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.precision import has_jumps
+from fusegen.schedule.precision import has_discontinuities
 from fusegen.schedule.program import Launch
 from fusegen.timing import RoundTimes, interleaved
 
@@ -204,7 +204,7 @@ class _Tuner:
             if expected is None:
                 expected = results
             elif not self.variant.call.keys:  # random bits differ from call to call
-                share = _DISCONTINUOUS_SHARE if has_jumps(self.variant.graph) else 0.0
+                share = _DISCONTINUOUS_SHARE if has_discontinuities(self.variant.graph) else 0.0
                 _check_alike(launch.kernel.name, plan, results, expected, share)
             calls[str(number)] = call
         times = interleaved(calls, self.device, quick=True)

@@ -1,1 +1,1 @@
-"""Derivatives of graphs: from a graph to one that also says what the backward pass reads, and the backward pass as a graph."""
+"""Differentiation of graphs: splits a graph into a forward pass, which also returns saved values, and a backward pass."""

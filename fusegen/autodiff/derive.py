@@ -1,11 +1,11 @@
-"""From a graph to its two passes: the graph with what the backward pass needs as further results, and the backward pass."""
+"""Splits a graph into two passes: the forward pass with saved values as further results, and the backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.autodiff.keep import KeptValue, Recompute, kept, large_values
+from fusegen.autodiff.keep import Recompute, SavedValue, large_values, saved_values
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
 from fusegen.autodiff.rules.primitives import Gradients, refused
@@ -20,22 +20,22 @@ from fusegen.passes.expand import expand
 from fusegen.passes.rewrite import moved_after_operands, rebuilt, rewritten
 
 Renaming = Callable[[str], str]
-"""Gives each new input a name of its own that resembles the one that is wanted."""
+"""Returns a unique name for a new input that resembles the requested one."""
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """Two passes.
+    """A forward and a backward pass.
 
     Attributes:
-        forward: the graph, with what is kept for the backward pass as results behind its own.
-        backward: from what is kept and the gradients by the results that are floats, in order, to gradients by inputs.
-        results: how many of the forward pass's results are the graph's own.
-        kept: where the backward pass's first inputs come from: an input of the forward pass by name, or a result of it by number.
+        forward: the graph, with the saved values as results after its own.
+        backward: from saved values and the gradients by the float results, in order, to the gradients by inputs.
+        results: the number of the forward pass's own results.
+        kept: the sources of the backward pass's first inputs: an input of the forward pass by name, or a result of it by number.
         wrt: names of inputs.
-        gradients: for each of these, where the gradient by it is: a result of the backward pass by number, or an input of it by
-            name, where a gradient passes through unchanged.
-        key: the input of the forward pass that is the key of its random bits; None where none is drawn.
+        gradients: the sources of the gradients by these: a result of the backward pass by number, or an input of it by name if a
+            gradient passes through unchanged.
+        key: the forward pass's input with the key of its random bits; None if it draws none.
     """
 
     forward: Graph
@@ -48,51 +48,45 @@ class Derivative:
 
 
 def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompute = "auto") -> Derivative:
-    """The passes of a graph.
-
-    Args:
-        graph: as traced.
-        wrt: inputs by which derivatives are wanted: floats.
-        names: names the inputs of the backward pass.
-        recompute: the rule by which values are computed again.
+    """Differentiates a traced graph by float inputs; `names` names the inputs of the backward pass.
 
     Raises:
-        GradientError: no result depends on one of these inputs in a way that has a derivative.
+        GradientError: no result has a derivative by any of these inputs.
         UnsupportedError: an operation has no rule.
     """
     key = names("random_key") if draws(graph) else None
-    whole = rewritten(graph if key is None else with_key(graph, key), _expand_unruled)
-    joint = _Joint(whole, wrt, names, is_early=recompute == "auto" and _is_loss_of_logits(whole))
+    primitives = rewritten(graph if key is None else with_key(graph, key), _expand_unruled)
+    joint = _Joint(primitives, wrt, names, is_early=recompute == "auto" and _is_loss_of_logits(primitives))
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
-    both = rewritten(joint.builder.build([*joint.results, *gradients]), expand)
-    results, wanted = both.outputs[: len(joint.results)], both.outputs[len(joint.results) :]
-    given = {p for p, node in both if node.op is Op.INPUT and node.attr("name") in joint.given}
-    keeping = kept(both, results, given, wanted, recompute)
-    theirs = [spec for spec in both.inputs if spec.name not in joint.given]
-    ours = [spec for spec in both.inputs if spec.name in joint.given]
-    computed = list(dict.fromkeys(p for p in wanted if both.nodes[p].op is not Op.INPUT))
+    joined = rewritten(joint.builder.build([*joint.results, *gradients]), expand)
+    results, requested = joined.outputs[: len(joint.results)], joined.outputs[len(joint.results) :]
+    gradient_inputs = {p for p, node in joined if node.op is Op.INPUT and node.attr("name") in joint.gradient_names}
+    saved = saved_values(joined, results, gradient_inputs, requested, recompute)
+    forward_inputs = [spec for spec in joined.inputs if spec.name not in joint.gradient_names]
+    backward_inputs = [spec for spec in joined.inputs if spec.name in joint.gradient_names]
+    computed = list(dict.fromkeys(p for p in requested if joined.nodes[p].op is not Op.INPUT))
     return Derivative(
-        forward=_forward(both, theirs, results, keeping),
-        backward=_backward(both, ours, computed, keeping, names),
+        forward=_forward(joined, forward_inputs, results, saved),
+        backward=_backward(joined, backward_inputs, computed, saved, names),
         results=len(results),
-        kept=_sources(both, results, keeping),
+        kept=_sources(joined, results, saved),
         wrt=tuple(wrt),
-        gradients=tuple(computed.index(p) if p in computed else str(both.nodes[p].attr("name")) for p in wanted),
+        gradients=tuple(computed.index(p) if p in computed else str(joined.nodes[p].attr("name")) for p in requested),
         key=key,
     )
 
 
 def _expand_unruled(value: Value) -> Value:
-    """A composition that has no rule of its own as primitives."""
+    """Expands a composition that has no rule of its own to primitives."""
     return value if value.node.op in RULES else expand(value)
 
 
 def _is_loss_of_logits(graph: Graph) -> bool:
-    """Tells if the only result is a loss of values that never lie in memory whole: all gradients are multiples of the gradient by
-    it, and are computed for a gradient of 1 while those values are there.
+    """True if the only float result is a loss of values that are never materialized whole, e.g. logits.
 
-    Not in float16, in which the gradient that comes later, from a GradScaler, keeps small ones from 0.
+    All gradients are then multiples of the loss's gradient, so that the forward pass computes them for a gradient of 1 while it
+    holds a block of these values. Not in float16, where small gradients would underflow without the GradScaler's factor.
     """
     floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
     if len(floats) != 1 or not all(same(dim, 1) for dim in graph.nodes[floats[0]].shape):
@@ -103,51 +97,43 @@ def _is_loss_of_logits(graph: Graph) -> bool:
 
 
 class _Joint:
-    """A graph, and in the same builder its backward pass, so that they share what both compute.
-
-    Args:
-        is_early: whether gradients are computed before the gradient by the only result is known, and multiplied by it in the end.
-
-    Attributes:
-        builder: holds both.
-        results: of the graph.
-        given: names of the gradients by them.
-    """
+    """A graph and its backward pass in one builder, so that they share common subexpressions. If `is_early`, gradients are computed
+    for a loss gradient of 1, and multiplied by the actual one at the end."""
 
     def __init__(self, graph: Graph, wrt: Sequence[str], names: Renaming, *, is_early: bool) -> None:
         self.builder = GraphBuilder.like(graph)
         self.results = graph.outputs
-        self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
+        self._copies = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
         self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
         self._active = dependent(graph, {self._inputs[name] for name in wrt})
         self._gradients: dict[int, Value] = {}
         self._factor: Value | None = None
-        self.given: list[str] = []
+        self.gradient_names: list[str] = []
         for result in (r for r in self.results if graph.nodes[r].dtype.is_float):
-            self.given.append(names("grad"))
-            spec = row_major(self.given[-1], graph.nodes[result].shape, graph.nodes[result].dtype)
-            given = Value(self.builder, self.builder.input(spec), None)
+            self.gradient_names.append(names("grad"))
+            spec = row_major(self.gradient_names[-1], graph.nodes[result].shape, graph.nodes[result].dtype)
+            gradient = Value(self.builder, self.builder.input(spec), None)
             if is_early:
-                self._factor = fitted(given, (), spec.dtype.compute)
-                given = fitted(Value(self.builder, self.builder.constant(1.0, dtype=spec.dtype), None), spec.shape, spec.dtype)
-            self._add(result, given)
+                self._factor = fitted(gradient, (), spec.dtype.compute)
+                gradient = fitted(Value(self.builder, self.builder.constant(1.0, dtype=spec.dtype), None), spec.shape, spec.dtype)
+            self._add(result, gradient)
         if not self._active.intersection(self._gradients):
-            what = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"
-            raise GradientError(what, hint="return a float that is computed of a float argument, without detach()")
+            message = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"
+            raise GradientError(message, hint="return a float computed from a float argument, without detach()")
 
     def sweep(self) -> None:
-        """Carries gradients from the results to the inputs."""
-        for position in range(len(self._moved) - 1, -1, -1):
+        """Propagates gradients from the results to the inputs."""
+        for position in range(len(self._copies) - 1, -1, -1):
             if position in self._gradients and position in self._active:
                 node, location = self.builder.nodes[position], self.builder.locations[position]
                 y = Value(self.builder, position, location)
                 dy = Value(self.builder, self._gradients[position].position, location)
-                for operand, gradient in zip(node.args, _derived(y, dy), strict=True):
+                for operand, gradient in zip(node.args, _operand_gradients(y, dy), strict=True):
                     if gradient is not None and operand in self._active:
                         self._add(operand, gradient)
 
     def gradient(self, name: str) -> int:
-        """The gradient by an input; zeros where no result depends on it."""
+        """Returns the gradient by an input; zeros if no result depends on it."""
         position = self._inputs[name]
         if position in self._gradients:
             return self._scaled(self._gradients[position]).position
@@ -156,7 +142,6 @@ class _Joint:
         return self.builder.add(Op.EXPAND, [zero], shape=node.shape)
 
     def _scaled(self, gradient: Value) -> Value:
-        """A gradient times what the gradient by the loss is."""
         if self._factor is None:
             return gradient
         shape, dtype = gradient.node.shape, gradient.dtype
@@ -164,34 +149,34 @@ class _Joint:
 
     def _add(self, position: int, gradient: Value) -> None:
         node = self.builder.nodes[position]
-        part = fitted(gradient, node.shape, node.dtype)
-        known = self._gradients.get(position)
-        self._gradients[position] = part if known is None else Value(known.builder, known.position, part.location) + part
+        term = fitted(gradient, node.shape, node.dtype)
+        total = self._gradients.get(position)
+        self._gradients[position] = term if total is None else Value(total.builder, total.position, term.location) + term
 
 
-def _derived(y: Value, dy: Value) -> Gradients:
+def _operand_gradients(y: Value, dy: Value) -> Gradients:
     if not y.node.args:
         return ()
     rule = RULES.get(y.node.op)
     if rule is None:
         raise refused(y)
-    by_numbers = (None,) * len(y.node.numbers)  # of the kernel's call, which have no gradient
+    by_numbers = (None,) * len(y.node.numbers)  # run-time numbers have no gradient
     return (*rule(y, dy), *by_numbers)
 
 
-def differentiated_inputs(graph: Graph, wanted: Collection[str]) -> tuple[str, ...]:
-    """Selects the inputs that have gradients: a result depends on them through floats alone."""
-    found = {p for p in graph.outputs if graph.nodes[p].dtype.is_float}
+def differentiated_inputs(graph: Graph, names: Collection[str]) -> tuple[str, ...]:
+    """Selects the inputs that have gradients: results depend on them through floats only."""
+    reached = {p for p in graph.outputs if graph.nodes[p].dtype.is_float}
     for position in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[position]
-        if position in found and node.op is not Op.DETACH:
-            found.update(a for a in node.args if graph.nodes[a].dtype.is_float and not graph.nodes[a].weak)
+        if position in reached and node.op is not Op.DETACH:
+            reached.update(a for a in node.args if graph.nodes[a].dtype.is_float and not graph.nodes[a].weak)
     inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
-    return tuple(spec.name for spec in graph.inputs if spec.name in wanted and inputs[spec.name] in found)
+    return tuple(spec.name for spec in graph.inputs if spec.name in names and inputs[spec.name] in reached)
 
 
 def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ...]:
-    """Tells for each result if it has a derivative by one of some inputs."""
+    """True for each result that has a derivative by one of the inputs."""
     origins = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     active = dependent(graph, origins)
     return tuple(position in active for position in graph.outputs)
@@ -200,90 +185,85 @@ def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ..
 # The two passes.
 
 
-def _forward(both: Graph, inputs: Sequence[InputSpec], results: Sequence[int], keeping: Sequence[KeptValue]) -> Graph:
-    part = _Part(both, inputs, {})
+def _forward(joined: Graph, inputs: Sequence[InputSpec], results: Sequence[int], saved: Sequence[SavedValue]) -> Graph:
+    part = _Part(joined, inputs, {})
     outputs = [part.position(result) for result in results]
-    outputs += [part.cast(k.position, k.dtype) for k in keeping if not k.in_memory]
+    outputs += [part.cast(value.position, value.dtype) for value in saved if not value.in_memory]
     return part.builder.build(outputs)
 
 
-def _sources(both: Graph, results: Sequence[int], keeping: Sequence[KeptValue]) -> tuple[str | int, ...]:
-    found: list[str | int] = []
-    further = len(results)
-    for value in keeping:
-        node = both.nodes[value.position]
+def _sources(joined: Graph, results: Sequence[int], saved: Sequence[SavedValue]) -> tuple[str | int, ...]:
+    sources: list[str | int] = []
+    index = len(results)
+    for value in saved:
+        node = joined.nodes[value.position]
         if node.op is Op.INPUT:
-            found.append(str(node.attr("name")))
+            sources.append(str(node.attr("name")))
         elif value.in_memory:
-            found.append(list(results).index(value.position))
+            sources.append(list(results).index(value.position))
         else:
-            found.append(further)
-            further += 1
-    return tuple(found)
+            sources.append(index)
+            index += 1
+    return tuple(sources)
 
 
 def _backward(
-    both: Graph, gradients: Sequence[InputSpec], wanted: Sequence[int], keeping: Sequence[KeptValue], names: Renaming
+    joined: Graph, gradients: Sequence[InputSpec], positions: Sequence[int], saved: Sequence[SavedValue], names: Renaming
 ) -> Graph:
     inputs = []
-    for value in keeping:
-        node = both.nodes[value.position]
+    for value in saved:
+        node = joined.nodes[value.position]
         if node.op is Op.INPUT:
-            inputs.append(both.input_spec(str(node.attr("name"))))
+            inputs.append(joined.input_spec(str(node.attr("name"))))
         else:
             inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), given_away=not value.in_memory))
-    part = _Part(both, [*inputs, *gradients], {k.position: spec.name for k, spec in zip(keeping, inputs, strict=True)})
-    return part.builder.build([part.cast(p, both.nodes[p].dtype) for p in wanted])
+    part = _Part(joined, [*inputs, *gradients], {value.position: spec.name for value, spec in zip(saved, inputs, strict=True)})
+    return part.builder.build([part.cast(p, joined.nodes[p].dtype) for p in positions])
 
 
 class _Part:
-    """Some values of a graph, computed of its inputs and of others that are given: a graph of its own.
+    """A graph that computes some values of another graph from its inputs and other given values.
 
     Args:
-        graph: the graph.
-        inputs: of the new one.
-        given: inputs that hold values of the graph, perhaps wider than these, by position.
+        inputs: inputs of the new graph.
+        saved_inputs: inputs that hold values of the old graph, possibly in a wider dtype, by position.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[InputSpec], given: Mapping[int, str]) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[InputSpec], saved_inputs: Mapping[int, str]) -> None:
         self.graph = graph
         self.builder = GraphBuilder.like(graph)
         self.builder.inputs = []
-        made = {spec.name: self.builder.input(spec) for spec in inputs}
-        self._moved = {position: made[name] for position, name in given.items()}
-        self._moved |= {p: made[str(n.attr("name"))] for p, n in graph if n.op is Op.INPUT and n.attr("name") in made}
+        created = {spec.name: self.builder.input(spec) for spec in inputs}
+        self._positions = {position: created[name] for position, name in saved_inputs.items()}
+        self._positions |= {p: created[str(n.attr("name"))] for p, n in graph if n.op is Op.INPUT and n.attr("name") in created}
 
     def position(self, position: int) -> int:
-        """A value's place in the new graph."""
-        return moved_after_operands(position, self._moved, lambda last: self.graph.nodes[last].args, self._rebuilt)
+        """Returns a value's position in the new graph."""
+        return moved_after_operands(position, self._positions, lambda last: self.graph.nodes[last].args, self._rebuilt)
 
     def cast(self, position: int, dtype: DType) -> int:
-        """A value's place, in a dtype."""
-        moved = self.position(position)
-        if self.builder.nodes[moved].dtype is dtype:
-            return moved
-        return self.builder.add(Op.CAST, [moved], location=self.graph.locations[position], dtype=dtype)
+        """Returns a value's position in the new graph, in a dtype."""
+        cast_position = self.position(position)
+        if self.builder.nodes[cast_position].dtype is dtype:
+            return cast_position
+        return self.builder.add(Op.CAST, [cast_position], location=self.graph.locations[position], dtype=dtype)
 
     def _rebuilt(self, position: int) -> int:
-        """A node on its operands here: a view of what is wider is as wide, and a product takes what it took."""
+        """Rebuilds a node: a view keeps the operand's possibly wider dtype; matmuls and library calls get their original dtypes."""
         node, location = self.graph.nodes[position], self.graph.locations[position]
         if node.family in (Family.CONTRACTION, Family.LIBRARY):
             args = [self.cast(a, self.graph.nodes[a].dtype) for a in node.args]
         else:
-            args = [self._moved[a] for a in node.args]
+            args = [self._positions[a] for a in node.args]
         dtype = self.builder.nodes[args[0]].dtype if node.family is Family.VIEW else node.dtype
         return self.builder.put(Node(node.op, tuple(args), node.attrs, node.shape, dtype, node.weak), location)
 
 
-# Random bits in two passes: both make them of one key, which the forward pass is given.
+# Random bits in two passes: both draw them from one key, which is an input of the forward pass.
 
 
 def with_key(graph: Graph, name: str) -> Graph:
-    """The graph with the key of the random bits that have none of their own as a further input, one int64.
-
-    Args:
-        name: of the input.
-    """
+    """Adds an input for the key of random bits that have no key of their own, one int64."""
     keys: list[int] = []
 
     def replaced(builder: GraphBuilder, _moved: Sequence[int], position: int) -> int | None:
@@ -298,5 +278,5 @@ def with_key(graph: Graph, name: str) -> Graph:
 
 
 def draws(graph: Graph) -> bool:
-    """Tells if a graph has random bits without a key of their own."""
+    """True if a graph has random bits without a key of their own."""
     return any(node.op is Op.RANDOM and not node.args for _, node in graph)

@@ -1,27 +1,24 @@
-"""Chooses which forward values the backward pass saves: those that move the fewest bytes.
+"""Chooses which forward values the backward pass saves: the minimum cut by bytes.
 
-The rule. Inputs and results lie in memory anyway, so that they cost their bytes once, read by the backward pass; every other value
-costs them twice, since the forward pass has to write it first. Of all sets of values from which the backward pass can compute what
-it needs point by point, the cheapest is read (`cheapest_cut`); at equal cost what lies there anyway, then what the forward pass
-computes anyway, then the set that leaves least to compute. So what can be computed from values that are read anyway is never read
-itself. Three things are not left to that:
+Inputs and results are materialized anyway, so that they cost their bytes once, for the backward pass's read. Any other value
+costs its bytes twice, since the forward pass has to write it first. `cheapest_cut` returns the cheapest set of values from which
+the backward pass can recompute pointwise what it needs. Ties prefer materialized values, then values that the forward pass
+computes, then the set with the least recomputation. Exceptions:
 
-- Products, and what else torch computes, are not computed again, nor are statistics: reductions to at most an eighth of the
-  elements that they are made of.
-- A statistic is kept as wide as it is computed, since everything that is made of it has its error. One that the forward pass
-  rounds, as a result in 16 bits, does not serve.
-- A value that is larger than all that it is made of, and than all that is made of it, as scores of attention and logits are
-  (`passes.blocks`), is never read. Its product is computed again, unless the backward pass can go by what the forward pass makes of
-  it: of a loss, by gradients that are its multiples (`derive`), kept as wide as they are computed.
-- A greatest or least element is always computed again: it is compared with what it is the greatest of, and a rounded one may miss
-  that.
+- Matmuls and other library calls are not recomputed, nor are statistics: reductions to at most an eighth of their operand's
+  elements.
+- A statistic is saved in its computing type, since its error enters everything that depends on it. A result that the forward pass
+  rounds to 16 bits is no substitute.
+- A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
+  saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These are
+  saved in their computing type.
+- A maximum or minimum is always recomputed: it is compared with its elements, and a rounded one may equal none of them.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
 
-That is the rule "auto". Two others choose among fewer values, by the same cost. By "all", inputs and results alone are read, and
-everything else is computed again, products too, but for what torch draws random bits for. By "none", what the forward pass
-computes is not computed again, nor are random bits; what costs nothing is (views, casts, broadcasts, a choice of two numbers), and
-a greatest or least element.
+This is the rule "auto". The rule "all" reads only inputs and results and recomputes everything else, including matmuls, except if
+torch draws random bits for it. The rule "none" recomputes no value of the forward pass and no random bits, except free operations
+(views, casts, broadcasts, a choice of two numbers) and maxima and minima.
 """
 
 from __future__ import annotations
@@ -39,85 +36,73 @@ from fusegen.passes.blocks.region import regions
 from fusegen.passes.rewrite import part_of
 
 Recompute: TypeAlias = Literal["auto", "all", "none"]
-"""By which rule a backward pass computes values of the forward pass again."""
+"""The rule that selects the values to recompute in a backward pass."""
 
 RECOMPUTES: tuple[str, ...] = get_args(Recompute)
 
-_STATISTIC = 8  # how many times fewer elements than what it is made of
+_STATISTIC = 8  # the least ratio of a reduction's operand to its result
 
-_NEVER_AGAIN = (Family.CONTRACTION, Family.LIBRARY)
+_NOT_RECOMPUTED = (Family.CONTRACTION, Family.LIBRARY)
 _COMPARED = (Op.AMAX, Op.AMIN)
-_REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # as well read in the order in which its operand lies
+_REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # read through the operand at no cost
 
 
 @dataclass(frozen=True)
-class KeptValue:
-    """A value of the forward pass that the backward pass reads.
-
-    Attributes:
-        position: the node.
-        dtype: in which it is kept.
-        in_memory: whether it lies there anyway: an input or a result.
-    """
+class SavedValue:
+    """A value of the forward pass that the backward pass reads, in its saved dtype. Inputs and results are in memory anyway."""
 
     position: int
     dtype: DType
     in_memory: bool
 
 
-def kept(
+def saved_values(
     graph: Graph,
     results: Collection[int],
     gradients: Collection[int],
-    wanted: Collection[int],
+    requested: Collection[int],
     recompute: Recompute = "auto",
-) -> tuple[KeptValue, ...]:
-    """The values of the forward pass that the backward pass reads, in the order of the graph.
+) -> tuple[SavedValue, ...]:
+    """Returns the values of the forward pass that the backward pass reads, in the order of the graph.
 
     Args:
-        graph: of both passes, in primitives.
-        results: of the forward pass.
-        gradients: the inputs of the backward pass that are gradients by them.
-        wanted: results of the backward pass.
-        recompute: the rule.
+        graph: both passes, in primitives.
+        gradients: the backward pass's inputs that are gradients by the results.
+        requested: results of the backward pass.
     """
-    backward = _made_of(graph, gradients)
+    backward = _dependents(graph, gradients)
     leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)
-    made = _made_of(graph, {p for p, node in graph if node.op in leaves}) - backward
-    needed = {a for p in _needed_for(graph, wanted) & backward for a in graph.nodes[p].args}.union(wanted) & made
+    computable = _dependents(graph, {p for p, node in graph if node.op in leaves}) - backward
+    needed = {a for p in _producers(graph, requested) & backward for a in graph.nodes[p].args}.union(requested) & computable
     large = large_values(graph, results) if recompute == "auto" else frozenset()
     values = _Values(graph, frozenset(results), recompute, large)
-    found = _cut(values, made, needed)
-    if found is None:
-        values = _Values(graph, frozenset(results), recompute, large, is_large_again=True)
-        found = _cut(values, made, needed)
-    assert found is not None  # since inputs can be kept, and all else is computed of them
-    return tuple(KeptValue(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(found))
+    cut = _cut(values, computable, needed)
+    if cut is None:
+        values = _Values(graph, frozenset(results), recompute, large, recomputes_large=True)
+        cut = _cut(values, computable, needed)
+    assert cut is not None  # inputs can be saved, and everything else can be computed from them
+    return tuple(SavedValue(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(cut))
 
 
 def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
-    """Values that never lie in memory whole, in blocks of rows alone.
-
-    Args:
-        graph: in primitives.
-        results: of a part of it, which has loops of its own.
-    """
-    part, before = part_of(graph, tuple(results))
-    in_part = (before[p] for region in regions(part) for p in region.large(part))
-    return frozenset(in_part).union(p for region in regions(graph) for p in region.large(graph))
+    """Returns the values that are computed in blocks of rows and never materialized whole, in the graph or in the forward pass
+    alone."""
+    forward, origins = part_of(graph, tuple(results))
+    in_forward = (origins[p] for region in regions(forward) for p in region.large(forward))
+    return frozenset(in_forward).union(p for region in regions(graph) for p in region.large(graph))
 
 
-def _cut(values: _Values, made: Collection[int], needed: Collection[int]) -> frozenset[int] | None:
-    """The values to keep; None where what must not be kept cannot be computed again either."""
+def _cut(values: _Values, computable: Collection[int], needed: Collection[int]) -> frozenset[int] | None:
+    """Returns the values to save; None if a value can be neither saved nor recomputed."""
     nodes = values.graph.nodes
-    origins = {p for p in made if not values.is_computed_again(p)}
-    args = {p: [a for a in nodes[p].args if a in made] if p not in origins else [] for p in sorted(made)}
-    costs = {p: values.cost(p) for p in made}
-    found = cheapest_cut(args, costs, origins, needed)
+    origins = {p for p in computable if not values.is_recomputable(p)}
+    args = {p: [a for a in nodes[p].args if a in computable] if p not in origins else [] for p in sorted(computable)}
+    costs = {p: values.cost(p) for p in computable}
+    cut = cheapest_cut(args, costs, origins, needed)
     reached, stack = set(needed), list(needed)
     while stack:
         position = stack.pop()
-        if position in found:
+        if position in cut:
             if costs[position] is None:
                 return None
         elif position in origins:
@@ -125,92 +110,83 @@ def _cut(values: _Values, made: Collection[int], needed: Collection[int]) -> fro
         else:
             stack += [a for a in args[position] if a not in reached]
             reached.update(args[position])
-    return found
+    return cut
 
 
-def _made_of(graph: Graph, positions: Collection[int]) -> set[int]:
-    """Some nodes, and all that depends on them."""
-    found = set(positions)
+def _dependents(graph: Graph, positions: Collection[int]) -> set[int]:
+    """Returns some nodes and all that depend on them."""
+    dependents = set(positions)
     for position, node in graph:
-        if not found.isdisjoint(node.args):
-            found.add(position)
-    return found
+        if not dependents.isdisjoint(node.args):
+            dependents.add(position)
+    return dependents
 
 
-def _needed_for(graph: Graph, wanted: Collection[int]) -> set[int]:
-    """Some nodes, and all that they depend on."""
-    found = set(wanted)
+def _producers(graph: Graph, nodes: Collection[int]) -> set[int]:
+    """Returns some nodes and all that they depend on."""
+    producers = set(nodes)
     for position in range(len(graph.nodes) - 1, -1, -1):
-        if position in found:
-            found.update(graph.nodes[position].args)
-    return found
+        if position in producers:
+            producers.update(graph.nodes[position].args)
+    return producers
 
 
 def _draws(node: Node) -> bool:
-    """Tells if torch draws random bits for a node, which would be others the next time."""
+    """True if torch draws random bits for a node, which would differ in a second call."""
     return bool(dict(node.attrs).get("dropout"))
 
 
 class _Values:
-    """The cost of keeping a value.
-
-    Args:
-        graph: of both passes.
-        results: of the forward pass.
-        recompute: the rule.
-        large: values that are never kept.
-        is_large_again: whether products among them are computed again.
-    """
+    """The costs of saving values. Large ones are never saved; matmuls among them are recomputed if `recomputes_large`."""
 
     def __init__(
-        self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, is_large_again: bool = False
+        self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, recomputes_large: bool = False
     ) -> None:
-        self.graph, self._large, self._is_large_again = graph, large, is_large_again
+        self.graph, self._large, self._recomputes_large = graph, large, recomputes_large
         self._recompute = recompute
         self.results = results
-        self._forward = _needed_for(graph, results)
+        self._forward = _producers(graph, results)
         self._counts = [nominal(product(node.shape)) for node in graph.nodes]
-        self._largest: list[int] = []  # elements of the largest value that one is made of, since the last product
+        self._largest: list[int] = []  # elements of the largest value that a node depends on, since the last matmul
         for node in graph.nodes:
             largest = max((max(self._counts[a], self._largest[a]) for a in node.args), default=0)
-            self._largest.append(0 if node.family in _NEVER_AGAIN else largest)
+            self._largest.append(0 if node.family in _NOT_RECOMPUTED else largest)
 
-    def is_computed_again(self, position: int) -> bool:
-        """Tells if the backward pass may compute a value of its operands."""
+    def is_recomputable(self, position: int) -> bool:
+        """True if the backward pass may compute a value from its operands."""
         node = self.graph.nodes[position]
         if node.op is Op.INPUT or self._recompute == "all":
             return node.op is not Op.INPUT and not _draws(node)
         if self._recompute == "none" and position in self._forward:
             return node.op in _COMPARED or self._is_free(node)
-        if node.family in _NEVER_AGAIN:
-            return self._is_large_again and position in self._large
-        if self._is_large_again and not self._large.isdisjoint(node.args):
-            return True  # in the block that has its operand
+        if node.family in _NOT_RECOMPUTED:
+            return self._recomputes_large and position in self._large
+        if self._recomputes_large and not self._large.isdisjoint(node.args):
+            return True  # in the block that holds its operand
         return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
 
     def _is_free(self, node: Node) -> bool:
-        """Tells if a value of the forward pass costs nothing to compute: a view, a cast, or a choice of two numbers."""
+        """True if recomputing is free: a view, a cast, or a choice of two numbers."""
         is_choice = node.op is Op.WHERE and all(self._counts[a] == 1 for a in node.args[1:])
         return is_choice or node.op is Op.CAST or node.family is Family.VIEW
 
     def cost(self, position: int) -> int | None:
-        """Bytes that keeping a value moves; None where it must not be kept."""
+        """Returns the bytes that saving a value moves; None if it must not be saved."""
         size = self._counts[position] * self.dtype(position).itemsize
         if self.is_in_memory(position):
             return size
         node = self.graph.nodes[position]
         if (self._recompute == "all" and not _draws(node)) or node.op in (*_COMPARED, *_REARRANGED) or position in self._large:
             return None
-        return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
+        return 2 * size + (1 if position in self._forward else 2)  # breaks ties
 
     def is_in_memory(self, position: int) -> bool:
-        """Tells if a value lies in memory anyway, as the backward pass would keep it."""
+        """True if a value is materialized anyway, in the dtype that the backward pass needs."""
         node = self.graph.nodes[position]
         is_result = position in self.results and node.op not in _COMPARED and self.dtype(position) is node.dtype
         return is_result or node.op is Op.INPUT
 
     def dtype(self, position: int) -> DType:
-        """In which type a value is kept."""
         node = self.graph.nodes[position]
         is_early = node.op is Op.MATMUL and position not in self._forward
         return node.dtype.compute if node.dtype.is_float and (is_early or self._is_statistic(position)) else node.dtype
@@ -219,60 +195,52 @@ class _Values:
         return _STATISTIC * self._counts[position] <= self._largest[position]
 
 
-# The cheapest set of nodes that separates what a graph is made of from what is made of it: a minimum cut.
+# A minimum cut between a graph's sources and the requested nodes.
 
 
-_NEVER = 1 << 60  # more than the bytes of any graph
+_NEVER = 1 << 60  # a capacity above the bytes of any graph
 
 
 def cheapest_cut(
-    args: Mapping[int, Sequence[int]], costs: Mapping[int, int | None], origins: Collection[int], wanted: Collection[int]
+    args: Mapping[int, Sequence[int]], costs: Mapping[int, int | None], origins: Collection[int], targets: Collection[int]
 ) -> frozenset[int]:
-    """The nodes of least cost that every way from an origin to what is wanted passes; of several such sets, the one nearest to
-    what is wanted, from which least has to be computed.
+    """Returns the node set of least cost that cuts all paths from origins, which have no operands, to targets. Of equal sets, it is
+    the one nearest to the targets, which needs the least recomputation. A cost of None exceeds all others.
 
-    Args:
-        args: operands, by node.
-        costs: what a node costs; None is more than all others.
-        origins: nodes that are made of nothing.
-        wanted: nodes.
-
-    Each node is an edge that carries as much as it costs. Dinic, Algorithm for Solution of a Problem of Maximum Flow in Networks
-    with Power Estimation (1970).
+    Each node is an edge with its cost as capacity. Dinic, Algorithm for Solution of a Problem of Maximum Flow in Networks with
+    Power Estimation (1970).
     """
     network = _Network(2 * len(args) + 2)
-    place = {node: 2 * number for number, node in enumerate(args)}
+    vertex = {node: 2 * number for number, node in enumerate(args)}
     source, sink = 2 * len(args), 2 * len(args) + 1
     for node, operands in args.items():
         cost = costs[node]
-        network.join(place[node], place[node] + 1, _NEVER if cost is None else cost)
+        network.join(vertex[node], vertex[node] + 1, _NEVER if cost is None else cost)
         for operand in operands:
-            network.join(place[operand] + 1, place[node], _NEVER)
+            network.join(vertex[operand] + 1, vertex[node], _NEVER)
     for node in origins:
-        network.join(source, place[node], _NEVER)
-    for node in wanted:
-        network.join(place[node] + 1, sink, _NEVER)
-    behind = network.saturate(source, sink)
-    return frozenset(node for node in args if place[node] + 1 in behind and place[node] not in behind)
+        network.join(source, vertex[node], _NEVER)
+    for node in targets:
+        network.join(vertex[node] + 1, sink, _NEVER)
+    reaching = network.saturate(source, sink)
+    return frozenset(node for node in args if vertex[node] + 1 in reaching and vertex[node] not in reaching)
 
 
 class _Network:
-    """Edges in pairs, each beside the one that takes back what flows along it."""
+    """Edges in pairs: each edge is next to its reverse edge."""
 
     def __init__(self, count: int) -> None:
         self._ends: list[int] = []
-        self._left: list[int] = []  # capacity of each edge that is not used yet
+        self._residual: list[int] = []  # residual capacity of each edge
         self._edges: list[list[int]] = [[] for _ in range(count)]
 
     def join(self, start: int, end: int, capacity: int) -> None:
-        """An edge."""
-        for place, other, left in ((start, end, capacity), (end, start, 0)):
-            self._edges[place].append(len(self._ends))
-            self._ends.append(other)
-            self._left.append(left)
+        for vertex, target, residual in ((start, end, capacity), (end, start, 0)):
+            self._edges[vertex].append(len(self._ends))
+            self._ends.append(target)
+            self._residual.append(residual)
 
     def saturate(self, source: int, sink: int) -> set[int]:
-        """Sends as much as can flow; gives the places from which the sink can still be reached."""
         while True:
             distance = self._distances(sink)
             if source not in distance:
@@ -280,42 +248,42 @@ class _Network:
             self._block(source, sink, distance)
 
     def _distances(self, sink: int) -> dict[int, int]:
-        """The distance of the sink from each place from which it can be reached."""
+        """Returns the distances to the sink from all vertices that reach it."""
         distance = {sink: 0}
         queue = deque([sink])
         while queue:
-            place = queue.popleft()
-            for edge in self._edges[place]:
-                other = self._ends[edge]
-                if self._left[edge ^ 1] and other not in distance:
-                    distance[other] = distance[place] + 1
-                    queue.append(other)
+            vertex = queue.popleft()
+            for edge in self._edges[vertex]:
+                target = self._ends[edge]
+                if self._residual[edge ^ 1] and target not in distance:
+                    distance[target] = distance[vertex] + 1
+                    queue.append(target)
         return distance
 
     def _block(self, source: int, sink: int, distance: Mapping[int, int]) -> None:
-        """Sends flow along shortest ways until each of them is blocked."""
-        following = [0] * len(self._edges)  # edges before it lead nowhere
-        way: list[int] = []
-        place = source
+        """Sends a blocking flow along shortest paths."""
+        next_edge = [0] * len(self._edges)  # earlier edges are dead ends
+        path: list[int] = []
+        vertex = source
         while True:
-            if place == sink:
-                self._send(way)
-                way, place = [], source
-            elif following[place] < len(self._edges[place]):
-                edge = self._edges[place][following[place]]
-                if self._left[edge] and distance.get(self._ends[edge], -1) == distance[place] - 1:
-                    way.append(edge)
-                    place = self._ends[edge]
+            if vertex == sink:
+                self._send(path)
+                path, vertex = [], source
+            elif next_edge[vertex] < len(self._edges[vertex]):
+                edge = self._edges[vertex][next_edge[vertex]]
+                if self._residual[edge] and distance.get(self._ends[edge], -1) == distance[vertex] - 1:
+                    path.append(edge)
+                    vertex = self._ends[edge]
                 else:
-                    following[place] += 1
-            elif way:
-                place = self._ends[way.pop() ^ 1]
-                following[place] += 1
+                    next_edge[vertex] += 1
+            elif path:
+                vertex = self._ends[path.pop() ^ 1]
+                next_edge[vertex] += 1
             else:
                 return
 
-    def _send(self, way: Sequence[int]) -> None:
-        amount = min(self._left[edge] for edge in way)
-        for edge in way:
-            self._left[edge] -= amount
-            self._left[edge ^ 1] += amount
+    def _send(self, path: Sequence[int]) -> None:
+        amount = min(self._residual[edge] for edge in path)
+        for edge in path:
+            self._residual[edge] -= amount
+            self._residual[edge ^ 1] += amount

@@ -23,7 +23,7 @@ import torch
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.files import read_regular, write_atomically, writing_to
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch, Program, extents, likeness
+from fusegen.schedule.program import Launch, Program, extents, group_digest
 from fusegen.settings import cache_folder, settings
 
 C = TypeVar("C", bound=CompiledGraph)
@@ -42,7 +42,7 @@ class TuningKey:
     """The subject of a measurement: a kind of launch on a kind of device, at its extents.
 
     Attributes:
-        launch: digest of the computation (`likeness`).
+        launch: digest of the computation (`group_digest`).
         device: the device's name and its target.
         extents: rows and columns.
     """
@@ -93,7 +93,7 @@ _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
 def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
     """The key of a launch's records."""
     machine = f"{program.target.name}, {_device_name(device)}"  # both: the emulator plays a GPU on a CPU
-    return TuningKey(likeness(program.graph, launch.group), machine, extents(launch, sizes))
+    return TuningKey(group_digest(program.graph, launch.group), machine, extents(launch, sizes))
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:

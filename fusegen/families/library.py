@@ -10,8 +10,8 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.families.base import KernelFamily
-from fusegen.families.gemm.pipelines import is_left_to_library, pipelines_of, refusals, serving
-from fusegen.families.gemm.placement import Placement, place
+from fusegen.families.gemm.pipelines import is_left_to_library, pipelines_of, rejection_reasons, supporting_pipeline
+from fusegen.families.gemm.placement import Placement, place_output
 from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.fusion.producers import domain_axes
@@ -136,7 +136,7 @@ def lower_library(context: Context) -> Sequence[Step]:
     shape = context.graph.nodes[product].shape
     axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
     row_major = flat_offset(axes.symbols, strides)
-    placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
+    placement = place_output(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
     a, b = _operands(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
     padded = _padded(context.graph, product)
@@ -240,7 +240,7 @@ def _placed(context: Context, output: int) -> Placement:
     axes = identity_axes(shape)
     stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)
     is_fresh = all(context.memory.spec(store.buffer).role is not Role.INPUT for store in stores)
-    return place(context, output, axes.symbols, axes, lambda offset: is_fresh and same(offset, row_major))
+    return place_output(context, output, axes.symbols, axes, lambda offset: is_fresh and same(offset, row_major))
 
 
 def _result(node: Node, buffer: int) -> LibraryResult:
@@ -261,6 +261,6 @@ def _reason(context: Context, product: int) -> str:
     if not pipelines_of(context.target):
         return "no tensor-core pipeline serves this target"
     graph = replace(context.graph, padded=frozenset())  # as fusion saw it
-    if serving(graph, product, product, context.target) is None:
-        return refusals(graph, product, product, context.target)
+    if supporting_pipeline(graph, product, product, context.target) is None:
+        return rejection_reasons(graph, product, product, context.target)
     return "a plain product: nothing is fused with it"

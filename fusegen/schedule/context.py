@@ -1,4 +1,4 @@
-"""The context of lowering: names, pointers, sizes, alignment, precision, leaves of terms, and kernels around calls of math."""
+"""The context of lowering one kernel: names, pointers, sizes, alignment, precision, leaves of terms."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
-from fusegen.schedule.access import Access, AccessPattern, Multiples, is_alike, pattern_of, size_names, vector_width
+from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform, pattern_of, size_names, vector_width
 from fusegen.schedule.evaluate import substitute
-from fusegen.schedule.indices import IndexCheck, checks_apart, has_checks, loaded_buffers, scalars_in
+from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, remaining_checks, scalars_in
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
 from fusegen.schedule.math import CallArgument, Fast, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
@@ -30,34 +30,27 @@ from fusegen.schedule.terms import BufferRead, Leaf, Terms
 from fusegen.target import Target
 
 Plans: TypeAlias = Mapping[tuple[int, ...], Plan]
-"""Plans of launches of matmuls, by their matmuls."""
+"""Plans of matmul launches, keyed by their matmuls."""
 
 Pins: TypeAlias = Mapping[tuple[int, ...], Plan]
-"""Plans that were asked for, by the outputs of the group."""
+"""Plans requested by the user, keyed by the group's outputs."""
 
 Bodies: TypeAlias = Mapping[Blocks, tuple[Program, Formula]]
-"""The program of each loop's body, and the bytes that it takes for each row."""
+"""The program of each loop's body, and its bytes per row."""
 
 P = TypeVar("P", bound=Plan)
 
 
 @dataclass
 class Context:
-    """One kernel in the making.
+    """The state of lowering one kernel.
 
     Attributes:
-        graph, group, memory, target: what is lowered, for what.
-        wide: whether indices need 64 bits.
-        fast: which approximate functions may be used.
-        contracted: sums that are one operation with a product.
-        name: the kernel's name.
-        plans: of launches of products.
-        reads: for each node that the kernel reads from memory, the buffer.
+        wide: True for 64-bit indexing.
+        contracted: sums that are fused with a product (FMA).
+        reads: the buffers of nodes that the kernel reads from memory.
         written: a buffer that holds the kernel's value already.
-        pins: plans that were asked for.
-        bodies: programs of loops.
-        candidates: the plans that the kernel could have, once one was chosen.
-        names: identifiers that are taken in the kernel's text.
+        names: identifiers that are in use in the kernel's text.
     """
 
     graph: Graph
@@ -81,30 +74,29 @@ class Context:
         self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
 
     def chosen(self, candidates: tuple[P, ...]) -> P:
-        """The plan that was asked for, where it is one of the candidates; else the first."""
+        """Returns the pinned plan if it is a candidate, else the first candidate."""
         self.candidates = candidates
-        asked = self.pins.get(self.group.outputs)
-        return next((plan for plan in candidates if plan == asked), candidates[0])
+        pinned = self.pins.get(self.group.outputs)
+        return next((plan for plan in candidates if plan == pinned), candidates[0])
 
     @property
     def stored(self) -> Mapping[int, int]:
-        """The nodes that the kernel reads from memory, with their buffers."""
         return {p: self.reads[p] for p in self.group.inputs}
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
-        """All places where the kernel must store a value that it computes at an index."""
+        """Returns the locations where the kernel must store a value that it computes at an index."""
         return tuple(s for s in self.memory.stores(position, index, axes) if s.buffer != self.written)
 
     @property
     def rounded(self) -> frozenset[int]:
         """Values that the kernel computes and uses, and that others read in 16 bits or fewer."""
         inside = computed(self.graph, self.group)
-        others = [p for p in self.group.outputs if p in self.reads and self.memory.dtype(p).is_narrow]
-        return frozenset(p for p in others if not inside.isdisjoint(self.graph.users[p]))
+        outputs = [p for p in self.group.outputs if p in self.reads and self.memory.dtype(p).is_narrow]
+        return frozenset(p for p in outputs if not inside.isdisjoint(self.graph.users[p]))
 
     @property
     def inverted(self) -> frozenset[int]:
-        """Divisions by one number that may multiply by its reciprocal, as torch does on a GPU: 16 bits don't show two roundings."""
+        """Divisions that may multiply by a number's reciprocal, like torch on a GPU: 16 bits hide the second rounding."""
         if self.fast is Fast.NONE:
             return frozenset()
         return frozenset(p for p, node in self.graph if node.op is Op.DIV and self._is_one_number(self.graph.nodes[node.args[1]]))
@@ -115,22 +107,20 @@ class Context:
 
     @property
     def multiples(self) -> Multiples:
-        """Known divisors of sizes."""
         return dict(self.graph.multiples)
 
     def dtype(self, buffer: int) -> DType:
-        """The element type of a buffer."""
         return self.memory.spec(buffer).dtype
 
     def alignment(self, buffer: int) -> int:
-        """Bytes that divide a buffer's address and its own strides; what the allocator gives is aligned."""
+        """Returns the bytes that divide a buffer's address and symbolic strides; allocated buffers are aligned."""
         spec = self.memory.spec(buffer)
         if spec.role is not Role.INPUT or spec.node is None:
             return 16
         return self.graph.input_spec(str(self.graph.nodes[spec.node].attr("name"))).alignment
 
     def pointers(self, reads: Iterable[int], writes: Iterable[int], expressions: Iterable[Index] = ()) -> tuple[Pointer, ...]:
-        """The kernel's pointer parameters: what it reads, also as an index in some expressions, then what it writes."""
+        """Returns the pointer parameters: buffers that are read, also by indices in `expressions`, then those that are written."""
         written = dict.fromkeys(writes)
         read = [b for b in dict.fromkeys([*reads, *loaded_buffers(expressions)]) if b not in written]
         return tuple(self._pointer(b, b in written) for b in (*read, *written))
@@ -145,29 +135,26 @@ class Context:
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()
     ) -> Access:
-        """An access, with its pattern along an axis and the widest legal vectors."""
+        """Returns an access, with its pattern along an axis and the widest legal vectors."""
         pattern, width = pattern_of(offset, axis), 1
         if pattern is AccessPattern.VECTOR and axis is not None:
             dtype = self.dtype(buffer)
             width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, self.multiples)
         if axis is not None and any(sympy.sympify(b.index).has(axis) for b in bounds):
-            alike = width == lanes and all(is_alike(b, axis, lanes, self.multiples) for b in bounds)
-            pattern, width = (
-                (pattern, width) if alike else (AccessPattern.GATHER, 1)
-            )  # else lanes differ in whether they may read at all
+            uniform = width == lanes and all(is_uniform(b, axis, lanes, self.multiples) for b in bounds)
+            pattern, width = (pattern, width) if uniform else (AccessPattern.GATHER, 1)  # lanes have different conditions
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: BufferRead) -> str:
-        """A fresh name for what is read from a buffer."""
         return self.names.take(self.memory.spec(read.buffer).name)
 
     def traffic(self) -> Traffic:
-        """The fewest bytes: every input and output once; of what is gathered from, or sliced, no more than is named."""
-        partly = partly_read(self.graph, self.group)
-        read = self._bytes([p for p in self.group.inputs if p not in partly])
-        for position, count in partly.items():
-            whole = product(self.graph.nodes[position].shape)
-            read = read + minimum(formula(count), formula(whole)) * self.memory.dtype(position).itemsize
+        """Returns the minimal traffic: every input and output once; only the named elements of gathered or sliced inputs."""
+        partial = partly_read(self.graph, self.group)
+        read = self._bytes([p for p in self.group.inputs if p not in partial])
+        for position, count in partial.items():
+            elements = product(self.graph.nodes[position].shape)
+            read = read + minimum(formula(count), formula(elements)) * self.memory.dtype(position).itemsize
         return Traffic(read, self._bytes(self.group.outputs))
 
     def _bytes(self, positions: Sequence[int]) -> Formula:
@@ -175,41 +162,29 @@ class Context:
         return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in stored])
 
 
-# The kernel around calls of math: its parameters are what these calls read, write and compute of coordinates and sizes.
+# Kernels around calls of math: their parameters are the buffers, coordinates and sizes of these calls.
 
 
 BoundedOffset: TypeAlias = tuple[Index, Sequence[Bounds]]
-"""An offset in memory, and the conditions under which it is valid."""
 
 
 @dataclass(frozen=True)
 class KernelUses:
-    """The expressions and scalars that calls of math need of the kernel around them.
-
-    Attributes:
-        expressions: what is computed of coordinates and sizes.
-        scalars: names of the run-time scalars that are taken.
-    """
+    """The expressions of coordinates and sizes, and the run-time scalars, that calls of math use."""
 
     expressions: tuple[Index, ...]
     scalars: frozenset[str]
 
 
 def uses_of(
-    places: Sequence[BoundedOffset], arguments: Iterable[CallArgument], checks: Iterable[IndexCheck], extents: Iterable[Index]
+    accesses: Sequence[BoundedOffset], arguments: Iterable[CallArgument], checks: Iterable[IndexCheck], extents: Iterable[Index]
 ) -> KernelUses:
-    """The needs of calls with some arguments.
-
-    Args:
-        places: where they read.
-        checks: indices that must be in range besides.
-        extents: by which a point of the iteration space is found.
-    """
+    """Returns the expressions and scalars that calls use; `extents` delinearize a point of the iteration space."""
     arguments = tuple(arguments)
     coordinates = [value for argument in arguments for value in argument.coordinates]
-    bounds = [bound for _, conditions in places for bound in conditions]
+    bounds = [bound for _, conditions in accesses for bound in conditions]
     bounds += [value for value in coordinates if isinstance(value, Bounds)]
-    expressions = [offset for offset, _ in places]
+    expressions = [offset for offset, _ in accesses]
     expressions += [value for value in coordinates if not isinstance(value, Bounds)]
     expressions += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
     expressions += [e for check in checks for e in check.expressions()]
@@ -222,20 +197,13 @@ def assemble(
     body: Body,
     uses: Sequence[KernelUses],
     pointers: Sequence[Pointer],
-    others: Iterable[Index] = (),
+    offsets: Iterable[Index] = (),
     axes: Iterable[sympy.Symbol] = (),
 ) -> LoweredKernel:
-    """The kernel that a body is of.
-
-    Args:
-        uses: of all calls in it.
-        pointers: to what it reads and writes.
-        others: what it computes beside its calls, of offsets that it writes at.
-        axes: symbols that are no sizes.
-    """
-    expressions = [*others, *(e for used in uses for e in used.expressions)]
+    """Builds a kernel from its body and the uses of its calls; `axes` are symbols that are not sizes."""
+    expressions = [*offsets, *(e for kernel_uses in uses for e in kernel_uses.expressions)]
     numbers = {number for e in expressions if not isinstance(e, int) for number in e.atoms(RunTimeNumber)}
-    scalars = frozenset(number.name for number in numbers).union(*(used.scalars for used in uses))
+    scalars = frozenset(number.name for number in numbers).union(*(kernel_uses.scalars for kernel_uses in uses))
     named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
     return LoweredKernel(
         name=context.name,
@@ -248,19 +216,12 @@ def assemble(
     )
 
 
-# The leaves of a kernel's terms: reads, coordinates and scalars, collected and moved to merged axes.
+# The leaves of a kernel's terms, collected and substituted for merged axes.
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves of some terms.
-
-    Attributes:
-        reads: reads of buffers, by term.
-        coordinates: indices and conditions that the math uses, by term.
-        scalars: terms of run-time scalars.
-        checks: indices that must be in range.
-    """
+    """The leaves of some terms: reads and coordinates by term, terms of run-time scalars, and index checks."""
 
     reads: dict[int, BufferRead]
     coordinates: dict[int, Index | Bounds]
@@ -268,35 +229,33 @@ class Leaves:
     checks: tuple[IndexCheck, ...] = ()
 
     def expressions(self) -> list[Index]:
-        """Every expression over the axes."""
-        found: list[Index] = [r.offset for r in self.reads.values()]
-        found += [b.index for r in self.reads.values() for b in r.conditions]
-        found += [bound_index(v) for v in self.coordinates.values()]
-        return found + [e for check in self.checks for e in check.expressions()]
+        expressions: list[Index] = [r.offset for r in self.reads.values()]
+        expressions += [b.index for r in self.reads.values() for b in r.conditions]
+        expressions += [bound_index(v) for v in self.coordinates.values()]
+        return expressions + [e for check in self.checks for e in check.expressions()]
 
     def moved(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
-        """The same over other axes."""
+        """Substitutes merged axes."""
         table = dict(replaced)
         reads = {
-            t: replace(r, offset=substitute(r.offset, table), conditions=tuple(_moved(b, table) for b in r.conditions))
+            t: replace(r, offset=substitute(r.offset, table), conditions=tuple(_substituted(b, table) for b in r.conditions))
             for t, r in self.reads.items()
         }
-        coordinates = {t: _moved(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()}
+        coordinates = {
+            t: _substituted(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()
+        }
         checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
         return Leaves(reads, coordinates, self.scalars, checks)
 
-    def checks_apart(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
-        """The checks that neither reads nor coordinates make.
-
-        Args:
-            stores: offsets of what is written, which make theirs.
-        """
-        places = [*((r.offset, r.conditions) for r in self.reads.values()), *((offset, ()) for offset in stores)]
-        return checks_apart(self.checks, [*places, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))])
+    def remaining_checks(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
+        """Returns the checks that are not part of reads, coordinates or the offsets of stores."""
+        accesses = [*((r.offset, r.conditions) for r in self.reads.values()), *((offset, ()) for offset in stores)]
+        return remaining_checks(
+            self.checks, [*accesses, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))]
+        )
 
 
 def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] = ()) -> Leaves:
-    """The leaves of some terms, which stand for values whose indices must be in range."""
     reads: dict[int, BufferRead] = {}
     coordinates: dict[int, Index | Bounds] = {}
     scalars: list[int] = []
@@ -312,9 +271,8 @@ def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] =
 
 
 def bound_index(value: Index | Bounds) -> Index:
-    """The index that a coordinate is, or that a condition is about."""
     return value.index if isinstance(value, Bounds) else value
 
 
-def _moved(bounds: Bounds, table: dict[object, Index]) -> Bounds:
+def _substituted(bounds: Bounds, table: dict[object, Index]) -> Bounds:
     return replace(bounds, index=substitute(bounds.index, table))

@@ -1,4 +1,4 @@
-"""From values to terms: `Evaluator` follows index maps from a value down to memory, as fusion did."""
+"""Evaluates values to terms: `Evaluator` follows index maps from a value to memory, like fusion."""
 
 from __future__ import annotations
 
@@ -25,22 +25,20 @@ _NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
 _Conditions: TypeAlias = tuple[Bounds, ...]
 _Element: TypeAlias = tuple[int, Position, _Conditions]
-"""An element of a node: the node, the index, and under which conditions it is read."""
+"""An element of a node: the node, the index, and the conditions under which it is read."""
 
 LeafOf: TypeAlias = Callable[[int, Position], "object | None"]
 
 
 class Evaluator:
-    """Turns nodes at indices into terms.
+    """Evaluates nodes at indices to terms.
 
     Args:
-        graph: the graph in primitives.
-        axes: the iteration space that indices are over.
-        memory: nodes that are read from buffers, with these.
-        leaf_of: for a reduction or product that the kernel computes: the payload of its leaf; None to refuse.
-        rounded: values that other kernels read in 16 bits, and which are the same numbers here.
-        contracted: sums that are one operation with a product.
-        inverted: divisions that multiply by the reciprocal of the divisor, which is one number.
+        memory: materialized nodes, with their buffers.
+        leaf_of: returns the payload of the leaf for a reduction or matmul that the kernel computes; None to refuse.
+        rounded: values that other kernels read in 16 bits, so that they are rounded here as well.
+        contracted: sums that are fused with a product (FMA).
+        inverted: divisions by one number, which multiply by its reciprocal.
     """
 
     def __init__(
@@ -60,62 +58,53 @@ class Evaluator:
         self.rounded, self.contracted, self.inverted = rounded, contracted, inverted
         self.terms = Terms()
         self._memo: dict[_Element, int] = {}
-        self._made_of: dict[_Element, tuple[_Element, ...]] = {}
+        self._operands: dict[_Element, tuple[_Element, ...]] = {}
         self._checks: dict[_Element, IndexCheck] = {}
 
     def value(self, position: int, index: Position, context: _Conditions = ()) -> int:
-        """The term of a node's element, in the node's computing type.
-
-        Raises:
-            UnsupportedError: one point needs too many elements.
-        """
-        wanted = (position, index, context)
-        stack = [(wanted, False)]
-        while stack:  # not by recursion, since chains may be long
+        """Returns an element as a term in its computing type. Raises UnsupportedError if it depends on too many elements."""
+        requested = (position, index, context)
+        stack = [(requested, False)]
+        while stack:  # not recursive, since chains may be long
             element, ready = stack.pop()
             if element in self._memo:
                 continue
             if ready:
-                self._memo[element] = self._evaluate(element, [self._memo[e] for e in self._made_of[element]])
+                self._memo[element] = self._evaluate(element, [self._memo[e] for e in self._operands[element]])
                 check_spread(self.graph, len(self._memo))
             else:
-                self._made_of[element] = self._below(element)
+                self._operands[element] = self._operands_of(element)
                 stack.append((element, True))
-                stack += [(e, False) for e in reversed(self._made_of[element])]
-        return self._memo[wanted]
+                stack += [(e, False) for e in reversed(self._operands[element])]
+        return self._memo[requested]
 
     def checks(self) -> tuple[IndexCheck, ...]:
-        """The indices that must be in range, of all gathers that were followed."""
         return tuple(dict.fromkeys(self._checks.values()))
 
     def checks_of(self, elements: Iterable[tuple[int, Position]]) -> tuple[IndexCheck, ...]:
-        """Those of the gathers that some elements are made of, which were evaluated."""
-        found: dict[IndexCheck, None] = {}
+        """Returns the index checks of gathers that some evaluated elements depend on."""
+        checks: dict[IndexCheck, None] = {}
         stack: list[_Element] = [(position, index, ()) for position, index in elements]
         seen: set[_Element] = set()
         while stack:
             element = stack.pop()
             if element not in seen:
                 seen.add(element)
-                stack += self._made_of[element]
+                stack += self._operands[element]
                 if element in self._checks:
-                    found[self._checks[element]] = None
-        return tuple(found)
+                    checks[self._checks[element]] = None
+        return tuple(checks)
 
     def place(self, offset: Index, gathers: Iterable[tuple[int, int, Position]]) -> Index:
-        """An offset where something is written, with what the kernel reads and checks in the place of the values of gathers.
-
-        Args:
-            gathers: in the place, each with its index and where that is.
-        """
+        """Returns the offset of a write, with the values of gathers replaced by checked reads."""
         for gather, value, index in gathers:
             call = checked_index(self.graph, gather, self.terms.integer(self.value(value, index)))
             self._checks[gather, index, ()] = IndexCheck(call)
         values = [self.value(self.graph.nodes[v.node].args[1], v.index) for v in index_values([offset])]
         return self._resolved((offset,), values)[0]
 
-    def _below(self, element: _Element) -> tuple[_Element, ...]:
-        """The elements that an element is made of; of one that is read, the values that say where it lies."""
+    def _operands_of(self, element: _Element) -> tuple[_Element, ...]:
+        """Returns the operands of an element; for a read, the index values that its address depends on."""
         position, index, context = element
         node = self.graph.nodes[position]
         if position in self.memory or node.family not in (Family.VIEW, Family.POINTWISE, Family.INDEXING):
@@ -125,7 +114,6 @@ class Evaluator:
         return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
 
     def _evaluate(self, element: _Element, args: list[int]) -> int:
-        """The term of an element, of the terms of what it is made of."""
         position, index, context = element
         node = self.graph.nodes[position]
         if position in self.memory:
@@ -143,40 +131,37 @@ class Evaluator:
         return self._anchor(position, index)
 
     def _resolved(self, index: Position, args: Sequence[int]) -> Position:
-        """The index of an element of a buffer, with what the kernel reads and checks in the place of the values of gathers.
-
-        Args:
-            args: their terms.
-        """
-        found: dict[object, Index] = {}
+        """Replaces the values of gathers in an index by checked reads; `args` are the terms of these values."""
+        replacements: dict[object, Index] = {}
         for value, term in zip(index_values(index), args, strict=True):
-            found[value] = checked_index(self.graph, value.node, self.terms.integer(term))
-        return tuple(substitute(i, found) for i in index) if found else index
+            replacements[value] = checked_index(self.graph, value.node, self.terms.integer(term))
+        return tuple(substitute(i, replacements) for i in index) if replacements else index
 
     def _read(self, position: int, index: Position, context: _Conditions) -> int:
         node = self.graph.nodes[position]
         offset = flat_offset(index, buffer_strides(self.graph, position))
-        context = self._that_spare(context, index, node.shape)
+        context = self._needed_conditions(context, index, node.shape)
         read = BufferRead(self.memory[position], offset, context, node.op is Op.RANDOM)
         return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
 
-    def _that_spare(self, context: _Conditions, index: Position, shape: Shape) -> _Conditions:
-        """Those conditions of a read that spare memory, or keep the index inside of the tensor.
-
-        One on other axes than those of the index does not: the element is needed where it holds, and one read serves all points.
-        """
-        own = tuple(bounds for bounds in context if _shares_an_axis(bounds, index))
-        places = [(sympy.sympify(i), extent) for i, extent in zip(index, shape, strict=True)]
-        if any(i.has(sympy.Function) for i, _ in places):  # values of a gather among them, say, which must not be asked for
+    def _needed_conditions(self, context: _Conditions, index: Position, shape: Shape) -> _Conditions:
+        """Returns the conditions of a read that save memory accesses, or keep the index within the tensor. Conditions on other axes
+        do neither, since one read serves all their points."""
+        relevant = tuple(bounds for bounds in context if _shares_an_axis(bounds, index))
+        indices = [(sympy.sympify(i), extent) for i, extent in zip(index, shape, strict=True)]
+        if any(i.has(sympy.Function) for i, _ in indices):  # e.g. with values of a gather, whose range is unknown
             return context
-        above = [sympy.sympify(b.index - b.lower) for b in own if b.lower is not None]
-        below = [sympy.sympify(b.upper - 1 - b.index) for b in own if b.upper is not None]
-        is_inside = all(self._follows(i, above) and self._follows(extent - 1 - i, below) for i, extent in places)
-        return own if is_inside else context
+        above = [sympy.sympify(b.index - b.lower) for b in relevant if b.lower is not None]
+        below = [sympy.sympify(b.upper - 1 - b.index) for b in relevant if b.upper is not None]
+        is_inside = all(
+            self._is_provably_nonnegative(i, above) and self._is_provably_nonnegative(extent - 1 - i, below)
+            for i, extent in indices
+        )
+        return relevant if is_inside else context
 
-    def _follows(self, number: sympy.Expr, known: Sequence[sympy.Expr]) -> bool:
-        """True if a number is certainly not below 0, where others are not."""
-        candidates = (number, *(number - other for other in known))
+    def _is_provably_nonnegative(self, number: sympy.Expr, nonnegative: Sequence[sympy.Expr]) -> bool:
+        """True if a number is provably not negative, given others that are not."""
+        candidates = (number, *(number - bound for bound in nonnegative))
         return any(self.axes.is_nonnegative(sympy.expand(candidate)) for candidate in candidates)
 
     def _leaf(self, node: Node, index: Position) -> int:
@@ -217,15 +202,15 @@ class Evaluator:
         return self._rounded(computed, node.dtype) if position in self.rounded else computed
 
     def _multiply_add(self, position: int, args: Sequence[int]) -> list[int] | None:
-        """The operands of one operation in place of a sum and its product; None where that is read from memory."""
+        """Returns the operands of an FMA in place of a sum and its product; None if the product is read from memory."""
         node = self.graph.nodes[position]
-        place = next(k for k, a in enumerate(node.args) if self.graph.nodes[a].op is Op.MUL)
-        product, addend = self.terms.items[args[place]], args[1 - place]
+        factor = next(k for k, a in enumerate(node.args) if self.graph.nodes[a].op is Op.MUL)
+        product, addend = self.terms.items[args[factor]], args[1 - factor]
         if product.op is not Op.MUL:
             return None
         a, b = product.args
         if node.op is Op.SUB:
-            a, addend = (a, self._negated(addend)) if place == 0 else (self._negated(a), addend)
+            a, addend = (a, self._negated(addend)) if factor == 0 else (self._negated(a), addend)
         return [a, b, addend]
 
     def _reciprocal(self, position: int) -> int:
@@ -239,8 +224,7 @@ class Evaluator:
         return self.terms.put(Term(Op.NEG, (position,), self.terms.items[position].dtype))
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
-        """Operands: numbers, and tensors without dims, wrap to narrow integers that they meet; numbers round to 16-bit floats that
-        they are compared with."""
+        """Wraps numbers and 0-dim tensors to narrow integers, and rounds numbers that are compared with 16-bit floats."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common in _NARROW_INTEGERS:
@@ -253,7 +237,7 @@ class Evaluator:
         return [convert(a, common) if joined else a for a, joined in zip(args, joins, strict=True)]
 
     def _compares_narrow(self, node: Node) -> bool:
-        """True if integers are compared that 32 bits hold, which takes half as long as in 64."""
+        """True if compared integers fit into 32 bits, where a comparison takes half as long as in 64."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         return node.op in _COMPARISONS and common in _NARROW_INTEGERS
@@ -275,14 +259,14 @@ class Evaluator:
         return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
 
     def stored(self, position: int, dtype: DType) -> int:
-        """The term to store in a buffer of a dtype: without a last conversion to it, which the store makes."""
+        """Removes a final conversion to the buffer's dtype, which the store does."""
         term = self.terms.items[position]
         if term.op is Op.CAST and term.payload is dtype and dtype.is_narrow and self.terms.items[term.args[0]].dtype is term.dtype:
             return term.args[0]
         return position
 
     def _cast(self, node: Node, arg: int, location: Location | None) -> int:
-        """An explicit cast: kept where it rounds, dropped where the computing type is the value's own."""
+        """Builds an explicit cast; casts that do not change the value are dropped."""
         source = self.terms.items[arg]
         if source.op is Leaf.CONSTANT and node.dtype not in _NARROW_INTEGERS:
             return self._rounded(arg, node.dtype) if node.dtype.is_narrow else self.terms.convert(arg, node.dtype.compute)
@@ -291,22 +275,21 @@ class Evaluator:
         return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
 
     def _parts(self, element: _Element) -> tuple[tuple[_Element, Bounds | None], ...]:
-        """The parts of a concatenation that may hold an element, the last first, with the bounds that decide; None where it is
-        known to."""
+        """Returns the parts that may hold an element, the last first, with the bounds to test; None if no test is needed."""
         position, index, context = element
-        found: list[tuple[_Element, Bounds | None]] = []
+        parts: list[tuple[_Element, Bounds | None]] = []
         for source in reversed(sources(self.graph, position, index, self.axes)):
             bounds = source.bounds
             assert bounds is not None
             known = holds(bounds, self.axes)
             if known:
-                found.append(((source.arg, source.index, context), None))
+                parts.append(((source.arg, source.index, context), None))
             elif known is None:
-                found.append(((source.arg, source.index, (*context, self._in_question(bounds))), bounds))
-        return tuple(found)
+                parts.append(((source.arg, source.index, (*context, self._without_implied_upper(bounds))), bounds))
+        return tuple(parts)
 
     def _concat(self, element: _Element, values: list[int]) -> int:
-        """The operand that holds the element: chosen now where its bounds are known, else by a condition."""
+        """Selects the operand that holds the element: statically if its bounds are known, else by a condition."""
         chosen: int | None = None
         for value, (_, bounds) in zip(values, self._parts(element), strict=True):
             if bounds is None or chosen is None:
@@ -315,32 +298,31 @@ class Evaluator:
                 condition = self.terms.put(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))
                 chosen = self.terms.put(Term(Op.WHERE, (condition, value, chosen), self.terms.items[value].dtype))
         if chosen is None:
-            raise VerificationError("an element of a concatenation lies in none of its parts")
+            raise VerificationError("an element of a concatenation is in none of its operands")
         return chosen
 
-    def _in_question(self, bounds: Bounds) -> Bounds:
-        """Bounds without an upper one that always holds."""
+    def _without_implied_upper(self, bounds: Bounds) -> Bounds:
+        """Removes an upper bound that always holds."""
         is_below = bounds.upper is not None and self.axes.below(bounds.index, bounds.upper)
         return Bounds(bounds.index, bounds.lower, None) if is_below else bounds
 
 
 def _shares_an_axis(bounds: Bounds, index: Position) -> bool:
-    """True if a condition is on something that an index goes by."""
+    """True if a condition depends on a symbol of an index."""
     ends = [sympy.sympify(e).free_symbols for e in (bounds.index, bounds.lower, bounds.upper) if e is not None]
     return any(not sympy.sympify(i).free_symbols.isdisjoint(set().union(*ends)) for i in index)
 
 
 def _upper_only(bounds: Bounds) -> Bounds:
-    """Parts are tested in order, so that the lower bound is implied by the parts before."""
+    """Removes the lower bound: parts are tested in order, so that it holds after the tests of earlier parts."""
     return Bounds(bounds.index, None, bounds.upper)
 
 
 def operand_types(graph: Graph, node: Node) -> list[DType]:
-    """The computing type in which each operand of a pointwise node takes part."""
+    """Returns the type in which each operand of a pointwise node is computed."""
     operands = [infer.Operand(graph.nodes[a].shape, graph.nodes[a].dtype, graph.nodes[a].weak) for a in node.args]
     return infer.operand_types(node.op, operands, node.dtype)
 
 
 def substitute(index: Index, replacements: dict[object, Index]) -> Index:
-    """An index with some symbols replaced."""
     return index if isinstance(index, int) else simplify_dim(index.subs(replacements))

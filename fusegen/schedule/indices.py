@@ -1,8 +1,6 @@
-"""Indices that are values: how an offset mentions an integer that the kernel reads, and checks before it reads there.
+"""Data-dependent indices: sympy functions in offsets for integers that a kernel reads, and bounds checks of them.
 
-Both are functions in an offset as a division is: axes and sizes in them are replaced with those around them, and what depends
-on an axis through a value that is read depends on it. Where an offset does not depend on an index (along a dim of one element, in
-a constant), the check stands apart.
+If an offset is independent of an index (a dim with one element, a constant), the check is separate.
 """
 
 from __future__ import annotations
@@ -29,44 +27,42 @@ class Loaded(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
     @property
     def buffer(self) -> int:
-        """The buffer's key."""
         return int(self.args[0])
 
     @property
     def offset(self) -> sympy.Expr:
-        """In elements."""
+        """The offset in elements."""
         return self.args[1]
 
 
 class Scalar(sympy.Function):  # type: ignore[misc]
-    """A run-time scalar: ``Scalar(name)``, by its name in emitted text."""
+    """A run-time scalar: ``Scalar(name)`` with its name in emitted text."""
 
     nargs = (1,)
     is_integer = True
 
     @property
     def name(self) -> str:
-        """The kernel's parameter."""
         return str(self.args[0].name)
 
 
 class Differs(sympy.Function):  # type: ignore[misc]
-    """A condition, true where two integers differ: ``Differs(left, right)``."""
+    """True if two integers differ: ``Differs(left, right)``."""
 
     nargs = (2,)
 
 
 class Choice(sympy.Function):  # type: ignore[misc]
-    """One of two integers: ``Choice(condition, where_true, where_false)``, by `Differs` or a condition that is `Loaded`."""
+    """One of two integers: ``Choice(condition, where_true, where_false)``; the condition is `Differs` or `Loaded`."""
 
     nargs = (3,)
     is_integer = True
 
 
 class Checked(sympy.Function):  # type: ignore[misc]
-    """A value as an index: ``Checked(value, extent, wraps, table, message)``, which is in [0, extent), or ends the kernel.
+    """A value as an index: ``Checked(value, extent, wraps, table, message)``; the kernel fails unless it is in [0, extent).
 
-    A negative value counts from the end where ``wraps`` is 1.
+    A negative value counts from the end if ``wraps`` is 1.
     """
 
     nargs = (5,)
@@ -75,22 +71,20 @@ class Checked(sympy.Function):  # type: ignore[misc]
 
     @property
     def wraps(self) -> bool:
-        """True if a negative value counts from the end."""
         return bool(self.args[2])
 
     @property
     def table(self) -> str:
-        """The name of what is indexed."""
+        """The name of the indexed tensor."""
         return str(self.args[3].name)
 
     @property
     def message(self) -> str:
-        """The message for an index that is out of range."""
         return str(self.args[4].name)
 
 
 def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
-    """The index at which a gather reads its operand, of the value that says so."""
+    """Returns the checked index at which a gather reads its operand."""
     node = graph.nodes[gather]
     table, wraps = _input_name(graph, node.args[0]), bool(node.attr("wraps"))
     extent = graph.nodes[node.args[0]].shape[cast(int, node.attr("dim"))]
@@ -102,7 +96,7 @@ def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
 
 
 def _input_name(graph: Graph, position: int) -> str | None:
-    """The user's name of the tensor that a node is a view of; None for what is computed."""
+    """Returns the name of the input that a node is a view of; None for computed tensors."""
     while (
         (node := graph.nodes[position]).op is Op.PUT or node.op is Op.GATHER or (node.family is Family.VIEW and len(node.args) == 1)
     ):
@@ -112,42 +106,34 @@ def _input_name(graph: Graph, position: int) -> str | None:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """An index that must be in range where some conditions hold."""
-
     call: Checked
     conditions: tuple[Bounds, ...] = ()
 
-    def moved(self, move: Callable[[Index], Index]) -> IndexCheck:
-        """The same over other axes; bounds stay."""
-        bounds = (replace(b, index=move(b.index)) for b in self.conditions)
-        return IndexCheck(cast(Checked, move(self.call)), tuple(bounds))
+    def moved(self, substitute: Callable[[Index], Index]) -> IndexCheck:
+        """Substitutes indices; bounds are unchanged."""
+        bounds = (replace(b, index=substitute(b.index)) for b in self.conditions)
+        return IndexCheck(cast(Checked, substitute(self.call)), tuple(bounds))
 
     def expressions(self) -> list[Index]:
-        """Everything in it."""
         return [self.call, *(e for b in self.conditions for e in (b.index, b.lower or 0, b.upper or 0))]
 
 
-def checks_apart(checks: Sequence[IndexCheck], places: Iterable[tuple[Index, tuple[Bounds, ...]]]) -> tuple[IndexCheck, ...]:
-    """The checks that nothing makes which the kernel computes anyway.
-
-    Args:
-        places: what it computes, and under which conditions.
-    """
-    made = [(place, under) for place, under in places if not isinstance(place, int) and place.has(Checked)]
-    made += [(check.call.args[0], check.conditions) for check in checks]  # indices of indices
-    return tuple(c for c in checks if not any(place.has(c.call) and set(under) <= set(c.conditions) for place, under in made))
+def remaining_checks(
+    checks: Sequence[IndexCheck], expressions: Iterable[tuple[Index, tuple[Bounds, ...]]]
+) -> tuple[IndexCheck, ...]:
+    """Returns the checks that are not part of an expression which is computed whenever the check is needed."""
+    computed = [(e, conditions) for e, conditions in expressions if not isinstance(e, int) and e.has(Checked)]
+    computed += [(check.call.args[0], check.conditions) for check in checks]  # nested indices
+    return tuple(c for c in checks if not any(e.has(c.call) and set(known) <= set(c.conditions) for e, known in computed))
 
 
 def loaded_buffers(expressions: Iterable[Index]) -> list[int]:
-    """The buffers that some expressions read."""
     return sorted({call.buffer for e in expressions if not isinstance(e, int) for call in e.atoms(Loaded)})
 
 
 def scalars_in(expressions: Iterable[Index]) -> frozenset[str]:
-    """The run-time scalars that some expressions take."""
     return frozenset(call.name for e in expressions if not isinstance(e, int) for call in e.atoms(Scalar))
 
 
 def has_checks(expressions: Iterable[Index]) -> bool:
-    """True if some expressions check an index."""
     return any(e.has(Checked) for e in expressions if not isinstance(e, int))

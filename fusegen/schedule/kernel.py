@@ -1,4 +1,4 @@
-"""Kernels: what is launched, with the buffers, sizes and scalars that it gets, and its math functions."""
+"""Kernels: their buffers, sizes, scalars and math functions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from fusegen.schedule.math import Fast, MathFunction, MathParameter, MathResult
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
-"""Bytes of an element of a state that threads exchange: the widest type."""
+"""Bytes of an element in exchanged states: the widest type."""
 BARRIER_BYTES = 8
 BANKS = 32  # of 4 bytes
-_MULTIPLE = 8  # elements of an array, so that the next one is aligned
+_MULTIPLE = 8  # elements; arrays are padded to multiples, so that the next one is aligned
 
 
 @dataclass(frozen=True)
 class SharedArrays:
-    """The offsets of arrays, in bytes.
+    """Byte offsets of the arrays in shared memory, and the bytes of all arrays.
 
     Attributes:
-        scratch: by which threads exchange components of states.
-        ordered: by which threads exchange rows that they put in order.
-        sums: to which the row groups of a block add components of column sums.
+        scratch: components of states that threads exchange.
+        ordered: rows that threads sort.
+        sums: components of column sums that the row groups of a block add to.
         staged: fragments of rows.
-        barriers: each of which counts what other blocks send for one reduction.
-        bytes: of all arrays.
+        barriers: each counts the bytes that other blocks send for one reduction.
     """
 
     scratch: tuple[int, ...]
@@ -41,10 +40,9 @@ class SharedArrays:
 
 
 def padded(elements: int) -> int:
-    """The room for elements of which those behind each turn of the banks lie one further: threads that store neighbours each, one
-    after the other, meet in no bank then."""
-    room = elements + elements // BANKS
-    return -(-room // _MULTIPLE) * _MULTIPLE
+    """Returns a size with one gap per 32 elements, so that threads that store consecutive elements have no bank conflicts."""
+    size = elements + elements // BANKS
+    return -(-size // _MULTIPLE) * _MULTIPLE
 
 
 def arranged(
@@ -54,95 +52,77 @@ def arranged(
     barriers: Sequence[int] = (),
     ordered: Sequence[int] = (),
 ) -> SharedArrays:
-    """Arrays of some bytes each, in the order of `SharedArrays`."""
-    ends = tuple(accumulate((0, *scratch, *ordered, *sums, *staged, *barriers)))
-    first, behind = len(scratch), len(scratch) + len(ordered)
-    last = behind + len(sums)
-    above = last + len(staged)
-    return SharedArrays(ends[:first], ends[first:behind], ends[behind:last], ends[last:above], ends[above:-1], ends[-1])
+    offsets = tuple(accumulate((0, *scratch, *ordered, *sums, *staged, *barriers)))
+    first, second = len(scratch), len(scratch) + len(ordered)
+    third = second + len(sums)
+    fourth = third + len(staged)
+    return SharedArrays(
+        offsets[:first], offsets[first:second], offsets[second:third], offsets[third:fourth], offsets[fourth:-1], offsets[-1]
+    )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of a kernel on the machine: a frozen dataclass a pipeline, chosen by pure heuristics.
-
-    Attributes:
-        fixes_threads: whether its threads a block are its own; else they can be as many as those of launches beside it.
-    """
+    """The layout of a kernel: a frozen dataclass per pipeline. Unless it `fixes_threads`, horizontal fusion may change the number
+    of threads per block."""
 
     fixes_threads: ClassVar[bool] = True
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
-        """Its traits beside sizes, to find the nearest candidate: a kind, and numbers of which a factor of two counts as one."""
+        """A kind and numbers for finding the nearest candidate at other sizes; a factor of two between numbers counts as one."""
         raise NotImplementedError(type(self).__name__)
 
     @property
     def words(self) -> str:
-        """A description that tells it from the other candidates."""
+        """A description that distinguishes it from the other candidates."""
         raise NotImplementedError(type(self).__name__)
 
 
 class Body:
-    """The content of a kernel: its math functions, accesses and plan; a frozen dataclass for each pipeline.
-
-    Attributes:
-        plan: its layout.
-        can_be_part: whether it needs nothing but its blocks, so that several launches can be parts of one.
-    """
+    """The content of a kernel: a frozen dataclass per pipeline. Horizontal fusion requires `can_be_part`."""
 
     plan: Plan
     can_be_part: ClassVar[bool] = False
 
     @property
     def chosen(self) -> Plan | None:
-        """The plan, where it is one of several that would do."""
+        """The plan, if it was chosen from several candidates."""
         return None
 
     @property
     def cluster(self) -> int:
-        """Blocks that can reach each other's shared memory."""
+        """Blocks per cluster."""
         return 1
 
     @property
     def blocks_per_sm(self) -> int:
-        """Blocks that registers must leave room for on a multiprocessor."""
+        """Blocks per SM that the register limit must allow."""
         return 1
 
     @property
     def counts(self) -> tuple[Dim, ...]:
-        """The numbers of rows and columns that it goes through, where it reduces or scans them."""
+        """The numbers of rows and columns that it reduces or scans."""
         return ()
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
-        """Types of what comes and leaves tile by tile, of which there may be no pointer."""
+        """The element types of tiles, which may be loaded and stored without a pointer parameter."""
         return frozenset()
 
     @property
     def reason(self) -> str:
-        """The reason for its layout on a GPU; empty where the plan says it all."""
+        """The reason for its layout on a GPU; empty if the plan is self-explanatory."""
         return ""
 
     def words(self, kind: str) -> str:
-        """A description of the kernel and its layout.
-
-        Args:
-            kind: of the group that it computes, in words.
-        """
+        """Describes the kernel and its layout, given the description of the group's kind."""
         return kind
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A buffer that a kernel gets.
-
-    Attributes:
-        buffer: its key.
-        name: in the text.
-        dtype: of its elements.
-        stream: of random bits, which of those of one key they are: the address is that of the key. None of what lies in memory.
-    """
+    """A pointer parameter. `stream` numbers random bits within a key, whose address is passed; None for buffers in memory."""
 
     buffer: int
     name: str
@@ -153,17 +133,7 @@ class Pointer:
 
 @dataclass(frozen=True, repr=False)
 class LoweredKernel:
-    """All that emission needs of one kernel.
-
-    Attributes:
-        name: the user's name for it; the symbol is ``fg_`` and the name.
-        pointers: buffers, in the order of the parameters.
-        sizes: names of sizes and strides, in the order of the parameters.
-        scalars: run-time scalars, in the order of the parameters.
-        body: the math and the pipeline's particulars.
-        wide: whether indices need 64 bits.
-        checks: whether it checks indices that it reads.
-    """
+    """A kernel before emission. Its symbol is ``fg_`` and the name; `checks` is True if it checks indices that it reads."""
 
     name: str
     pointers: tuple[Pointer, ...]
@@ -177,36 +147,28 @@ class LoweredKernel:
         return f"<kernel {self.name}: {type(self.body).__name__}>"
 
 
-# Cuts math functions out of the terms of a kernel.
+# Extraction of math functions from the terms of a kernel.
 
 
-def cut(
-    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
+def extract_function(
+    terms: Terms, name: str, roots: Sequence[tuple[str, int]], leaves: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
 ) -> tuple[MathFunction, tuple[int, ...]]:
-    """A function that computes some terms from others.
+    """Extracts the function that computes named roots, with leaves as its parameters.
 
-    Args:
-        terms: the kernel's terms.
-        name: the function's name.
-        roots: names and positions of the results.
-        given: terms that are parameters; where several terms share one (lanes), its name is the whole expression.
-        fast: which approximate functions may be used.
-        doc: one line that says what it is.
-
-    Returns:
-        The function, and the given terms that it really uses, in the order of its parameters.
+    Leaves may share a parameter (lanes), whose name is then a complete expression. Also returns the leaves that the function uses,
+    in the order of its parameters.
     """
-    stop = frozenset(given)
+    stop = frozenset(leaves)
     body = terms.below(tuple(t for _, t in roots), stop)
     local = {position: k for k, position in enumerate(body)}
-    used = tuple(p for p in given if p in local)
-    moved = tuple(_localized(terms.items[p], local, p in stop) for p in body)
-    parameters = dict.fromkeys(given[p] for p in used)
+    used = tuple(p for p in leaves if p in local)
+    renumbered = tuple(_localized(terms.items[p], local, p in stop) for p in body)
+    parameters = dict.fromkeys(leaves[p] for p in used)
     function = MathFunction(
         name=name,
         parameters=tuple(parameters),
-        terms=moved,
-        leaves=tuple((local[p], given[p].name) for p in used),
+        terms=renumbered,
+        leaves=tuple((local[p], leaves[p].name) for p in used),
         results=tuple(MathResult(n, local[t], terms.items[t].dtype) for n, t in roots),
         locations=tuple(terms.locations[p] for p in body),
         fast=fast,
@@ -216,7 +178,7 @@ def cut(
 
 
 def _localized(term: Term, local: Mapping[int, int], is_given: bool) -> Term:
-    """A term in the function's own numbering, without what only the kernel knows of a leaf."""
+    """Renumbers a term for the function; a parameter becomes a scalar leaf."""
     if is_given:
         return Term(Leaf.SCALAR, (), term.dtype)
     return Term(term.op, tuple(local[a] for a in term.args), term.dtype, term.payload)

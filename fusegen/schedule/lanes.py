@@ -1,8 +1,8 @@
 """Math on two neighbouring lanes of an accumulator.
 
-Tensor cores leave two neighbouring columns in one thread. The math is evaluated for both, over pairs of columns, so that what
-takes even and odd columns apart (an interleaved rotation) becomes arithmetic on the two lanes. Where the lanes do not mix,
-the function is of one lane.
+Tensor cores hold two neighbouring columns in one thread. The math is evaluated for both, over pairs of columns, so that math that
+separates even and odd columns (an interleaved rotation) becomes arithmetic on two lanes. If the lanes do not mix, the function
+has one lane.
 """
 
 from __future__ import annotations
@@ -18,37 +18,31 @@ from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, axis_symbol, literal, same, simplify_dim
-from fusegen.schedule.access import Access, AccessPattern, divisor, is_alike, vector_width
+from fusegen.schedule.access import Access, AccessPattern, divisor, is_uniform, vector_width
 from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf
-from fusegen.schedule.indices import IndexCheck, checks_apart
-from fusegen.schedule.kernel import Body, LoweredKernel, cut
+from fusegen.schedule.indices import IndexCheck, remaining_checks
+from fusegen.schedule.kernel import Body, LoweredKernel, extract_function
 from fusegen.schedule.math import CallArgument, Fast, LaneFunction, LaneRead, MathCall, MathFunction, MathParameter, Origin
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import SMALL, BufferRead, Leaf, Terms, narrowed
 
 PAIR = axis_symbol("pair")
-"""The number of a pair of lanes."""
 
 
 def pair_axes(shape: Shape) -> Axes:
-    """The axes of a shape, the last one over pairs; of an odd extent, over what would be its half."""
+    """Returns the axes of a shape, the last one over pairs of elements; its extent is halved even if odd."""
     leading = identity_axes(shape[:-1])
     half = sympy.sympify(shape[-1]) / LANES
     return Axes((*leading.symbols, PAIR), (*leading.extents, simplify_dim(half)))
 
 
 def lane_position(axes: Axes, lane: int) -> Position:
-    """The element of a lane."""
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
 def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
-    """True if the last dim's elements lie side by side, eight of them aligned.
-
-    Args:
-        offset: of a pair's first lane in a result, over axes of pairs.
-    """
+    """True if the last dim is contiguous in aligned groups of eight; the offset is that of a pair's first lane."""
     base = sympy.expand(offset - LANES * PAIR)
     ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
     terms = sympy.Add.make_args(base)
@@ -56,19 +50,15 @@ def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
 
 
 def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:
-    """The lane of the accumulator that holds an element of a product: for `Evaluator`.
-
-    Args:
-        name: what the function calls the lanes.
-    """
+    """Returns a resolver for `Evaluator`: the lane of the accumulator that holds an element of a matmul."""
     shape = graph.nodes[product].shape
 
-    single = same(axes.extents[-1] * LANES, 1)  # read at 0 by both lanes, of which only the first exists
+    single = same(axes.extents[-1] * LANES, 1)  # both lanes read element 0, although only the first lane exists
 
-    def lane(position: int, at: Position) -> object | None:
-        if position != product or not is_same_row(shape[:-1], at[:-1], axes.symbols[:-1], axes.extents[:-1]):
+    def lane(position: int, index: Position) -> object | None:
+        if position != product or not is_same_row(shape[:-1], index[:-1], axes.symbols[:-1], axes.extents[:-1]):
             return None
-        number = 0 if single else sympy.expand(at[-1] - LANES * PAIR)
+        number = 0 if single else sympy.expand(index[-1] - LANES * PAIR)
         return (name, int(number)) if number in range(LANES) else None
 
     return lane
@@ -76,17 +66,14 @@ def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:
 
 @dataclass(frozen=True)
 class LaneMath:
-    """Two lanes of some math.
+    """Math that was evaluated for two lanes.
 
     Attributes:
-        terms: of both.
-        roots: of each result, the terms of both lanes.
-        axes: the iteration space that indices are over, merged; the last axis numbers pairs.
-        moves: what became of the axes when they were merged.
-        words: what the math calls its coordinates, by index.
-        optional: the extent of the lanes' dim when the second lane may lie past its end.
-        checks: indices that must be in range.
-        limit: what coordinates stay below.
+        roots: for each result, the terms of both lanes.
+        moves: the replacements of merged axes.
+        words: the names of coordinates, by index.
+        optional: the extent of the lanes' dim if the second lane may be past its end.
+        limit: the bound of coordinates.
     """
 
     terms: Terms
@@ -100,12 +87,7 @@ class LaneMath:
 
 
 def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], optional: Dim | None) -> tuple[IndexCheck, ...]:
-    """The indices that must be in range of what was evaluated for both lanes.
-
-    Args:
-        firsts: the elements of the first lane.
-        optional: the extent of the lanes' dim when the second lane may lie past its end.
-    """
+    """Returns the index checks of math that was evaluated for both lanes; `firsts` are the elements of the first lane."""
     checks = evaluator.checks()
     if optional is None:
         return checks
@@ -115,19 +97,12 @@ def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], op
 
 
 def _exists(extent: Dim) -> Bounds:
-    """The condition under which there is a second lane."""
+    """Returns the condition under which the second lane exists."""
     return Bounds(LANES * PAIR + 1, None, extent)
 
 
 def lane_function(context: Context, math: LaneMath, name: str, *, fast: Fast) -> LaneFunction:
-    """The math as a function, with what its call must read.
-
-    Args:
-        context: gives names.
-        math: what it computes.
-        name: of the function.
-        fast: which approximate functions may be used.
-    """
+    """Returns the math as a function, with the reads of its call."""
     if not context.wide:
         axes = frozenset((*math.axes.symbols, *math.moves))
         math = replace(math, roots=tuple(narrowed(math.terms, math.roots, axes, math.limit)))
@@ -142,25 +117,18 @@ def lane_kernel(
     offsets: Iterable[Index],
     matrices: Sequence[int] = (),
 ) -> LoweredKernel:
-    """The kernel that calls some functions.
-
-    Args:
-        body: what it does.
-        written: buffers that it stores to.
-        offsets: what it computes beside the calls, over the functions' axes.
-        matrices: buffers that it reads by itself.
-    """
+    """Returns the kernel that calls lane functions; `offsets` and `matrices` are further expressions and buffers that it reads."""
     uses = [_uses(function) for function in functions]
     read = dict.fromkeys(read.buffer for function in functions for read in function.reads)
     reads = [*(matrix for matrix in matrices if matrix not in read), *read]
-    expressions = [e for used in uses for e in used.expressions]
+    expressions = [e for kernel_uses in uses for e in kernel_uses.expressions]
     pointers = (*context.pointers((), written), *context.pointers(reads, (), expressions))
     return assemble(context, body, uses, pointers, offsets, {symbol for f in functions for symbol in f.axes.symbols})
 
 
 def _uses(function: LaneFunction) -> KernelUses:
-    places = [place for read in function.reads for place in read.places]
-    return uses_of(places, function.arguments, function.checks, function.axes.extents[1:-1])  # by which a row is found
+    accesses = [access for read in function.reads for access in read.accesses]
+    return uses_of(accesses, function.arguments, function.checks, function.axes.extents[1:-1])  # extents that delinearize rows
 
 
 class _Builder:
@@ -170,11 +138,11 @@ class _Builder:
         self.lanes: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
         self.arguments: dict[str, CallArgument] = {name: CallArgument(Origin.LANES, name) for name, _ in self.lanes.values()}
-        self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
+        self.reads = tuple(_group(self.leaves, self._second_lane_reads(), self._take_read))
         self._name_scalars()
 
     def build(self, name: str, *, fast: Fast) -> LaneFunction:
-        """The function of one lane where that is enough, else of both."""
+        """Builds the function of one lane if the lanes do not mix, else of both."""
         partner = Partners(self.terms, self.lanes, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
         self._name_coordinates(partner or {})
         lanewise = partner is not None
@@ -183,10 +151,9 @@ class _Builder:
         return LaneFunction(function, lanewise, arguments, self.reads, self._checks(), self.math.axes)
 
     def _checks(self) -> tuple[IndexCheck, ...]:
-        """The checks that neither reads nor coordinates make."""
-        reads = [place for read in self.reads for place in read.places]
+        reads = [access for read in self.reads for access in read.accesses]
         values = [(v, ()) for a in self.arguments.values() for v in a.coordinates if not isinstance(v, Bounds)]
-        return checks_apart(self.leaves.checks, [*reads, *values])
+        return remaining_checks(self.leaves.checks, [*reads, *values])
 
     # Leaves.
 
@@ -197,8 +164,8 @@ class _Builder:
         terms = ((position, self.terms.items[position]) for position in self._below())
         return {p: cast(tuple[str, int], term.payload) for p, term in terms if term.op is Leaf.ACCUMULATOR}
 
-    def _may_be_absent(self) -> Mapping[int, Bounds]:
-        """Reads of the second lane alone, with the condition under which there is a second lane."""
+    def _second_lane_reads(self) -> Mapping[int, Bounds]:
+        """Returns the reads of the second lane only, with the condition under which it exists."""
         if self.math.optional is None:
             return {}
         exists = _exists(self.math.optional)
@@ -215,34 +182,29 @@ class _Builder:
             self.values[members[0]] = name
         self.arguments[name] = CallArgument(Origin.LANES if both else Origin.VALUE, name)
         offsets = tuple(r.offset for r in reads)
-        vector = both and self._are_alike(*conditions) and self._is_aligned(reads[0])
+        vector = both and self._are_equivalent(*conditions) and self._is_aligned(reads[0])
         return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
 
-    def _are_alike(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
-        """True if conditions hold for both lanes or for none."""
-        return len(first) == len(second) and all(a == b or self._is_of_a_pair(a, b) for a, b in zip(first, second, strict=True))
+    def _are_equivalent(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
+        """True if the conditions of both lanes always have the same value."""
+        return len(first) == len(second) and all(a == b or self._is_uniform_pair(a, b) for a, b in zip(first, second, strict=True))
 
-    def _is_of_a_pair(self, first: Bounds, second: Bounds) -> bool:
-        """True if two conditions are one on neighbours, of which the first is even, with ends that are."""
-        ends = (first.lower, first.upper)
-        if ends != (second.lower, second.upper) or not same(simplify_dim(first.index + 1), second.index):
+    def _is_uniform_pair(self, first: Bounds, second: Bounds) -> bool:
+        """True if the conditions are on neighbouring indices with even start and bounds, so that they have the same value."""
+        limits = (first.lower, first.upper)
+        if limits != (second.lower, second.upper) or not same(simplify_dim(first.index + 1), second.index):
             return False
-        return all(self._divisor(e) % LANES == 0 for e in (first.index, *(end for end in ends if end is not None)))
+        return all(self._divisor(e) % LANES == 0 for e in (first.index, *(limit for limit in limits if limit is not None)))
 
-    def _divisor(self, index: Index, own: int = 1) -> int:
-        """A number that divides an index wherever it is evaluated.
-
-        Args:
-            own: what divides strides that are symbols of their own.
-        """
+    def _divisor(self, index: Index, stride_divisor: int = 1) -> int:
         ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
         terms = sympy.Add.make_args(sympy.expand(index))
-        return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, own) for t in terms))
+        return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, stride_divisor) for t in terms))
 
     def _is_aligned(self, read: BufferRead) -> bool:
-        """True if two elements from an offset on can be read at once."""
-        own = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
-        return math.gcd(LANES, own, self._divisor(read.offset, max(1, own))) == LANES
+        """True if two elements from an offset on can be read by one access."""
+        aligned = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
+        return math.gcd(LANES, aligned, self._divisor(read.offset, max(1, aligned))) == LANES
 
     def _name_scalars(self) -> None:
         for position in self._below():
@@ -256,12 +218,12 @@ class _Builder:
         seconds = set(partner.values()) - set(partner)
         for position, value in self.leaves.coordinates.items():
             if position not in seconds:
-                other = partner.get(position, position)
-                values = (value,) if other == position else (value, self.leaves.coordinates[other])
-                self._name(position, CallArgument(Origin.COORDINATE, self._word(value), values))
+                second = partner.get(position, position)
+                values = (value,) if second == position else (value, self.leaves.coordinates[second])
+                self._name(position, CallArgument(Origin.COORDINATE, self._coordinate_name(value), values))
 
-    def _word(self, value: Index | Bounds) -> str:
-        """The name of a coordinate; one that is needed in two types is passed twice."""
+    def _coordinate_name(self, value: Index | Bounds) -> str:
+        """Returns the name of a coordinate; a coordinate of two types is passed twice."""
         if isinstance(value, Bounds):
             return self.context.names.take("condition")
         word = self.math.words.get(value)
@@ -278,21 +240,21 @@ class _Builder:
     def _function(self, name: str, lanewise: bool, fast: Fast) -> MathFunction:
         terms, roots = self.terms.items, self.math.roots
         results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
-        given: dict[int, MathParameter] = {}
+        parameters: dict[int, MathParameter] = {}
         texts = dict(self.values)
         for position, (group, lane) in self.lanes.items():
             if lanewise and lane > 0:
-                continue  # the other lane's call
-            given[position] = MathParameter(group, terms[position].dtype, 1 if lanewise else LANES)
+                continue  # passed by the other lane's call
+            parameters[position] = MathParameter(group, terms[position].dtype, 1 if lanewise else LANES)
             texts[position] = group if lanewise else f"{group}[{lane}]"
-        given |= {t: MathParameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
-        function, used = cut(self.terms, name, results, given, fast=fast)
+        parameters |= {t: MathParameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
+        function, used = extract_function(self.terms, name, results, parameters, fast=fast)
         leaves = tuple((position, texts[t]) for (position, _), t in zip(function.leaves, used, strict=True))
         return replace(function, leaves=leaves)
 
 
 def _result_names(results: int, lanewise: bool) -> list[str]:
-    """Names of a function's results; of both lanes in turn where it is not of one."""
+    """Returns the names of a function's results; both lanes in turn if the function has two."""
     numbers = [f"_{number}" if results > 1 else "" for number in range(results)]
     return [f"result{n}" for n in numbers] if lanewise else [f"out{n}_{lane}" for n in numbers for lane in range(LANES)]
 
@@ -303,22 +265,22 @@ _Take: TypeAlias = Callable[[Sequence[int], tuple[tuple[Bounds, ...], ...]], Lan
 
 
 def _group(leaves: Leaves, absent: Mapping[int, Bounds], take: _Take) -> list[LaneRead]:
-    """Reads of neighbouring elements together, all others one by one."""
-    found: list[LaneRead] = []
+    """Pairs reads of neighbouring elements; all others are single."""
+    groups: list[LaneRead] = []
     done: set[int] = set()
     for position, read in leaves.reads.items():
         if position in done:
             continue
-        others = (t for t in leaves.reads if t not in done and _is_next(read, leaves.reads[t]))
-        members = [position, *list(others)[:1]]
+        neighbours = (t for t in leaves.reads if t not in done and _is_next(read, leaves.reads[t]))
+        members = [position, *list(neighbours)[:1]]
         done.update(members)
-        found.append(take(members, tuple(_conditions(leaves.reads[t], absent.get(t)) for t in members)))
-    return found
+        groups.append(take(members, tuple(_conditions(leaves.reads[t], absent.get(t)) for t in members)))
+    return groups
 
 
-def _is_next(read: BufferRead, other: BufferRead) -> bool:
-    """True if the other read is of the next element."""
-    return read.buffer == other.buffer and same(simplify_dim(read.offset + 1), other.offset)
+def _is_next(read: BufferRead, next_read: BufferRead) -> bool:
+    """True if the second read is of the next element."""
+    return read.buffer == next_read.buffer and same(simplify_dim(read.offset + 1), next_read.offset)
 
 
 def _conditions(read: BufferRead, exists: Bounds | None) -> tuple[Bounds, ...]:
@@ -329,32 +291,29 @@ def _has(index: Index, symbol: sympy.Symbol) -> bool:
     return not isinstance(index, int) and bool(index.has(symbol))
 
 
-# Lanes that do not mix: for each term of the first lane the one that the second lane has in its place.
-
-
 class Partners:
-    """Finds for each term of the first lane the term that the second lane has in its place."""
+    """Matches the terms of the first lane with those of the second lane, to find out if the lanes do not mix."""
 
     def __init__(self, terms: Terms, lanes: Mapping[int, tuple[str, int]], leaves: Leaves) -> None:
         self.terms, self.lanes, self.leaves = terms, lanes, leaves
-        self.found: dict[int, int] = {}
+        self.partners: dict[int, int] = {}
 
     def of(self, first: Sequence[int], second: Sequence[int]) -> Mapping[int, int] | None:
-        """The partners, or None when the lanes are not the same function of their own operands."""
+        """Maps terms of the first lane to those of the second; None unless both lanes compute the same function."""
         pairs = list(zip(first, second, strict=True))
         while pairs:
             a, b = pairs.pop()
-            if a not in self.found:
+            if a not in self.partners:
                 if not self._match(a, b):
                     return None
-                self.found[a] = b
+                self.partners[a] = b
                 pairs += zip(self.terms.items[a].args, self.terms.items[b].args, strict=True)
-            elif self.found[a] != b:
+            elif self.partners[a] != b:
                 return None
-        return self.found
+        return self.partners
 
     def _match(self, a: int, b: int) -> bool:
-        """True if two terms are of one kind, whatever their operands."""
+        """True if two terms have the same operation, ignoring operands."""
         left, right = self.terms.items[a], self.terms.items[b]
         if left.op is not right.op or left.dtype is not right.dtype or len(left.args) != len(right.args):
             return False
@@ -367,7 +326,7 @@ class Partners:
         return a == b or self._is_step(a, b)
 
     def _is_step(self, a: int, b: int) -> bool:
-        """True if two coordinates, or indices of two conditions, are neighbours."""
+        """True if two coordinates, or the indices of two conditions, are neighbours."""
         first, second = self.leaves.coordinates.get(a), self.leaves.coordinates.get(b)
         if first is None or second is None:
             return False
@@ -376,23 +335,15 @@ class Partners:
         return same(simplify_dim(bound_index(first) + 1), bound_index(second))
 
 
-# The operands of the math of a kernel that works lane by lane: reads, coordinates, run-time scalars.
+# Operands of math in kernels that work lane by lane: reads, coordinates, run-time scalars.
 
 
 class Fragments:
-    """The leaves of a kernel's terms, each with a name, and calls of functions of these.
-
-    Args:
-        context: of the kernel.
-        terms: all of its math.
-        leaves: over merged axes.
-        access: how a read is made, whose name is the first argument.
-        stores: offsets of what is written, which check indices of their own.
+    """The named leaves of a kernel's terms, and calls of functions of these.
 
     Attributes:
-        reads: accesses, by term.
-        checks: indices that must be in range, and which no access mentions.
-        values: how a call gets a term; a kernel adds what it computes by itself.
+        checks: indices that must be in range and that no access contains.
+        values: the call argument of each term; kernels add the terms that they compute.
     """
 
     def __init__(
@@ -405,96 +356,73 @@ class Fragments:
     ) -> None:
         self.context, self.terms = context, terms
         self.reads = {t: access(context.read_name(read), read) for t, read in leaves.reads.items()}
-        self.checks = leaves.checks_apart(stores)
+        self.checks = leaves.remaining_checks(stores)
         self.values = {t: CallArgument(_origin(a), a.name) for t, a in self.reads.items()}
         for t, value in leaves.coordinates.items():
             self.values[t] = CallArgument(Origin.COORDINATE, context.names.take("coordinate"), (value,))
         self.values |= {t: CallArgument(Origin.SCALAR, scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
 
     def parameter(self, term: int) -> MathParameter:
-        """A term as functions take it."""
         return MathParameter(self.values[term].name, self.terms.items[term].dtype)
 
-    def call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int] | None = None) -> MathCall:
-        """A call of the function that computes some terms.
-
-        Args:
-            name: the function's.
-            roots: names and terms of its results.
-            given: terms that it may take, all that are known if there are none; the order is that of its parameters.
-        """
-        parameters = {t: self.parameter(t) for t in (self.values if given is None else given)}
-        function, used = cut(self.terms, name, roots, parameters, fast=self.context.fast)
+    def call(self, name: str, roots: Sequence[tuple[str, int]], candidates: Iterable[int] | None = None) -> MathCall:
+        """Returns a call of the function that computes roots; its parameters are among the candidates, by default all `values`."""
+        parameters = {t: self.parameter(t) for t in (self.values if candidates is None else candidates)}
+        function, used = extract_function(self.terms, name, roots, parameters, fast=self.context.fast)
         return MathCall(function, tuple(self.values[t] for t in used))
 
     def kernel(
-        self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()
+        self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], symbols: Sequence[sympy.Symbol] = ()
     ) -> LoweredKernel:
-        """The kernel.
-
-        Args:
-            body: what it does.
-            writes: all that it writes to.
-            axes: which its accesses are over.
-            others: further symbols that are no sizes.
-        """
-        places = [(a.offset, a.conditions) for a in (*self.reads.values(), *writes)]
-        uses = uses_of(places, self.values.values(), self.checks, [extent for a in axes for extent in a.extents])
+        """Returns the kernel; `symbols` are not sizes."""
+        offsets = [(a.offset, a.conditions) for a in (*self.reads.values(), *writes)]
+        uses = uses_of(offsets, self.values.values(), self.checks, [extent for a in axes for extent in a.extents])
         read, written = ([a.buffer for a in accesses] for accesses in (self.reads.values(), writes))
         pointers = self.context.pointers(read, written, uses.expressions)
-        return assemble(self.context, body, [uses], pointers, axes=[*(symbol for a in axes for symbol in a.symbols), *others])
+        return assemble(self.context, body, [uses], pointers, axes=[*(symbol for a in axes for symbol in a.symbols), *symbols])
 
 
 def _origin(access: Access) -> Origin:
     return Origin.VALUE if access.pattern is AccessPattern.UNIFORM else Origin.LANES
 
 
-# Accesses to neighbours whose places alternate, as those to the pairs of an interleaved rotation: one vector of all of them.
+# Interleaved accesses, e.g. to the pairs of a rotation: one vector access for all of them.
 
 
-_MOST = 4  # elements that belong together
+_MOST = 4  # variables of one interleaved access
 
 
 def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol, lanes: int) -> tuple[Access, ...]:
-    """The accesses, of which those that touch all elements of a run in turn are one.
-
-    Args:
-        axis: along which lanes run, the first one at a multiple of their number.
-    """
-    found: list[Access] = []
-    left = list(accesses)
-    while left:
-        first = left.pop(0)
-        run = _run_of(first, left, axis)
-        if len(run) > 1 and all(is_alike(b, axis, lanes, context.multiples) for b in first.conditions):
-            left = [access for access in left if access not in run]
-            found.append(_joined(context, run, axis, lanes))
+    """Combines accesses that together touch all elements of a run into one interleaved access."""
+    combined: list[Access] = []
+    remaining = list(accesses)
+    while remaining:
+        first = remaining.pop(0)
+        run = _run_of(first, remaining, axis)
+        if len(run) > 1 and all(is_uniform(b, axis, lanes, context.multiples) for b in first.conditions):
+            remaining = [access for access in remaining if access not in run]
+            combined.append(_joined(context, run, axis, lanes))
         else:
-            found.append(first)
-    return tuple(found)
+            combined.append(first)
+    return tuple(combined)
 
 
-def bytes_in_turn(context: Context, kinds: Sequence[Sequence[BufferRead]], axis: sympy.Symbol) -> int:
-    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none.
-
-    Args:
-        kinds: what is read, and what is written.
-        axis: along which lanes run.
-    """
+def interleaved_bytes(context: Context, kinds: Sequence[Sequence[BufferRead]], axis: sympy.Symbol) -> int:
+    """Returns the bytes per lane of the widest interleaved access; 0 if there is none. The kinds are reads and writes."""
     accesses = [[context.access("", r.buffer, r.offset, axis, 1, r.conditions) for r in kind] for kind in kinds]
     joined = [access for kind in accesses for access in interleaved(context, kind, axis, 1)]
     return max((len(a.parts) * context.dtype(a.buffer).itemsize for a in joined if len(a.parts) % 2 == 0), default=0)
 
 
-def _run_of(first: Access, others: Sequence[Access], axis: sympy.Symbol) -> list[Access]:
-    """The accesses that touch, with one of them, all elements of a run; the first alone where there are none."""
+def _run_of(first: Access, candidates: Sequence[Access], axis: sympy.Symbol) -> list[Access]:
+    """Returns the accesses that together with the first one touch all elements of a run; the first one alone if there are none."""
     step = literal(sympy.expand(first.offset).coeff(axis)) if first.pattern is AccessPattern.GATHER else None
     if step is None or not 2 <= step <= _MOST:
         return [first]
-    alike = [a for a in others if a.buffer == first.buffer and a.conditions == first.conditions]
-    placed = {literal(sympy.expand(a.offset - first.offset)): a for a in alike} | {0: first}
+    matching = [a for a in candidates if a.buffer == first.buffer and a.conditions == first.conditions]
+    by_offset = {literal(sympy.expand(a.offset - first.offset)): a for a in matching} | {0: first}
     for begin in range(1 - step, 1):
-        run = [placed.get(begin + k) for k in range(step)]
+        run = [by_offset.get(begin + k) for k in range(step)]
         if None not in run:
             return [access for access in run if access is not None]
     return [first]

@@ -1,4 +1,4 @@
-"""The math of kernels: functions over fragments, and what a pipeline calls them with."""
+"""Math functions of kernels: pure functions over registers, and the arguments of their calls."""
 
 from __future__ import annotations
 
@@ -16,22 +16,16 @@ from fusegen.schedule.terms import Term
 
 
 class Fast(IntEnum):
-    """Approximate functions that math may use.
-
-    Attributes:
-        NONE: none of them.
-        ROUNDED: those whose error vanishes in 16 bits, in which every result ends.
-        FAST_MATH: all that the hardware has, as the user asked for.
-    """
+    """The approximate functions that math may use."""
 
     NONE = 0
-    ROUNDED = 1
-    FAST_MATH = 2
+    ROUNDED = 1  # those whose error vanishes when the result is rounded to 16 bits
+    FAST_MATH = 2  # all that the hardware has, on request of the user
 
 
 @dataclass(frozen=True)
 class MathParameter:
-    """An argument of a math function: a name and the type in which it is computed."""
+    """A parameter of a math function: its name and its computing type."""
 
     name: str
     dtype: DType
@@ -40,8 +34,6 @@ class MathParameter:
 
 @dataclass(frozen=True)
 class MathResult:
-    """A result of a math function: a name and the term."""
-
     name: str
     term: int
     dtype: DType
@@ -49,17 +41,13 @@ class MathResult:
 
 @dataclass(frozen=True)
 class MathFunction:
-    """A piece of the user's math: a pure function of values in registers.
+    """A pure function of values in registers, extracted from the user's math.
 
     Attributes:
-        name: the function's name in the emitted text.
-        parameters: what it takes.
-        terms: a DAG; leaves are constants, or stand for a parameter.
-        leaves: for each leaf that is no constant: its position in ``terms`` and the expression that stands for it.
-        results: what it gives.
-        locations: for each term, the user's line.
-        fast: which approximate functions may be used.
-        doc: one line that says what it is.
+        terms: a DAG; leaves are constants or parameters.
+        leaves: for each leaf that is a parameter, its position in ``terms`` and its expression.
+        locations: for each term, the user's source line.
+        doc: a comment of one line in the emitted text.
     """
 
     name: str
@@ -73,22 +61,15 @@ class MathFunction:
 
 
 class Origin(Enum):
-    """The origin of an argument."""
-
-    LANES = "lanes"  # an array of neighbours: of what was read, of an accumulator, of what an earlier function computed
-    VALUE = "value"  # a variable that lanes share
+    LANES = "lanes"  # an array of neighbours: read from memory, from an accumulator, or computed by an earlier function
+    VALUE = "value"  # a variable that all lanes share
     SCALAR = "scalar"  # a run-time scalar
-    COORDINATE = "coordinate"  # computed of coordinates
+    COORDINATE = "coordinate"  # computed from coordinates
 
 
 @dataclass(frozen=True)
 class CallArgument:
-    """An argument of a call of a math function.
-
-    Attributes:
-        name: of the variable, or of the parameter that a coordinate is.
-        coordinates: an index, or a condition on one: of the first lane, or one a lane where these are listed.
-    """
+    """An argument of a call. Coordinates are an index or a condition: of the first lane, or one per lane."""
 
     origin: Origin
     name: str
@@ -97,20 +78,13 @@ class CallArgument:
 
 @dataclass(frozen=True)
 class MathCall:
-    """A call of a math function in a pipeline."""
-
     function: MathFunction
     arguments: tuple[CallArgument, ...]
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A result for which nothing is computed.
-
-    Attributes:
-        name: of the result.
-        value: what it is.
-    """
+    """A result that is one of the call's inputs, so that nothing is computed."""
 
     name: str
     dtype: DType
@@ -119,15 +93,11 @@ class Copy:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A state that a pipeline combines over many elements.
+    """A reduction in a pipeline, with the variables of its state.
 
     Attributes:
-        op: the row of the table of reductions.
-        dtype: in which elements are combined.
-        components: of the state: a variable each.
-        fast: which approximate functions may combine.
-        gathering: the rule by which threads gather their elements, and combine their states, as sums about a pivot; None where each
-            is combined with what came before.
+        dtype: the type in which elements are combined.
+        gathering: the rule that accumulates elements as sums about a pivot; None to combine each element with the state directly.
     """
 
     op: Op
@@ -137,12 +107,11 @@ class Reduction:
     gathering: Gathering | None = None
 
     def of(self, component: str) -> MathParameter:
-        """The variable of a component."""
         return self.components[REDUCTIONS[self.op].number(component)]
 
     @property
     def lifted(self) -> tuple[MathParameter, ...]:
-        """The components that an element must be given as."""
+        """The components from which an element's state is built."""
         return self.components if self.gathering is None else (self.of(self.gathering.pivot),)
 
 
@@ -151,11 +120,10 @@ class LaneRead:
     """A read of a buffer by two neighbouring lanes.
 
     Attributes:
-        name: of the variable: one value when both lanes read the same element, else an array of two.
-        buffer: the node whose buffer it is.
-        offsets: one for both lanes, or one a lane.
-        conditions: of each offset, the bounds under which it may be read; 0 is taken where they do not hold.
-        vector: whether the lanes' elements lie side by side, aligned to the size of both.
+        name: the variable: one value if both lanes read the same element, else an array of two.
+        offsets: one for both lanes, or one per lane.
+        conditions: for each offset, the bounds under which it is read; the value is 0 outside of them.
+        vector: True if the lanes' elements are contiguous and aligned to the size of both.
     """
 
     name: str
@@ -165,22 +133,18 @@ class LaneRead:
     vector: bool
 
     @property
-    def places(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:
-        """Each offset with its conditions."""
+    def accesses(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:
         return tuple(zip(self.offsets, self.conditions, strict=True))
 
 
 @dataclass(frozen=True)
 class LaneFunction:
-    """Math on two neighbouring lanes of an accumulator, and what its call reads by the lanes' coordinates.
+    """Math on two neighbouring lanes of an accumulator, with the reads of its call.
 
     Attributes:
-        function: the math: of one lane when the lanes do not mix, else of both; its results are those of the first lane, or of both
-            lanes in turn.
-        lanewise: whether it is of one lane.
-        arguments: one a parameter.
-        reads: what must be read for them.
-        checks: indices that must be in range, and which no read mentions.
+        function: of one lane if the lanes do not mix (`lanewise`), else of both; results are those of the first lane, or of both in
+            turn.
+        checks: indices that must be in range and that no read contains.
         axes: the iteration space; the last axis numbers pairs of lanes.
     """
 

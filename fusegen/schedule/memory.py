@@ -1,4 +1,4 @@
-"""The buffers of a program with their contents, and the places where kernels store values."""
+"""The buffers of a program, and the storage locations of values."""
 
 from __future__ import annotations
 
@@ -30,18 +30,12 @@ from fusegen.schedule.program import BufferSpec
 from fusegen.threads import cached_property
 
 _ROUNDED = (Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.TOPK)
-"""Operations whose results torch gives in the operands' dtype."""
+"""Operations whose results torch returns in the operands' dtype."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """A place to which a value is stored.
-
-    Attributes:
-        buffer: its key.
-        offset: of the element, which may be made of the values of gathers.
-        gathers: in the place that is written to, each with its index and where that is.
-    """
+    """A storage location of a value; its offset may contain gathers, each with its value's node and index."""
 
     buffer: int
     offset: Index
@@ -49,14 +43,10 @@ class Store:
 
 
 class Memory:
-    """The buffers of a program: one a graph input, a result, and a value that one group leaves for another.
+    """The buffers of a program: one for each graph input, result, and value that is passed between groups.
 
-    A buffer holds a node, in that node's shape, and the buffer of an input its later versions as well. What a group computes may be
-    stored as a view of it, where that is what is read.
-
-    Attributes:
-        reads: for each node that lies in memory, the buffer that readers take it from.
-        results: keys of the results' buffers, in order.
+    A buffer holds a node in the node's shape; an input's buffer also holds its later versions. A computed value may be stored as a
+    view of itself if readers need the view. `reads` maps materialized nodes to their readers' buffer.
     """
 
     def __init__(self, graph: Graph, groups: tuple[Group, ...]) -> None:
@@ -65,66 +55,57 @@ class Memory:
         self.reads: dict[int, int] = {}
         self.results: list[int] = []
         self._specs: list[BufferSpec] = []
-        self._writes: dict[int, list[tuple[int, int]]] = {}  # for each value, the buffers that take it, and as which node
+        self._writes: dict[int, list[tuple[int, int]]] = {}  # value to (buffer, node that it holds)
         self._names = Namer(reserved=False)
         for position, node in graph:
             if node.op is Op.INPUT:
-                self.reads[position] = self._hold(position, str(node.attr("name")), node.dtype, Role.INPUT)
+                self.reads[position] = self._add_node(position, str(node.attr("name")), node.dtype, Role.INPUT)
             elif node.op is Op.RANDOM:
-                self.reads[position] = self._hold(position, "random", node.dtype, Role.RANDOM)
+                self.reads[position] = self._add_node(position, "random", node.dtype, Role.RANDOM)
         for put in graph.puts:
             self.reads[put] = self.reads[owner(graph, put)]
-            self._written(self.reads[put], put)
+            self._record_write(self.reads[put], put)
         self._add_results()
         for position in sorted(self.read_later):
             self._add_temporary(position)
 
     @property
     def specs(self) -> tuple[BufferSpec, ...]:
-        """All buffers, by key."""
         return tuple(self._specs)
 
     def spec(self, key: int) -> BufferSpec:
-        """A buffer."""
         return self._specs[key]
 
     def add(self, name: str, dtype: DType, shape: Sequence[Formula]) -> int:
-        """A further temporary buffer; gives its key."""
+        """Adds a temporary buffer and returns its key."""
         return self._add(name, dtype, tuple(shape), Role.TEMPORARY, None)
 
     def dtype(self, position: int) -> DType:
-        """The element type in which a node lies in memory."""
+        """Returns the element type of a materialized node in memory."""
         key = self.reads[position] if position in self.reads else self._writes[position][0][0]
         return self._specs[key].dtype
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
-        """All places where a group must store a value that it computes at an index.
-
-        Args:
-            position: an output of the group.
-            index: the element's index in the value's shape, over the axes.
-        """
+        """Returns the storage locations of a group's output at an index over the axes."""
         return tuple(self._store(key, node, position, index, axes) for key, node in self._writes.get(position, ()))
 
-    # What lies in memory.
+    # Materialized values.
 
     @cached_property
     def read_later(self) -> frozenset[int]:
-        """Nodes that some group reads from memory."""
         return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op not in (*READ, Op.PUT))
 
     @cached_property
     def _read_by_products(self) -> frozenset[int]:
-        """Nodes that a matrix product reads, in their logical dtype."""
+        """Nodes that a matmul reads, in their logical dtype."""
         return frozenset(p for group in self.groups if group.kind.reads_as_typed for p in group.inputs)
 
     @cached_property
     def _wide(self) -> frozenset[int]:
-        """Values that stay as wide as they were computed until they are read: statistics, and what the library makes of 16-bit
-        floats, but for products that every kernel stores."""
+        """Values stored in their computing type: statistics, and 16-bit results of the library, except matmuls rounded anyway."""
         products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
-        halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
+        halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_rounded_anyway(self.graph, p)}
         return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
 
     def _temporary_dtype(self, position: int) -> DType:
@@ -133,38 +114,39 @@ class Memory:
         return node.dtype.compute if is_wide else node.dtype
 
     def _add_results(self) -> None:
-        """A buffer for each result: equal ones never share memory, nor does one with an input, unless it is that input itself."""
+        """Adds a buffer for each result. Results do not share memory with each other, or with inputs unless they are that input."""
         single = len(self.graph.outputs) == 1
         for number, result in enumerate(self.graph.outputs):
             if self.graph.nodes[result].op is Op.PUT:
                 self.results.append(self.reads[result])
                 continue
             dtype = self.graph.nodes[result].dtype
-            self.results.append(self._hold(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
-            self._written(self.results[-1], result)
+            self.results.append(self._add_node(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
+            self._record_write(self.results[-1], result)
 
     def _add_temporary(self, position: int) -> None:
-        """A place from which a node is read later: one that holds the same elements in the same order, or one of its own."""
+        """Chooses the buffer from which a node is read: one with the same elements in the same order, or a new one."""
         dtype = self._temporary_dtype(position)
         value = strip_views(self.graph, position)
         is_statistic = self.graph.nodes[value].family is Family.REDUCTION
         for key, node in self._writes.get(value, ()):
-            # A product that is a result is read as that; a statistic would be compared with what is computed again, unrounded.
-            kept = self._specs[key].dtype is dtype or (self._specs[key].role is Role.OUTPUT and not is_statistic)
-            if kept and self._is_arranged_alike(node, position, value):
+            # A matmul that is a result is read from the result. A statistic is not: it would be compared with unrounded recomputed
+            # values.
+            is_usable = self._specs[key].dtype is dtype or (self._specs[key].role is Role.OUTPUT and not is_statistic)
+            if is_usable and self._has_same_layout(node, position, value):
                 self.reads[position] = key
                 return
-        self.reads[position] = self._hold(position, f"value_{position}", dtype, Role.TEMPORARY)
-        self._written(self.reads[position], position)
+        self.reads[position] = self._add_node(position, f"value_{position}", dtype, Role.TEMPORARY)
+        self._record_write(self.reads[position], position)
 
-    def _is_arranged_alike(self, one: int, other: int, value: int) -> bool:
+    def _has_same_layout(self, viewed: int, view: int, value: int) -> bool:
         axes = identity_axes(self.graph.nodes[value].shape)
-        return same(*(self._offset(node, value, axes.symbols, axes) for node in (one, other)))
+        return same(*(self._offset(node, value, axes.symbols, axes) for node in (viewed, view)))
 
-    def _written(self, key: int, node: int) -> None:
+    def _record_write(self, key: int, node: int) -> None:
         self._writes.setdefault(strip_views(self.graph, node), []).append((key, node))
 
-    def _hold(self, position: int, name: str, dtype: DType, role: Role) -> int:
+    def _add_node(self, position: int, name: str, dtype: DType, role: Role) -> int:
         return self._add(name, dtype, formulas(memory_shape(self.graph, position)), role, position)
 
     def _add(self, name: str, dtype: DType, shape: tuple[Formula, ...], role: Role, node: int | None) -> int:
@@ -174,20 +156,19 @@ class Memory:
     # Offsets.
 
     def _store(self, key: int, node: int, position: int, index: Position, axes: Axes) -> Store:
-        """The store of a value in a buffer that holds a view of it, or that is written to."""
+        """Returns the storage location of a value in a buffer that holds a view of it, or that is written in place."""
         if self.graph.nodes[node].op is not Op.PUT:
             return Store(key, self._offset(node, position, index, axes))
-        moved = self._through_views(self.graph.nodes[node].args[1], position, index, axes)
-        offset = flat_offset(address(self.graph, node, moved, axes), buffer_strides(self.graph, node))
-        return Store(key, offset, chosen(self.graph, node, moved, axes))
+        view_index = self._through_views(self.graph.nodes[node].args[1], position, index, axes)
+        offset = flat_offset(address(self.graph, node, view_index, axes), buffer_strides(self.graph, node))
+        return Store(key, offset, chosen(self.graph, node, view_index, axes))
 
     def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
-        """The offset in a node's buffer of an element of the value that it is a view of."""
-        moved = self._through_views(node, position, index, axes)
-        return flat_offset(moved, memory_strides(self.graph, node))
+        """Returns the offset, in a node's buffer, of an element of the value that the node views."""
+        view_index = self._through_views(node, position, index, axes)
+        return flat_offset(view_index, memory_strides(self.graph, node))
 
     def _through_views(self, view: int, position: int, index: Position, axes: Axes) -> Position:
-        """The index in a view's shape of an element of the value that it is a view of."""
         views = []
         while view != position:
             views.append(self.graph.nodes[view])
@@ -203,19 +184,18 @@ class Memory:
 
 
 def formulas(shape: Shape) -> tuple[Formula, ...]:
-    """Sizes as formulas."""
     return tuple(map(formula, shape))
 
 
 def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
-    """The bytes of some numbers of elements."""
+    """Returns the total bytes of (element count, item size) pairs."""
     total: Index = 0
     for count, itemsize in parts:
         total = total + count * itemsize
     return formula(total)
 
 
-def _is_stored_anyway(graph: Graph, product: int) -> bool:
-    """True if rows are multiplied by a matrix and go on in no epilogue (a norm follows, or a copy): torch rounds them as well."""
+def _is_rounded_anyway(graph: Graph, product: int) -> bool:
+    """True if a matmul with a matrix has no epilogue (before a norm or a copy), so that torch rounds its result as well."""
     ends = [end for end in elementwise_ends(graph, product) if graph.nodes[end].op is not Op.COPY]
     return len(graph.operands(product)[1].shape) == 2 and not ends

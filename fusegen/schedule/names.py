@@ -1,4 +1,4 @@
-"""Names in emitted text: the user's where there are any, made safe for C++."""
+"""Names in emitted text: the user's names where there are any, made valid in C++."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYWORDS = """
     static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned
     using virtual void volatile wchar_t while xor xor_eq main half omp parallel pragma schedule simd unroll
 """
-"""Words of the languages, and of pragmas."""
+"""Keywords of the languages and of pragmas."""
 
 _SHARED = """
     thread row col column index lane lanes load store chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16
@@ -34,7 +34,7 @@ _PIPELINES = """
     put_in_order rank row_blocks row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles turn
     warp_of_row whole PEERS
 """
-"""Names that pipelines use for themselves."""
+"""Names that pipelines use."""
 
 _PRIMITIVES = """
     argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index choose cluster_arrive cluster_load
@@ -62,7 +62,7 @@ _PRIMITIVES = """
 _MATH = """
     result product second s total mass key channel query head batch pair coordinate condition row_value value
 """
-"""Names that math functions and their wrappers give to what they compute."""
+"""Names that math functions and their wrappers give to their variables."""
 
 _FIXED = frozenset(_MATH.split())
 _TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
@@ -74,10 +74,10 @@ _SUFFIXES = (
 )
 """Suffixes that templates and emitters append to names."""
 
-_MADE = re.compile(
-    rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
+_DERIVED = re.compile(
+    rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler derives from others
     rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # of reductions
-    r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # what math on lanes takes and gives
+    r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # parameters and results of math on lanes
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
     r"|lgammaf?|llabs|sincosf?|fmaf?"
@@ -86,14 +86,14 @@ _MADE = re.compile(
 
 
 def identifier(name: str) -> str:
-    """A user's name as a C++ identifier: ASCII, without double underscores, and not one that emitted text uses otherwise."""
+    """Returns a user's name as a C++ identifier: ASCII, without double underscores, and different from all reserved names."""
     safe = plain(name)
-    return f"{safe}_" if safe in _TAKEN or _MADE.fullmatch(safe) else safe
+    return f"{safe}_" if safe in _TAKEN or _DERIVED.fullmatch(safe) else safe
 
 
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """A name in ASCII letters, digits and single underscores, not starting with a digit."""
+    """Returns a name in ASCII letters, digits and single underscores that does not start with a digit."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     safe = re.sub(r"\W+", "_", ascii_name).strip("_")
     safe = re.sub(r"__+", "_", safe) or "value"
@@ -101,40 +101,33 @@ def plain(name: str) -> str:
 
 
 def stride_name(tensor: str, dim: int) -> str:
-    """The name of an input's stride in formulas."""
     return f"{plain(tensor)}_stride{dim}"
 
 
 def scalar_identifier(name: str) -> str:
-    """A run-time scalar's name in emitted text: an identifier that is no fixed name of the math either."""
+    """Returns a run-time scalar's name in emitted text: an identifier that is not a fixed name of the math either."""
     safe = identifier(name)
     return f"{safe}_" if safe in _FIXED else safe
 
 
 def kernel_functions(kernel: str) -> re.Pattern[str]:
-    """The names of the functions that a kernel's text declares for itself."""
+    """Returns the pattern of the names of functions that a kernel's text declares."""
     return re.compile(
         rf"{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_row_\d+|_of|_once|_segment|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 
 class Namer:
-    """Gives each thing a name of its own.
-
-    Args:
-        reserved: whether names must not be words of the language.
-        taken: names that others have already.
-        functions: names that no variable can have.
-    """
+    """Returns unique names: not keywords or other reserved names if `reserved`, and none that a function of the text may have."""
 
     def __init__(self, *, reserved: bool = True, taken: Iterable[str] = (), functions: re.Pattern[str] | None = None) -> None:
         self._reserved = reserved
         self._used: set[str] = set(taken)
         self._functions = functions
 
-    def take(self, wanted: str) -> str:
-        """The wanted name, numbered when it is taken."""
-        base = identifier(wanted) if self._reserved else plain(wanted)
+    def take(self, requested: str) -> str:
+        """Returns the requested name, with a number if it is taken."""
+        base = identifier(requested) if self._reserved else plain(requested)
         if self._is_function(base):
             base = f"{base.rstrip('_')}_value"  # a number would make the name of another function
         name, number = base, 2
@@ -147,12 +140,10 @@ class Namer:
         return self._functions is not None and self._functions.fullmatch(name) is not None
 
 
-def parameter_names(kernel: str, given: Sequence[str]) -> tuple[str, ...]:
-    """The names of a kernel's parameters in graphs and texts: the user's, made plain, each one another's; in order.
-
-    No two of them have one `identifier` either, as that adds to a plain name what no plain name ends with.
-    """
+def parameter_names(kernel: str, requested: Sequence[str]) -> tuple[str, ...]:
+    """Returns unique names of a kernel's parameters in graphs and texts, in order: the user's names made `plain`. Their
+    `identifier` names are unique as well, since the suffix that it adds never ends a plain name."""
     names = Namer(reserved=False, functions=kernel_functions(kernel))
-    order = sorted(given, key=lambda name: plain(name) != name)  # who can keep a name keeps it
-    taken = {name: names.take(name) for name in order}
-    return tuple(taken[name] for name in given)
+    order = sorted(requested, key=lambda name: plain(name) != name)  # names that are plain already come first, so that they stay
+    assigned = {name: names.take(name) for name in order}
+    return tuple(assigned[name] for name in requested)

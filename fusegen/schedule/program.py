@@ -1,4 +1,4 @@
-"""Programs: the steps of one call with what they were made of; `Program.call` is the part that runs."""
+"""Programs: the steps of one call together with their graph; `Program.call` is the part that runs."""
 
 from __future__ import annotations
 
@@ -47,24 +47,19 @@ from fusegen.threads import cached_property
 
 @dataclass(frozen=True)
 class BufferSpec(Buffer):
-    """A buffer of a program.
-
-    Attributes:
-        node: the value that it holds, in the value's shape; None for what only one group knows.
-    """
+    """A buffer of a program; its node is the value that it holds, or None for internal buffers of one group."""
 
     node: int | None = None
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a step must move at least: each operand once."""
+    """The minimal bytes that a step reads and writes: each operand once."""
 
     read: Formula
     written: Formula
 
     def moved(self, sizes: Mapping[str, int]) -> int:
-        """All bytes at some sizes."""
         return self.read(sizes) + self.written(sizes)
 
 
@@ -73,17 +68,12 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        kernel: what is launched.
-        group: what it computes.
-        tensor_maps: its first parameters.
-        grid: number of blocks.
-        block: threads of a block.
-        shared_bytes: dynamic shared memory of a block.
-        traffic: bytes moved.
-        extra: formulas of sizes that come before the kernel's own size parameters.
-        candidates: the plans that it could have, that which is expected to be fastest first; none where there is one way alone.
-        overlaps: whether it is launched while the launch before it still runs, and waits for that itself.
-        part: 0 of a launch of its own; else its number, from 1, among the parts of one launch, of which each has a range of blocks.
+        block: threads per block.
+        shared_bytes: dynamic shared memory per block.
+        extra: size arguments before the kernel's own.
+        candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one.
+        overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
+        part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
     """
 
     kernel: LoweredKernel
@@ -103,22 +93,19 @@ class Launch:
 
     @property
     def words(self) -> str:
-        """A description of its kernel and layout."""
         return self.kernel.body.words(self.group.kind.name)
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that was chosen of several."""
         return self.kernel.body.chosen
 
     @property
     def cluster(self) -> int:
-        """Blocks that can reach each other's shared memory."""
         return self.kernel.body.cluster
 
     @property
     def call(self) -> KernelLaunch:
-        """The instruction that runs it: its kernel's arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
+        """The instruction that runs it; the arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
         arguments: tuple[LaunchArgument, ...] = (
             *map(MapArgument, range(len(self.tensor_maps))),
             *map(SizeArgument, self.extra),
@@ -131,13 +118,13 @@ class Launch:
 
 
 def is_of_one_block(launch: Launch) -> bool:
-    """True if a launch has one block whatever the sizes are."""
+    """True if a launch has one block at all sizes."""
     return launch.grid == formula_of(1)
 
 
 def whole_launch(parts: Sequence[Launch]) -> Launch:
-    """The launch of several parts: their blocks behind each other, their parameters once. The first parameters are the numbers of
-    blocks of all parts but the last."""
+    """Fuses launches horizontally: ranges of blocks, shared parameters. The sizes before them are the blocks of all parts but the
+    last."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
     kernel = LoweredKernel(
@@ -165,15 +152,11 @@ def whole_launch(parts: Sequence[Launch]) -> Launch:
 
 @dataclass(frozen=True, repr=False)
 class LibraryProduct:
-    """A matrix product by torch (cuBLAS on a GPU): out = a @ b, or added to what is there.
+    """A matmul by torch (cuBLAS on a GPU): out = a @ b, or out += a @ b.
 
     Attributes:
-        a, b, out: where the matrices lie.
-        group: what it computes.
-        traffic: bytes moved.
-        reason: why no kernel of ours computes it.
-        adds: True if it is added to what is there.
-        padded: elements between rows in memory, of operands and results whose rows are padded there.
+        reason: the reason why no generated kernel computes it.
+        padded: elements between rows in memory of operands and results with padded rows.
     """
 
     a: StridedOperand
@@ -190,7 +173,6 @@ class LibraryProduct:
 
     @property
     def call(self) -> MatrixProduct:
-        """The instruction that runs it."""
         return MatrixProduct(self.a, self.b, self.out, formula_of(int(self.adds)))
 
 
@@ -199,14 +181,8 @@ class LibraryStep:
     """A function of torch, which allocates its results.
 
     Attributes:
-        function: its name.
-        settings: its arguments that are literal numbers.
-        sizes: those that are sizes.
-        operands: its tensors.
-        results: those of its results that are wanted.
-        shapes: of these, where they lie.
-        group: what it computes.
-        traffic: bytes moved.
+        settings, sizes, operands: arguments that are literals, sizes, tensors.
+        results, shapes: the results that are used, and their shapes in memory.
     """
 
     function: str
@@ -223,7 +199,6 @@ class LibraryStep:
 
     @property
     def call(self) -> LibraryCall:
-        """The instruction that runs it."""
         return LibraryCall(self.function, self.settings, self.sizes, self.operands, self.results)
 
 
@@ -232,12 +207,8 @@ class LoopStep:
     """A loop over blocks of rows.
 
     Attributes:
-        blocks: what it does.
-        body: the program of a block.
-        row_bytes: of the values that it keeps for itself, for each row, if no loop inside of it makes them fewer.
-        operands: buffers that are the body's inputs, in order: operands, and behind them results.
-        group: what it computes.
-        traffic: bytes moved.
+        row_bytes: the bytes of temporaries per row, unless a nested loop reduces them.
+        operands: the buffers of the body's inputs, in order: operands, then results.
     """
 
     blocks: Blocks
@@ -252,13 +223,12 @@ class LoopStep:
 
     @property
     def call(self) -> Loop:
-        """The instruction that runs it."""
         results = self.operands[len(self.blocks.operands) :]
         sums = tuple(result for result, is_sum in zip(results, self.blocks.sums, strict=True) if is_sum)
         extent = formula(self.blocks.extent)
         start, rows = self.blocks.start.name, self.blocks.rows.name
-        given = dict(zip(self.operands, (key for key, _ in self.body.inputs), strict=True))
-        added = {given[result]: result for result in sums if _is_added_by_one(self.body, given[result])}
+        inputs = dict(zip(self.operands, (key for key, _ in self.body.inputs), strict=True))
+        added = {inputs[result]: result for result in sums if _is_added_by_one_matmul(self.body, inputs[result])}
         body = replace(self.body.call, steps=tuple(_adding_from(step, size(start), added) for step in self.body.call.steps))
         zeros = tuple(result for result in sums if result not in added.values())
         return Loop(body, start, rows, extent, self.operands, zeros, results, self.row_bytes, sum_bytes(self.blocks))
@@ -269,15 +239,7 @@ Step: TypeAlias = "Launch | LibraryProduct | LibraryStep | LoopStep"
 
 @dataclass(frozen=True, repr=False)
 class Program:
-    """The steps of one call.
-
-    Attributes:
-        graph: in primitives; nodes of steps refer to it.
-        target: the machine that it is for.
-        buffers: all buffers.
-        steps: in order.
-        results: keys of their buffers, in order.
-    """
+    """The steps of one call; the graph, in primitives, defines the nodes that they refer to."""
 
     graph: Graph
     target: Target
@@ -291,59 +253,58 @@ class Program:
 
     @property
     def inputs(self) -> tuple[tuple[int, str], ...]:
-        """The buffers of the graph's inputs, with their names."""
         named = {position: str(node.attr("name")) for position, node in self.graph if node.op is Op.INPUT}
         return tuple((spec.key, named[spec.node]) for spec in self.buffers if spec.node in named and spec.role is Role.INPUT)
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The kernel launches, but for those of loops."""
+        """The kernel launches outside of loops."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
 
     @property
     def kernels(self) -> tuple[tuple[Launch, ...], ...]:
-        """The parts of each kernel that is launched, those of loops among them, in order; most kernels have one."""
-        found: list[tuple[Launch, ...]] = []
+        """The parts of each launched kernel in order, including loops; most kernels have one part."""
+        kernels: list[tuple[Launch, ...]] = []
         for step in self._together:
             if isinstance(step, LoopStep):
-                found += step.body.kernels
+                kernels += step.body.kernels
             elif isinstance(step, tuple):
-                found.append(step)
-        return tuple(found)
+                kernels.append(step)
+        return tuple(kernels)
 
     @property
     def numbered(self) -> tuple[tuple[str, Step], ...]:
-        """The steps with their numbers: ``2.``, or ``2.1`` of the first part of a launch."""
-        found = []
+        """The steps with their numbers: ``2.``, or ``2.1`` for the first part of a launch."""
+        numbered = []
         for number, step in enumerate(self._together, 1):
             parts = step if isinstance(step, tuple) else (step,)
-            found += [(f"{number}." if len(parts) == 1 else f"{number}.{place}", part) for place, part in enumerate(parts, 1)]
-        return tuple(found)
+            numbered += [(f"{number}." if len(parts) == 1 else f"{number}.{index}", part) for index, part in enumerate(parts, 1)]
+        return tuple(numbered)
 
     @property
     def _together(self) -> tuple[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep, ...]:
-        """The steps, launches by the kernel that they are parts of."""
-        found: list[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep] = []
+        """The steps, with the parts of a horizontally fused launch grouped."""
+        groups: list[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep] = []
         for step in self.steps:
-            before = found[-1] if found else None
+            previous = groups[-1] if groups else None
             if not isinstance(step, Launch):
-                found.append(step)
-            elif step.part > 1 and isinstance(before, tuple):
-                found[-1] = (*before, step)
+                groups.append(step)
+            elif step.part > 1 and isinstance(previous, tuple):
+                groups[-1] = (*previous, step)
             else:
-                found.append((step,))
-        return tuple(found)
+                groups.append((step,))
+        return tuple(groups)
 
     @cached_property
     def call(self) -> LaunchPlan:
-        """The instructions that run it, without what it was made of."""
+        """The instructions that run it, without the graph."""
         derived = numbers_of(self.graph.derived)
         return LaunchPlan(
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
             inputs=self.inputs,
             steps=tuple(_call_of(step) for step in self._together),
             results=self.results,
-            scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
+            scalars=Numbers(derived.lines, tuple((scalar_identifier(name), index) for name, index in derived.results)),
             counts=tuple(dict.fromkeys(count for launch in self.launches for count in map(formula, launch.kernel.body.counts))),
             keys=tuple(RandomKey(b.key, self._key_source(b)) for b in self.buffers if b.role is Role.RANDOM),
         )
@@ -369,11 +330,10 @@ def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep)
     return step.call
 
 
-def _is_added_by_one(body: Program, key: int) -> bool:
-    """True if one product, or its parts, adds to a result of a loop, and nothing else touches it: the first block need not add, but
-    writes."""
-    touching = [step for step in body.steps if key in step.call.accesses]
-    return all(isinstance(step, LibraryProduct) for step in touching) and len({step.group for step in touching}) == 1
+def _is_added_by_one_matmul(body: Program, key: int) -> bool:
+    """True if a result of a loop is added to by the parts of one matmul only, so that the first block writes instead of adding."""
+    users = [step for step in body.steps if key in step.call.accesses]
+    return all(isinstance(step, LibraryProduct) for step in users) and len({step.group for step in users}) == 1
 
 
 def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> CallStep:
@@ -381,37 +341,39 @@ def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> Call
 
 
 def row_bytes(body: Program, blocks: Blocks) -> Formula:
-    """The bytes of all values that the body of a loop keeps for itself, for each row of a block."""
-    own = ((memory_shape(body.graph, b.node), b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None)
-    total = sympy.expand(sum((product(shape) * dtype.itemsize for shape, dtype in own), sympy.Integer(0)))
+    """Returns the bytes of the loop body's temporaries per row of a block."""
+    temporaries = (
+        (memory_shape(body.graph, b.node), b.dtype) for b in body.buffers if b.role is Role.TEMPORARY and b.node is not None
+    )
+    total = sympy.expand(sum((product(shape) * dtype.itemsize for shape, dtype in temporaries), sympy.Integer(0)))
     return formula(simplify_dim(total.coeff(blocks.rows)))
 
 
 def sum_bytes(blocks: Blocks) -> Formula:
-    """The bytes of all that the blocks of a loop add to."""
+    """Returns the bytes of all results that a loop's blocks add to."""
     sums = (spec for spec, is_sum in zip(blocks.results, blocks.sums, strict=True) if is_sum)
     return formula(simplify_dim(sum((product(spec.shape) * spec.dtype.itemsize for spec in sums), sympy.Integer(0))))
 
 
 _DIMS = ("dim", "dims", "part")
-"""Attributes that are no sizes, beside words."""
+"""Attributes of nodes that are not sizes; so are bools."""
 
 
-def likeness(graph: Graph, group: Group) -> str:
-    """A digest of what a group computes, whatever the sizes: operations, dtypes, dims, and which of these have one element."""
-    return hashlib.sha256("\n".join(_lines(graph, group)).encode()).hexdigest()[:32]
+def group_digest(graph: Graph, group: Group) -> str:
+    """Returns a digest of a group's computation at any size: operations, dtypes, dims, and which dims have one element."""
+    return hashlib.sha256("\n".join(_digest_lines(graph, group)).encode()).hexdigest()[:32]
 
 
 def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """The numbers of rows and columns that a launch goes through; where nothing is reduced, the last dim counts as columns."""
+    """Returns the rows and columns that a launch iterates over; without reductions, the last dim counts as columns."""
     domain = launch.group.domain
-    along = domain.columns or tuple(range(len(domain.shape)))[-1:]  # a tensor without dims is a row of one
-    rows = product(extent for d, extent in enumerate(domain.shape) if d not in along)
-    columns = product(domain.shape[d] for d in along)
+    columns_dims = domain.columns or tuple(range(len(domain.shape)))[-1:]  # a tensor without dims is a row of one
+    rows = product(extent for d, extent in enumerate(domain.shape) if d not in columns_dims)
+    columns = product(domain.shape[d] for d in columns_dims)
     return formula(rows)(sizes), formula(columns)(sizes)
 
 
-def _lines(graph: Graph, group: Group) -> Iterator[str]:
+def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
     inside = computed(graph, group)
     numbers = {position: number for number, position in enumerate(sorted({*group.inputs, *inside}))}
     yield f"{group.kind.name} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
@@ -419,9 +381,9 @@ def _lines(graph: Graph, group: Group) -> Iterator[str]:
         yield "fast math"
     for position, number in numbers.items():
         node = graph.nodes[position]
-        made = f"{node.op} {[numbers[a] for a in node.args]} {_words(node)}" if position in inside else "input"
-        yield f"{number} {node.dtype} {''.join('1' if literal(e) == 1 else 'n' for e in node.shape)} {made}"
+        description = f"{node.op} {[numbers[a] for a in node.args]} {_attributes(node)}" if position in inside else "input"
+        yield f"{number} {node.dtype} {''.join('1' if literal(e) == 1 else 'n' for e in node.shape)} {description}"
 
 
-def _words(node: Node) -> list[tuple[str, object]]:
+def _attributes(node: Node) -> list[tuple[str, object]]:
     return [(name, value) for name, value in node.attrs if name in _DIMS or isinstance(value, bool)]

@@ -1,4 +1,4 @@
-"""Reductions as a kernel computes them: the rules of `ir.reductions` as terms and functions."""
+"""Reductions in kernels: the rules of `ir.reductions` as terms and functions."""
 
 from __future__ import annotations
 
@@ -9,123 +9,113 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Op
 from fusegen.ir.reductions import REDUCTIONS, RuleValue, StateValues
-from fusegen.schedule.kernel import cut
+from fusegen.schedule.kernel import extract_function
 from fusegen.schedule.math import Fast, MathFunction, MathParameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
 def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: Fast, name: str, gathers: bool = False) -> Reduction:
-    """The reduction that a node is, or a part of.
+    """Returns the reduction of a node, which may be one of its components.
 
     Args:
-        take: gives a name of its own for a wanted one.
-        fast: which approximate functions may be used.
-        name: the wanted one, or what those of several components begin with.
-        gathers: whether states are combined as sums about a pivot, where there is a rule for that.
+        name: the requested name, or the prefix of the components' names; `take` makes them unique.
+        gathers: True to combine states as sums about a pivot, if the reduction has a rule for it.
     """
-    found = graph.nodes[node]
-    monoid, element = REDUCTIONS[found.op], element_type(graph, found)
+    reduction = graph.nodes[node]
+    monoid, element = REDUCTIONS[reduction.op], element_type(graph, reduction)
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(MathParameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
     return Reduction(
-        found.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.gathering if gathers else None
+        reduction.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.gathering if gathers else None
     )
 
 
 def element_type(graph: Graph, node: Node) -> DType:
-    """The type in which a reduction's elements are combined: that of its result, or of its operand where it has several."""
+    """Returns the type in which elements are combined: the result's, or the operand's if the state has several components."""
     reduced = graph.nodes[node.args[0]] if "part" in dict(node.attrs) else node
     return reduced.dtype.compute
 
 
 def component(node: Node) -> int:
-    """The component of its state that a reduction's node is."""
+    """Returns the index of the state's component that a node is."""
     return REDUCTIONS[node.op].number(dict(node.attrs).get("part"))
 
 
 def states_of(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """The states that some reductions are parts of: by the first node of each, all of its nodes."""
-    found: dict[object, list[int]] = {}
+    """Groups nodes by their reduction: maps the first node of each to all of its nodes."""
+    states: dict[object, list[int]] = {}
     for position in nodes:
         node = graph.nodes[position]
-        found.setdefault((node.op, node.args, node.attr("dims")), []).append(position)
-    return {members[0]: tuple(members) for members in found.values()}
+        states.setdefault((node.op, node.args, node.attr("dims")), []).append(position)
+    return {members[0]: tuple(members) for members in states.values()}
 
 
 def lifted(terms: Terms, op: Op, element: int, index: int) -> tuple[int, ...]:
-    """The terms of an element's state.
-
-    Args:
-        element, index: terms; the index is along the reduced dims.
-    """
+    """Returns the terms of an element's state; the index is along the reduced dims."""
     dtype = terms.items[element].dtype
     state = REDUCTIONS[op].lift(_operand("element"), _operand("index"))
     return _state(terms, op, state, {"element": element, "index": index}, dtype)
 
 
-def combined(terms: Terms, op: Op, one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    """The terms of the state of two parts, of those of their states."""
-    sides = [[f"{side}{number}" for number in range(len(state))] for side, state in (("a", one), ("b", other))]
+def combined(terms: Terms, op: Op, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    sides = [[f"{side}{number}" for number in range(len(state))] for side, state in (("a", first), ("b", second))]
     a, b = (tuple(map(_operand, names)) for names in sides)
-    operands = dict(zip((*sides[0], *sides[1]), (*one, *other), strict=True))
-    return _state(terms, op, REDUCTIONS[op].combine(a, b), operands, terms.items[one[0]].dtype)
+    operands = dict(zip((*sides[0], *sides[1]), (*first, *second), strict=True))
+    return _state(terms, op, REDUCTIONS[op].combine(a, b), operands, terms.items[first[0]].dtype)
 
 
 def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
-    """A function that gives the state of no elements."""
+    """Returns the function of the state without elements."""
     terms, monoid = Terms(), REDUCTIONS[op]
     roots = []
     for c in monoid.components:
         kind = c.dtype(dtype)
         roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
-    return cut(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
+    return extract_function(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
 
 
 def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> MathFunction:
-    """A function that combines two states: the components of the first, then those of the second."""
+    """Returns the function that combines two states: the components of the first, then those of the second."""
     terms, monoid = Terms(), REDUCTIONS[op]
     single = len(monoid.components) == 1
     sides = [[side if single else f"{side}_{c.name}" for c in monoid.components] for side in ("a", "b")]
     types = [c.dtype(dtype) for c in monoid.components]
-    given: dict[int, MathParameter] = {}
+    parameters: dict[int, MathParameter] = {}
     for names in sides:
         for parameter, kind in zip(names, types, strict=True):
-            given[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
-    roots = combined(terms, op, list(given)[: len(types)], list(given)[len(types) :])
-    function = cut(terms, name, _results(op, roots), given, fast=fast)[0]
-    return replace(function, parameters=tuple(given.values()))
+            parameters[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
+    roots = combined(terms, op, list(parameters)[: len(types)], list(parameters)[len(types) :])
+    function = extract_function(terms, name, _results(op, roots), parameters, fast=fast)[0]
+    return replace(function, parameters=tuple(parameters.values()))
 
 
 def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
-    """The functions with which states are combined as sums about a pivot: one adds an element to sums (``_gather``), one gives the
-    sums that a state is (``_spread``), and one the state that sums are (``_settle``), each from its operands in the order of the
-    table's rule.
+    """Returns the functions that combine states as sums about a pivot, with operands in the order of the table's rule.
 
-    Args:
-        kind: what their names begin with.
+    ``_gather`` adds an element to sums, ``_spread`` converts a state to sums, and ``_settle`` converts sums to a state.
     """
     rule, dtype = reduction.gathering, reduction.dtype
     assert rule is not None
     before = [f"{name}_before" for name in rule.sums]
     state = [c.name for c in REDUCTIONS[reduction.op].components]
-    rest = [name for name in state if name != rule.count]
+    settled = [name for name in state if name != rule.count]
     element, pivot, count = map(_operand, ("element", "pivot", rule.count))
-    sums, parts = (tuple(map(_operand, names)) for names in (rule.sums, state))
+    sums, components = (tuple(map(_operand, names)) for names in (rule.sums, state))
     added = tuple(a + b for a, b in zip(map(_operand, before), rule.lift(element, pivot), strict=True))
     return (
         _function(f"{kind}_gather", dtype, [*before, "element", "pivot"], rule.sums, added),
-        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.spread(parts, pivot)),
-        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], rest, rule.settle(pivot, count, sums)),
+        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.spread(components, pivot)),
+        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], settled, rule.settle(pivot, count, sums)),
     )
 
 
 def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequence[str], values: StateValues) -> MathFunction:
-    """A function of operands that all have one type, as its results have."""
+    """Returns a function whose operands and results have one type."""
     terms = Terms()
-    given = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
-    places = {parameter.name: place for place, parameter in given.items()}
-    roots = [(result, _put(terms, value, places, dtype)) for result, value in zip(results, values, strict=True)]
-    return replace(cut(terms, name, roots, given, fast=Fast.NONE)[0], parameters=tuple(given.values()))
+    parameters = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
+    positions = {parameter.name: position for position, parameter in parameters.items()}
+    roots = [(result, _put(terms, value, positions, dtype)) for result, value in zip(results, values, strict=True)]
+    return replace(extract_function(terms, name, roots, parameters, fast=Fast.NONE)[0], parameters=tuple(parameters.values()))
 
 
 def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:
@@ -144,12 +134,12 @@ def _state(terms: Terms, op: Op, state: StateValues, operands: Mapping[str, int]
 
 
 def _put(terms: Terms, value: RuleValue, operands: Mapping[str, int], dtype: DType) -> int:
-    """The term of a value in a rule; a number has the type of what it meets."""
+    """Builds the term of a value in a rule; a number has the type of the other operands."""
     if value.op is None:
         return operands[value.text]
     if value.is_number:
         return terms.put(Term(Leaf.CONSTANT, (), dtype, value.text))
     known = {k: _put(terms, arg, operands, dtype) for k, arg in enumerate(value.args) if not arg.is_number}
-    common = terms.items[known[max(known)]].dtype  # of values; the condition of `where` is its first operand
+    common = terms.items[known[max(known)]].dtype  # the last operand's, since the first one of `where` is a condition
     args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
     return terms.put(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))

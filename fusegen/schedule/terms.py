@@ -1,7 +1,4 @@
-"""The math of a kernel: what one point of the iteration space computes, as terms over what it reads.
-
-Reads of buffers at affine offsets, coordinates, results of reductions, lanes of an accumulator, and pointwise operations on these.
-"""
+"""The math of a kernel at one point of the iteration space, as terms over reads, coordinates, reductions and accumulators."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ from fusegen.schedule.names import scalar_identifier
 
 
 class Leaf(Enum):
-    """The origin of a term that is no operation."""
-
     READ = "read"
     COORDINATE = "coordinate"
     CONDITION = "condition"
@@ -38,14 +33,14 @@ class Leaf(Enum):
 
 
 class FusedOp(Enum):
-    """Operations of kernels that are made of several nodes of a graph."""
+    """Operations that combine several nodes of a graph."""
 
     MULTIPLY_ADD = "multiply_add"  # a * b + c, rounded once
 
 
 @dataclass(frozen=True)
 class BufferRead:
-    """A read of a buffer at an offset in elements, under conditions on indices; what is drawn is computed there, of a key."""
+    """A read of a buffer at an offset in elements, under conditions on indices; `drawn` elements are computed from a random key."""
 
     buffer: int
     offset: Index
@@ -55,15 +50,10 @@ class BufferRead:
 
 @dataclass(frozen=True)
 class Term:
-    """One value of a kernel.
+    """One value of a kernel: an operation on earlier terms in a computing type, or a leaf.
 
-    Attributes:
-        op: the operation, or the kind of leaf.
-        args: earlier terms.
-        dtype: the type in which it is computed.
-        payload: a leaf's source: a `BufferRead`, an index, bounds, a name, a number, a node with the lane's index; for a cast, the
-            type whose precision it is rounded to.
-        location: the user's line; not part of equality.
+    The payload is a leaf's source: a `BufferRead`, an index, bounds, a name, a number, a node with the lane's index; for a cast,
+    the type to whose precision it rounds.
     """
 
     op: Op | FusedOp | Leaf
@@ -73,7 +63,7 @@ class Term:
 
 
 class Terms:
-    """Hash-consed terms in topological order, with the user's lines beside them."""
+    """Hash-consed terms in topological order, with the user's source lines."""
 
     def __init__(self) -> None:
         self.items: list[Term] = []
@@ -81,7 +71,7 @@ class Terms:
         self._known: dict[Term, int] = {}
 
     def put(self, term: Term, location: Location | None = None) -> int:
-        """The position of a term, a new one or the equal one that is there."""
+        """Returns the position of a term; an equal term is reused."""
         if term not in self._known:
             self._known[term] = len(self.items)
             self.items.append(term)
@@ -89,23 +79,19 @@ class Terms:
         return self._known[term]
 
     def convert(self, position: int, dtype: DType) -> int:
-        """The term in another computing type."""
+        """Converts a term to another computing type."""
         term = self.items[position]
         if term.dtype is dtype:
             return position
         if term.op is Leaf.CONSTANT:
-            single = term.dtype is DType.FLOAT32 and dtype is DType.FLOAT64  # a tensor's value, which was rounded
+            single = term.dtype is DType.FLOAT32 and dtype is DType.FLOAT64  # a tensor's value, rounded to float32
             payload = repr(torch.tensor(float(str(term.payload)), dtype=torch.float32).item()) if single else term.payload
             return self.put(Term(Leaf.CONSTANT, (), dtype, as_number(payload, dtype)))
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def integer(self, position: int) -> Index:
-        """An integer term as an expression: one that is read, or a coordinate, and numbers that are added to it, or that stand in
-        the place of one.
-
-        Raises:
-            VerificationError: it is made of anything else.
-        """
+        """Returns an integer term as an expression of reads, coordinates, choices and numbers added to these, or raises
+        VerificationError."""
         total: Index = 0
         while (term := self.items[position]).op in (Op.CAST, Op.ADD):
             numbers = [a for a in term.args if self.items[a].op is Leaf.CONSTANT]
@@ -126,41 +112,38 @@ class Terms:
         raise VerificationError(f"an index is computed by {term.op!r} inside of a kernel")
 
     def _choice(self, term: Term) -> Index:
-        """One of two integers, by what lies in memory, or by a comparison with a number."""
+        """Returns one of two integers, selected by a value in memory or by a comparison with a number."""
         condition, value, instead = term.args
         compared = self.items[condition]
         holds = Differs(*map(self.integer, compared.args)) if compared.op is Op.NE else self.integer(condition)
         return Choice(holds, self.integer(value), self.integer(instead))
 
     def below(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
-        """Everything that some terms are made of, in topological order; what is in ``stop`` is not looked into."""
-        found: set[int] = set()
+        """Returns the producers of some terms in topological order; terms in ``stop`` are included, but not their operands."""
+        producers: set[int] = set()
         stack = list(roots)
         while stack:
             position = stack.pop()
-            if position not in found:
-                found.add(position)
+            if position not in producers:
+                producers.add(position)
                 if position not in stop:
                     stack += self.items[position].args
-        return sorted(found)
+        return sorted(producers)
 
 
 def as_number(value: object, dtype: DType) -> str:
-    """A number as a constant's payload, of a dtype."""
     number = float(str(value)) if str(value) not in ("True", "False") else float(str(value) == "True")
     if dtype is DType.BOOL:
         return repr(bool(number))
     return repr(number) if dtype.is_float else repr(int(number))
 
 
-# Arithmetic on coordinates in 32 bits, where it is proved that nothing overflows.
-#
-# torch's integers have 64 bits, which a GPU adds, compares and converts in several instructions each. Positions in tensors of
-# less than 2^31 elements need 31, and so do their differences.
+# Integer arithmetic on coordinates in 32 bits, if it cannot overflow. torch's integers have 64 bits, which a GPU adds, compares and
+# converts in several instructions. Positions in tensors with less than 2^31 elements need 31, and so do their differences.
 
 
 SMALL = (1 << 31) - (1 << 22)
-"""The bound of sizes and coordinates in a kernel with 32-bit indices."""
+"""The bound of sizes and coordinates in kernels with 32-bit indexing."""
 
 _COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
 
@@ -175,12 +158,7 @@ class _Narrow:
 
 
 def narrowed(terms: Terms, roots: Sequence[int], axes: frozenset[sympy.Symbol], limit: int = SMALL) -> list[int]:
-    """The roots with integer arithmetic on coordinates in 32 bits.
-
-    Args:
-        axes: the symbols that number elements.
-        limit: what coordinates over them stay below.
-    """
+    """Rewrites integer arithmetic on coordinates below the roots to 32 bits; coordinates over the axes are below the limit."""
     narrower = _Narrower(terms, axes, limit)
     return [narrower.value(root) for root in roots]
 
@@ -192,8 +170,8 @@ class _Narrower:
         self._narrow: dict[int, _Narrow | None] = {}
 
     def value(self, position: int) -> int:
-        """The same value in the same type, made of narrower ones where possible."""
-        for p in self.terms.below((position,)):  # operands come first
+        """Returns the same value in the same type, computed in 32 bits where possible."""
+        for p in self.terms.below((position,)):  # operands come before their users
             if p not in self._values:
                 self._values[p] = self._rebuilt(p)
         return self._values[position]
@@ -204,22 +182,22 @@ class _Narrower:
             return position
         args = tuple(self._values[a] for a in term.args)
         if term.op in _COMPARISONS or (term.op is Op.CAST and term.dtype.is_float):
-            found = [self.narrow(a) for a in term.args]
-            if all(n is not None for n in found):
-                args = tuple(n.position for n in found if n is not None)
+            narrow = [self.narrow(a) for a in term.args]
+            if all(n is not None for n in narrow):
+                args = tuple(n.position for n in narrow if n is not None)
         return self.terms.put(Term(term.op, args, term.dtype, term.payload), self.terms.locations[position])
 
     def narrow(self, position: int) -> _Narrow | None:
-        """An integer term in 32 bits; None where it may not fit."""
+        """Returns an integer term in 32 bits; None if it may not fit."""
         stack = [position]
         while stack:
             p = stack[-1]
             term = self.terms.items[p]
-            waiting = [a for a in term.args if a not in self._narrow] if term.dtype is DType.INT64 else []
-            if p not in self._narrow and not waiting:
+            pending = [a for a in term.args if a not in self._narrow] if term.dtype is DType.INT64 else []
+            if p not in self._narrow and not pending:
                 self._narrow[p] = self._narrowed(p)
-            stack += waiting
-            if not waiting:
+            stack += pending
+            if not pending:
                 stack.pop()
         return self._narrow[position]
 
@@ -234,16 +212,16 @@ class _Narrower:
         return _Narrow(self.terms.put(Term(term.op, args, DType.INT32, term.payload), self.terms.locations[position]), *bounds)
 
     def _range(self, term: Term) -> tuple[int, int] | None:
-        """The least and the greatest value; None where it is not known."""
+        """Returns the least and the greatest value, or None if they are unknown."""
         if term.op is Leaf.CONSTANT:
             value = int(float(str(term.payload)))
             return value, value
         if term.op is Leaf.COORDINATE:
             return self._coordinate_range(term.payload)
-        found = [self._narrow[a] for a in term.args]
-        if term.op not in (Op.ADD, Op.SUB, Op.MUL) or any(n is None for n in found):
+        ranges = [self._narrow[a] for a in term.args]
+        if term.op not in (Op.ADD, Op.SUB, Op.MUL) or any(n is None for n in ranges):
             return None
-        a, b = (n for n in found if n is not None)
+        a, b = (n for n in ranges if n is not None)
         if term.op is Op.ADD:
             return a.low + b.low, a.high + b.high
         if term.op is Op.SUB:
@@ -252,7 +230,6 @@ class _Narrower:
         return min(corners), max(corners)
 
     def _coordinate_range(self, index: object) -> tuple[int, int] | None:
-        """A position along the axes, or a size."""
         symbols = sympy.sympify(index).free_symbols
         if symbols and symbols <= self.axes:
             return 0, self.limit

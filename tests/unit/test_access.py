@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.families.pointwise.plan import PointwiseBody
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Dim, axis_symbol, size_symbol, stride_symbol
-from fusegen.schedule.access import Access, AccessPattern, is_alike, vector_width
+from fusegen.schedule.access import Access, AccessPattern, is_uniform, vector_width
 
 N = size_symbol("n")
 ROW, LANE = axis_symbol("i0"), axis_symbol("i1")
@@ -33,7 +33,7 @@ S = stride_symbol("x_stride0")
     ],
 )
 def test_eight_neighbours_decide_alike(index: sympy.Expr, lower: int | None, upper: Dim | None, alike: bool) -> None:
-    assert is_alike(Bounds(index, lower, upper), LANE, 8, {}) is alike
+    assert is_uniform(Bounds(index, lower, upper), LANE, 8, {}) is alike
 
 
 @pytest.mark.parametrize(

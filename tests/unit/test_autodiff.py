@@ -16,7 +16,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import cheapest_cut
-from fusegen.autodiff.rules import MADE_LATER, RULES
+from fusegen.autodiff.rules import CREATED_LATER, RULES
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError, UnsupportedError
 from fusegen.ir import reference
@@ -285,7 +285,7 @@ def test_random_compositions() -> None:
 
 def test_every_operation_has_a_derivative_or_is_made_of_such() -> None:
     missing = {op for op in Op if op.family not in (Family.LEAF, Family.WRITE) and op not in RULES and op not in EXPANSIONS}
-    assert missing == MADE_LATER, "fusegen/autodiff/rules: one row an operation"
+    assert missing == CREATED_LATER, "fusegen/autodiff/rules: one row an operation"
     assert not {op for op in RULES if op.family is Family.LEAF}
 
 

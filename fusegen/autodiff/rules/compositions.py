@@ -1,7 +1,7 @@
-"""Derivatives of compositions that are better than those of what they are made of: more accurate, with fewer reductions, or numbers
-where those give NaN, since a factor is infinite where the gradient that it meets is 0.
+"""Derivatives of compositions that are better than those of their primitives: more accurate, fewer reductions, or no NaN where an
+infinite factor meets a gradient of 0.
 
-Where a function has no derivative (at a bound, at a zero of a norm, at NaN), torch's choice.
+Where a function has no derivative (at a bound, at a zero of a norm, at NaN), the rules follow torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def _relu(y: Value, dy: Value) -> Gradients:
 
 
 def _gelu(y: Value, dy: Value) -> Gradients:
-    """s + s·(1 − s)·x·u'(x) with y = x·s and s = sigmoid(u), of the tanh form; else s + x·s'(x) with s = (1 + erf(x/√2))/2.
+    """s + s·(1 − s)·x·u'(x) with y = x·s and s = sigmoid(u), in the tanh form; else s + x·s'(x) with s = (1 + erf(x/√2))/2.
 
-    1 − s is sigmoid(−u): the difference would cancel where u'(x) is large. The factors of s' come first: it is 0 where the others
-    are large.
+    1 − s is computed as sigmoid(−u), since the difference would cancel where u'(x) is large. s' comes first in its products, since
+    it is 0 where the other factors are large.
     """
     x = y.arg(0)
     if y.node.attr("approximate") == "tanh":
@@ -74,7 +74,7 @@ def _hardswish(y: Value, dy: Value) -> Gradients:
 
 
 def _clamp(y: Value, dy: Value) -> Gradients:
-    """To the bound beyond it, else to what is bounded, at the bound too; to neither where one is NaN."""
+    """dy by the bound where it clamps, else by x, also at the bound; 0 where either is NaN."""
     x, bound = y.arg(0), y.arg(1)
     inside, beyond = (Op.GE, Op.LT) if y.node.op is Op.CLAMP_MIN else (Op.LE, Op.GT)
     return x.apply(inside, bound).where(dy, 0), x.apply(beyond, bound).where(dy, 0)
@@ -95,26 +95,26 @@ def _fmod(y: Value, dy: Value) -> Gradients:
 
 
 def _xlogy(y: Value, dy: Value) -> Gradients:
-    """log(y), and 0 where x is 0 and log(y) no finite number; x/y."""
+    """dy·log(y), and 0 where x is 0 and y ≤ 0; dy·x/y."""
     a, b = y.arg(0), y.arg(1)
     is_zero = a.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, b.apply(Op.LE, 0))
     return is_zero.where(0, dy.apply(Op.XLOGY, b)), dy * a / b
 
 
 def _hypot(y: Value, dy: Value) -> Gradients:
-    """Each leg by the hypotenuse."""
+    """dy·a/y and dy·b/y."""
     return tuple(dy * (leg / y) for leg in (y.arg(0), y.arg(1)))
 
 
 def _logit(y: Value, dy: Value) -> Gradients:
-    """1/(x·(1 − x)) from 0 to 1, NaN beyond."""
+    """dy/(x·(1 − x)) in [0, 1], NaN outside."""
     x = y.arg(0)
     is_outside = x.apply(Op.LT, 0).apply(Op.LOGICAL_OR, x > 1)
     return (is_outside.where(math.nan, dy / (x * (1.0 - x))),)
 
 
 def _xlog1py(y: Value, dy: Value) -> Gradients:
-    """log(1 + y), and 0 where x is 0 and that is no finite number; x/(1 + y)."""
+    """dy·log(1 + y), and 0 where x is 0 and y ≤ −1; dy·x/(1 + y)."""
     a, b = y.arg(0), y.arg(1)
     is_zero = a.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, b.apply(Op.LE, -1))
     return is_zero.where(0, dy.apply(Op.XLOG1PY, b)), dy * a / (b + 1.0)
@@ -149,7 +149,7 @@ def _sinc(y: Value, dy: Value) -> Gradients:
 
 
 def _binary_cross_entropy(y: Value, dy: Value) -> Gradients:
-    """(x − t)/(x·(1 − x)), whose divisor is 1e-12 at the least; log(1 − x) − log(x)."""
+    """(x − t)/(x·(1 − x)), with the divisor at least 1e-12; log(1 − x) − log(x)."""
     x, target = y.arg(0), y.arg(1)
     divisor = ((1.0 - x) * x).apply(Op.MAXIMUM, 1e-12)
     return dy * (x - target) / divisor, dy * ((-x).apply(Op.LOG1P) - x.apply(Op.LOG))
@@ -166,7 +166,7 @@ def _log_softmax(y: Value, dy: Value) -> Gradients:
 def _norm(y: Value, dy: Value) -> Gradients:
     """r·(g − mean(g) − x̂·mean(g·x̂)) with x̂ = (x − μ)·r and g = dy·γ; Σ dy·x̂; Σ dy. rms_norm has neither μ nor mean(g).
 
-    An invertible norm has x̂ = (y − β)/γ.
+    An invertible norm computes x̂ = (y − β)/γ.
     """
     has_bias = y.node.op is Op.LAYER_NORM and bool(y.node.attr("has_bias"))
     has_weight = len(y.node.tensors) > 1 + has_bias
@@ -211,7 +211,7 @@ COMPOSITIONS: dict[Op, GradientRule] = {
     Op.HUBER: _huber,
     Op.LOGSIGMOID: lambda y, dy: (dy * (-y.arg(0)).apply(Op.SIGMOID),),
     Op.SOFTMAX: _softmax,
-    Op.SAFE_SOFTMAX: _softmax,  # by its own result, which is 0 in a row that is masked as a whole; a softmax is NaN there
+    Op.SAFE_SOFTMAX: _softmax,  # from its own result, which is 0 in fully masked rows, where softmax is NaN
     Op.LOG_SOFTMAX: _log_softmax,
     Op.LAYER_NORM: _norm,
     Op.RMS_NORM: _norm,

@@ -1,4 +1,4 @@
-"""Streaming attention: two products with a recurrence between them, whose scores never lie in memory."""
+"""Streaming attention: two matmuls with a recurrence in between, whose scores are never materialized."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
-from fusegen.families.attention.match import ATTENTION, attention_group, derive, is_served, unserved
+from fusegen.families.attention.match import ATTENTION, attention_group, is_supported, match_recurrence, rejection_reason
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import elementwise_ends
@@ -21,36 +21,34 @@ from fusegen.target import Target
 
 
 class AttentionFamily(KernelFamily):
-    """Kernels of attention."""
+    """The family of attention kernels."""
 
     kinds = (ATTENTION,)
     needs = (Family.CONTRACTION,)
     cuda: ClassVar[Emitters] = {AttentionBody: emit_cuda}
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
-        """Both products of each attention, and the value in which it ends."""
+        """Claims both matmuls of each attention, together with its last value."""
         for matmul in products_of(graph):
-            _take_attention(graph, matmul, target, claims)
+            _claim_attention(graph, matmul, target, claims)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """The group of attention that ends in a claimed value."""
         return attention_group(graph, root, target, decision.materialized) if root in decision.ends else None
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """The launch of a group."""
         return lower_attention(context)
 
 
 def products_of_attention(graph: Graph, target: Target) -> frozenset[int]:
-    """The products that attention kernels compute, without storing the scores."""
+    """Returns the matmuls that attention kernels compute without materialized scores."""
     claims = Claims()
     AttentionFamily().claim(graph, target, claims)
     return frozenset(claims.inside)
 
 
-def _take_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
-    recurrence = derive(graph, product)
-    if recurrence is None or not is_served(target):
+def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
+    recurrence = match_recurrence(graph, product)
+    if recurrence is None or not is_supported(target):
         return
     for end in (*elementwise_ends(graph, product), product):
         group = attention_group(graph, end, target, claims.ends)
@@ -61,5 +59,5 @@ def _take_attention(graph: Graph, product: int, target: Target, claims: Claims) 
             bases = tuple(view.base for view in group.match.operands.views)
             claims.operands.update(dict.fromkeys((recurrence.score_product, product), bases))
             return
-    why = unserved(graph, recurrence, product) or "its scores need something that the kernel cannot compute at their place"
-    claims.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {why}"))
+    reason = rejection_reason(graph, recurrence, product) or "its scores depend on values that the kernel cannot compute"
+    claims.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {reason}"))

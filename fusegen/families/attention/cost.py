@@ -1,9 +1,8 @@
-"""The time that attention is expected to take, in µs: by a kernel of ours, or by torch's.
+"""The cost model of attention: expected times in µs of a generated kernel and of torch's kernel.
 
-The model: ours has a block for each 128 queries of a head, which walks over its keys, in waves of one block a multiprocessor;
-torch's multiplies at a rate, and shares the keys of a single query among blocks. Both move bytes meanwhile. The numbers were fitted
-to measurements, which `docs/costs/attention-h100.json` holds; `tests/unit/test_attention_cost.py` says how good the choice is that
-follows from them.
+The generated kernel has a block for each 128 queries of a head, which walks over its keys, in waves of one block per SM. Torch's
+kernel multiplies at a constant rate, and splits the keys of a single query over blocks. The constants are fitted to measurements
+(`docs/costs/attention-h100.json`). `tests/unit/test_attention_cost.py` bounds the loss by wrong choices.
 """
 
 from __future__ import annotations
@@ -12,24 +11,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.families.gemm.cost import slower
+from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 
-_TILE = 128  # queries of a block
+_TILE = 128  # queries per block
 
 
 @dataclass(frozen=True)
 class AttentionSize:
-    """Attention of 16-bit floats.
-
-    Attributes:
-        batch, heads, kv_heads: how many there are, of queries, and of keys and values.
-        queries, keys: positions.
-        channels: of a head.
-        is_causal: whether a query meets the keys up to its own position alone.
-    """
+    """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position."""
 
     batch: int
     heads: int
@@ -41,21 +33,19 @@ class AttentionSize:
 
     @property
     def bytes(self) -> int:
-        """The bytes of queries, keys, values and the result."""
         positions = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys
         return 2 * self.batch * positions * self.channels
 
     @property
-    def met(self) -> float:
-        """Keys that a query meets, in the mean."""
+    def mean_keys(self) -> float:
         return (self.keys + 1) / 2 if self.is_causal else float(self.keys)
 
 
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
-    """The attention that torch may compute in a graph, as functions of its sizes: it computes all with dropout. None where one has
-    a bias, of which nothing was measured."""
-    found = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
-    nodes = [node for node in found if not node.attr("dropout")]
+    """Returns the sizes of attentions that torch may compute, as functions of the graph's sizes; it computes all with dropout.
+    Empty if one has a bias, which the cost model does not cover."""
+    attentions = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
+    nodes = [node for node in attentions if not node.attr("dropout")]
     if any(len(node.args) > 3 for node in nodes):
         return ()
     return tuple(_sized(graph, node) for node in nodes)
@@ -67,19 +57,19 @@ def _sized(graph: Graph, node: Node) -> Callable[[Mapping[str, int]], AttentionS
     formulas, is_causal = {name: formula(dim) for name, dim in dims.items()}, bool(node.attr("causal"))
 
     def size(sizes: Mapping[str, int]) -> AttentionSize:
-        return AttentionSize(**{name: each(sizes) for name, each in formulas.items()}, is_causal=is_causal)
+        return AttentionSize(**{name: formula_of(sizes) for name, formula_of in formulas.items()}, is_causal=is_causal)
 
     return size
 
 
 @dataclass(frozen=True)
 class AttentionCosts:
-    """Figures of a machine for heads of some channels; times in µs, rates a µs.
+    """Constants of a machine for a head dim; times in µs, rates per µs.
 
     Attributes:
-        key, end: of a block, for each key and once.
-        causal_key, causal_end: likewise, where blocks have keys of different numbers.
-        flops, causal_flops: that torch's kernel computes.
+        key, end: a block's time per key, and once.
+        causal_key, causal_end: the same in causal attention, where blocks have different numbers of keys.
+        flops, causal_flops: the rate of torch's kernel.
     """
 
     key: float
@@ -91,9 +81,9 @@ class AttentionCosts:
 
 
 _PROCESSORS = 132
-_START, _LIBRARY_START = 6.0, 9.0  # the library takes longer on the host
-_BANDWIDTH = 2.9e6  # bytes
-_SINGLE = 2.8e6  # bytes, of one query
+_START, _LIBRARY_START = 6.0, 9.0  # launching torch's kernel takes longer on the host
+_BANDWIDTH = 2.9e6  # bytes per µs
+_SINGLE = 2.8e6  # bytes per µs for one query
 
 H100: Mapping[int, AttentionCosts] = {
     64: AttentionCosts(0.0095, 0.8, 0.0118, 2.2, 500e6, 440e6),
@@ -102,49 +92,35 @@ H100: Mapping[int, AttentionCosts] = {
     128: AttentionCosts(0.0125, 1.5, 0.0149, 6.5, 680e6, 600e6),
     256: AttentionCosts(0.0228, 2.0, 0.0267, 11.3, 650e6, 660e6),
 }
-"""By the most channels of a head."""
+"""Constants by the largest head dim."""
 
 
-_MARGIN = 0.95  # of our time: what is expected to be about as fast is a kernel of ours, which takes along what is around it
+_MARGIN = 0.95  # if both are expected to take about as long, the generated kernel also fuses adjacent operations
 
 
 def takes_library(sizes: Sequence[AttentionSize], processors: int) -> bool:
-    """Tells if some attentions are expected to be faster by torch's kernels than by ours.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
-    ours, library = (sum(time(size, processors) for size in sizes) for time in (own_time, library_time))
+    """True if torch's kernels are expected to be faster than generated ones for all attentions together."""
+    ours, library = (sum(time(size, processors) for size in sizes) for time in (generated_time, library_time))
     return library < _MARGIN * ours
 
 
-def own_time(size: AttentionSize, processors: int) -> float:
-    """The time of a kernel of ours.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+def generated_time(size: AttentionSize, processors: int) -> float:
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     key, end = (costs.causal_key, costs.causal_end) if size.is_causal else (costs.key, costs.end)
-    block = size.met * key + end
-    return _START + slower(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
+    block = size.mean_keys * key + end
+    return _START + overlapped_time(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
 
 
 def library_time(size: AttentionSize, processors: int) -> float:
-    """The time of torch's kernel.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
     if size.queries == 1:
         return _LIBRARY_START + size.bytes / _SINGLE
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
-    waves = math.ceil(blocks / processors) * processors  # blocks, those that are not there among them
-    flops = 4 * waves * _TILE * size.met * size.channels
+    waves = math.ceil(blocks / processors) * processors  # in blocks, including idle SMs of the last wave
+    flops = 4 * waves * _TILE * size.mean_keys * size.channels
     rate = (costs.causal_flops if size.is_causal else costs.flops) * processors / _PROCESSORS
-    return _LIBRARY_START + slower(flops / rate, size.bytes / _BANDWIDTH)
+    return _LIBRARY_START + overlapped_time(flops / rate, size.bytes / _BANDWIDTH)
 
 
 def _costs(size: AttentionSize) -> AttentionCosts:

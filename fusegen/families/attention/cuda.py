@@ -1,4 +1,4 @@
-"""Streaming attention in CUDA, for tensor cores of Hopper."""
+"""CUDA text of streaming attention for tensor cores of Hopper."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 _OFFSET = "Of a query's first channel in the output."
 _SEEN = "How many keys a query sees at most: those beyond have no weight."
 
-# Weights stand beside one that is about 1, the peak's own: what is below the smallest normal number may be nothing.
+# Weights are relative to the largest one, about 1, so that those below the smallest normal number may be flushed to 0.
 _WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of streaming attention."""
     body = kernel.body
     assert isinstance(body, AttentionBody)
     fields, parameters, values = operand_parts(kernel, "i64" if kernel.wide else "i32")

@@ -1,7 +1,6 @@
-"""Attention that torch computes in one step, forward and backward, without its scores in memory.
+"""Replaces attention by torch's own kernels (cuDNN, flash, efficient; flash on CPUs), which do not materialize the scores.
 
-A product of softmax weights with values becomes one node where torch's own kernels (cuDNN, flash, efficient; flash on CPUs) know
-its scores: a scaled product, plus a bias, with later keys hidden from earlier queries.
+They support scores that are a scaled matmul, plus a bias, possibly causal.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Target
 
 _HEADS_LAST = (0, 2, 1, 3)
-_CHANNELS, _MOST_CHANNELS = 8, 256  # of a head, on GPUs: multiples of the first up to the second
-_MOST_DROPPED = 128  # channels of a head, with dropout: all GPUs' flash kernels take them
-_MOST_STEPS = 8  # between a product of queries and keys and its softmax: a scale, a bias, a mask, and numbers apart
+_CHANNELS, _MOST_CHANNELS = 8, 256  # head dims on GPUs: multiples of the first up to the second
+_MOST_DROPPED = 128  # the largest head dim with dropout: flash kernels of all GPUs support it
+_MOST_STEPS = 8  # operations between the matmul and its softmax: scale, bias, mask, and multiplied numbers
 _MASKS = (Op.WHERE, Op.ADD)
 
 
@@ -32,15 +31,10 @@ class _Attention:
     """The parts of one attention.
 
     Attributes:
-        q: queries (…, position, channel).
-        keys: (…, channel, position).
-        values: (…, position, channel).
-        scale: of the scores.
-        is_causal: whether a query meets the keys up to its own position alone.
-        bias: added to the scores, of their shape or one that broadcasts to it.
-        shown: a condition that hides scores where it is False.
-        hidden: one that hides them where it is True.
-        dropout: the share of the weights that are dropped, by bits of no seed.
+        q, keys, values: (…, position, channel), (…, channel, position), (…, position, channel).
+        bias: added to the scores, of a shape that broadcasts to theirs.
+        shown, hidden: conditions that mask scores where they are False, and True.
+        dropout: the dropout probability of the weights, with random bits without a seed.
     """
 
     q: int
@@ -55,96 +49,91 @@ class _Attention:
 
     @property
     def masks(self) -> tuple[int, ...]:
-        """The masks that a bias is made of."""
+        """The values that the bias is computed from."""
         return tuple(p for p in (self.bias, self.shown, self.hidden) if p is not None)
 
 
 def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = (), *, only_dropout: bool = False) -> Graph:
-    """The graph with attention as single nodes, where torch computes it on a target.
-
-    Args:
-        graph: as traced.
-        target: the machine.
-        wrt: inputs by which it will be differentiated.
-        only_dropout: whether attention without dropout stays as it is.
-    """
-    wanted = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
-    differentiated = dependent(graph, wanted)
-    found = {p: a for p, node in graph if node.op is Op.MATMUL and (a := _attention(graph, p, target, differentiated))}
-    found = {p: a for p, a in found.items() if a.dropout or not only_dropout}
-    if not found:
+    """Replaces attention by single nodes where torch's kernels compute it on a target, given the inputs to differentiate by. With
+    `only_dropout`, attention without dropout stays as it is."""
+    inputs = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
+    differentiated = dependent(graph, inputs)
+    matches = {p: a for p, node in graph if node.op is Op.MATMUL and (a := _attention(graph, p, target, differentiated))}
+    matches = {p: a for p, a in matches.items() if a.dropout or not only_dropout}
+    if not matches:
         return graph
 
-    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
-        return _Maker(graph, target, builder, moved, position).made(found[position]) if position in found else None
+    def replaced(builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
+        return _Builder(graph, target, builder, renamed, position).built(matches[position]) if position in matches else None
 
     return rebuilt(graph, replaced)
 
 
-# Recognition.
+# Matching.
 
 
 def _attention(graph: Graph, product_: int, target: Target, differentiated: Collection[int]) -> _Attention | None:
-    """The attention that a product of weights with values is, or None."""
+    """Returns the attention that a matmul of weights with values is, or None."""
     weights, values = graph.nodes[product_].args
-    kept, dropout = _undropped(graph, weights)
-    softmax = _without_cast(graph, kept)
+    undropped, dropout = _without_dropout(graph, weights)
+    softmax = _without_cast(graph, undropped)
     node = graph.nodes[softmax]
     if node.op not in (Op.SOFTMAX, Op.SAFE_SOFTMAX) or node.attr("dim") != len(node.shape) - 1:
         return None
-    found = _scored(graph, _without_cast(graph, node.args[0]), values)
-    if found is None or (node.op is Op.SOFTMAX and found.masks):  # whose rows without a score are NaN
+    attention = _match_scores(graph, _without_cast(graph, node.args[0]), values)
+    if attention is None or (node.op is Op.SOFTMAX and attention.masks):  # softmax is NaN for fully masked rows
         return None
-    found = replace(found, dropout=dropout)
-    is_alone = all(_is_alone(graph, p) for p in (weights, kept, softmax))
-    return found if is_alone and _is_served(graph, found, target, differentiated) else None
+    attention = replace(attention, dropout=dropout)
+    is_alone = all(_has_one_reader(graph, p) for p in (weights, undropped, softmax))
+    return attention if is_alone and _is_supported(graph, attention, target, differentiated) else None
 
 
-def _undropped(graph: Graph, weights: int) -> tuple[int, float]:
-    """Weights before dropout by bits of no seed, and the share of them that are dropped."""
+def _without_dropout(graph: Graph, weights: int) -> tuple[int, float]:
+    """Returns the weights before dropout without a seed, and the dropout probability."""
     node = graph.nodes[weights]
     if node.op is not Op.MUL:
         return weights, 0.0
     noise = graph.nodes[node.args[1]]
-    if noise.op is not Op.WHERE or not _is_alone(graph, node.args[1]):
+    if noise.op is not Op.WHERE or not _has_one_reader(graph, node.args[1]):
         return weights, 0.0
     test, scale, zero = (graph.nodes[p] for p in noise.args)
     bits = graph.nodes[test.args[0]] if test.op is Op.GE else test
-    is_drawn = bits.op is Op.RANDOM and not bits.args and _is_alone(graph, test.args[0]) and bits.shape == node.shape
+    is_drawn = bits.op is Op.RANDOM and not bits.args and _has_one_reader(graph, test.args[0]) and bits.shape == node.shape
     if not is_drawn or scale.op is not Op.CONSTANT or zero.op is not Op.CONSTANT or zero.number:
         return weights, 0.0
     return node.args[0], 1.0 - 1.0 / float(scale.number)
 
 
-def _is_alone(graph: Graph, position: int) -> bool:
-    """True if nothing else needs a value, which would have to be computed anyway."""
+def _has_one_reader(graph: Graph, position: int) -> bool:
+    """True if a value has exactly one reader and is not an output."""
     return len(set(graph.users[position])) == 1 and position not in graph.outputs
 
 
-def _scored(graph: Graph, scores: int, values: int, left: int = _MOST_STEPS) -> _Attention | None:
-    """The attention of some scores, down to their product by so many steps at most."""
+def _match_scores(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) -> _Attention | None:
+    """Returns the attention of scores that reach their matmul in at most `steps` operations, or None."""
     node = graph.nodes[scores]
-    if not left:
+    if not steps:
         return None
     if node.op is Op.MATMUL:
         return _Attention(node.args[0], node.args[1], values, scale=1.0)
     if node.op in (Op.MUL, Op.DIV):
-        return _scaled(graph, scores, values, left - 1)
-    for number, operand in enumerate(node.args if node.op in _MASKS else ()):
-        below = _scored(graph, _without_cast(graph, operand), values, left - 1) if _is_score(graph, scores, number) else None
-        if below is not None:
-            return _masked(graph, scores, number, below)
+        return _scaled(graph, scores, values, steps - 1)
+    for index, operand in enumerate(node.args if node.op in _MASKS else ()):
+        attention = (
+            _match_scores(graph, _without_cast(graph, operand), values, steps - 1) if _is_score(graph, scores, index) else None
+        )
+        if attention is not None:
+            return _masked(graph, scores, index, attention)
     return None
 
 
-def _is_score(graph: Graph, scores: int, number: int) -> bool:
-    """True if an operand of a mask or of a sum is of the shape of all scores."""
+def _is_score(graph: Graph, scores: int, index: int) -> bool:
     node = graph.nodes[scores]
-    shape = graph.nodes[node.args[number]].shape
-    return (node.op is Op.ADD or number > 0) and len(shape) == len(node.shape) and all(map(same, shape, node.shape))
+    shape = graph.nodes[node.args[index]].shape
+    return (node.op is Op.ADD or index > 0) and len(shape) == len(node.shape) and all(map(same, shape, node.shape))
 
 
-def _scaled(graph: Graph, scores: int, values: int, left: int) -> _Attention | None:
+def _scaled(graph: Graph, scores: int, values: int, steps: int) -> _Attention | None:
     node = graph.nodes[scores]
     first, second = node.args
     if node.op is Op.MUL and graph.nodes[first].op is Op.CONSTANT:
@@ -152,41 +141,41 @@ def _scaled(graph: Graph, scores: int, values: int, left: int) -> _Attention | N
     factor = graph.nodes[second]
     if factor.op is not Op.CONSTANT or not math.isfinite(factor.number) or not factor.number:
         return None
-    below = _scored(graph, _without_cast(graph, first), values, left)
-    if below is None or below.masks or below.is_causal:
+    attention = _match_scores(graph, _without_cast(graph, first), values, steps)
+    if attention is None or attention.masks or attention.is_causal:
         return None
     number = float(factor.number)
-    return replace(below, scale=below.scale * number if node.op is Op.MUL else below.scale / number)
+    return replace(attention, scale=attention.scale * number if node.op is Op.MUL else attention.scale / number)
 
 
-def _masked(graph: Graph, scores: int, number: int, below: _Attention) -> _Attention | None:
-    """The attention behind a mask, or a sum with a bias; one of each kind at most."""
+def _masked(graph: Graph, scores: int, index: int, attention: _Attention) -> _Attention | None:
+    """Adds a mask or a bias to an attention; None if it already has one."""
     node = graph.nodes[scores]
     if node.op is Op.ADD:
-        return replace(below, bias=node.args[1 - number]) if not below.masks and not below.is_causal else None
-    condition, other = node.args[0], graph.nodes[node.args[3 - number]]
-    if other.op is not Op.CONSTANT or other.number != -math.inf or below.masks or below.is_causal:
+        return replace(attention, bias=node.args[1 - index]) if not attention.masks and not attention.is_causal else None
+    condition, alternative = node.args[0], graph.nodes[node.args[3 - index]]
+    if alternative.op is not Op.CONSTANT or alternative.number != -math.inf or attention.masks or attention.is_causal:
         return None
-    if _is_causal(graph, condition, hides=number == 2):
-        return replace(below, is_causal=True)
-    return replace(below, shown=condition) if number == 1 else replace(below, hidden=condition)
+    if _is_causal(graph, condition, hides=index == 2):
+        return replace(attention, is_causal=True)
+    return replace(attention, shown=condition) if index == 1 else replace(attention, hidden=condition)
 
 
 def _is_causal(graph: Graph, condition: int, *, hides: bool) -> bool:
-    """True if a condition is that of a key at or before its query; where it hides, of one behind it."""
+    """True if a condition shows keys at or before the query; with `hides`, if it hides keys after it."""
     node = graph.nodes[_without_views(graph, condition)]
     if node.op not in (Op.LE, Op.GE, Op.LT, Op.GT) or (node.op in (Op.LE, Op.GE)) is hides:
         return False
     query, key = node.args if node.op in (Op.GE, Op.LT) else node.args[::-1]
-    return _counts_along(graph, query, -2) and _counts_along(graph, key, -1)
+    return _is_iota_along(graph, query, -2) and _is_iota_along(graph, key, -1)
 
 
-def _counts_along(graph: Graph, position: int, dim: int) -> bool:
-    """True if a value is 0, 1, … along a dim, and alike along all others."""
+def _is_iota_along(graph: Graph, position: int, dim: int) -> bool:
+    """True if a value is 0, 1, … along a dim, and constant along all others."""
     shape = graph.nodes[position].shape
     is_count = graph.nodes[_without_views(graph, position)].op is Op.IOTA
-    others = [extent for number, extent in enumerate(shape, -len(shape)) if number != dim]
-    return is_count and len(shape) >= -dim and all(same(extent, 1) for extent in others)
+    extents = [extent for number, extent in enumerate(shape, -len(shape)) if number != dim]
+    return is_count and len(shape) >= -dim and all(same(extent, 1) for extent in extents)
 
 
 def _without_views(graph: Graph, position: int) -> int:
@@ -196,7 +185,7 @@ def _without_views(graph: Graph, position: int) -> int:
 
 
 def _without_cast(graph: Graph, position: int) -> int:
-    """Below casts between floats that nothing else reads."""
+    """Skips casts between float types."""
     while graph.nodes[position].op is Op.CAST and graph.nodes[graph.nodes[position].args[0]].dtype.is_float:
         (position,) = graph.nodes[position].args
     return position
@@ -205,92 +194,83 @@ def _without_cast(graph: Graph, position: int) -> int:
 # Capabilities.
 
 
-def _is_served(graph: Graph, found: _Attention, target: Target, differentiated: Collection[int]) -> bool:
-    """True if torch's kernels take an attention on a target, and give the gradients that are wanted."""
-    q, keys, values = (graph.nodes[p] for p in (found.q, found.keys, found.values))
+def _is_supported(graph: Graph, attention: _Attention, target: Target, differentiated: Collection[int]) -> bool:
+    """True if torch's kernels support an attention on a target, with the gradients that are needed."""
+    q, keys, values = (graph.nodes[p] for p in (attention.q, attention.keys, attention.values))
     rank = len(q.shape)
     leading = all(len(n.shape) == rank and all(map(same, n.shape[:-2], q.shape[:-2])) for n in (keys, values))
     channels = literal(q.shape[-1])
     if rank < 2 or not leading or channels is None or not same(values.shape[-1], channels):
         return False
-    if found.scale <= 0:  # torch's kernels subtract the greatest product, and scale the difference
+    if attention.scale <= 0:  # torch's kernels subtract the greatest unscaled score before they scale the difference
         return False
-    if {q.dtype, keys.dtype, values.dtype} != {q.dtype} or not q.dtype.is_float or _is_widened(graph, found):
+    if {q.dtype, keys.dtype, values.dtype} != {q.dtype} or not q.dtype.is_float or _is_widened(graph, attention):
         return False
-    if found.bias is not None and graph.nodes[found.bias].dtype is not q.dtype:
+    if attention.bias is not None and graph.nodes[attention.bias].dtype is not q.dtype:
         return False
-    is_learned = found.bias in differentiated
+    is_learned = attention.bias in differentiated
     if target.device == "cpu":
-        return not is_learned and not found.dropout
-    if found.dropout and not _is_dropped_by_flash(graph, found):
+        return not is_learned and not attention.dropout
+    if attention.dropout and not _is_dropped_by_flash(graph, attention):
         return False
-    if q.dtype is DType.FLOAT64 or (q.dtype is DType.FLOAT32 and not differentiated):  # matmuls are more accurate in it
+    if q.dtype is DType.FLOAT64 or (q.dtype is DType.FLOAT32 and not differentiated):  # float32 matmuls are more accurate
         return False
     fits = channels % _CHANNELS == 0 and channels <= _MOST_CHANNELS
-    return fits and (not is_learned or _is_of_all_scores(graph, found))
+    return fits and (not is_learned or _has_element_per_score(graph, attention))
 
 
-def _is_dropped_by_flash(graph: Graph, found: _Attention) -> bool:
-    """True if the flash kernel takes an attention, whose random bits can be drawn again on the GPU."""
-    q, keys = graph.nodes[found.q], graph.nodes[found.keys]
-    is_square = not found.is_causal or same(q.shape[-2], keys.shape[-1])
-    return not found.masks and is_square and q.dtype.is_half and (literal(q.shape[-1]) or _MOST_CHANNELS) <= _MOST_DROPPED
+def _is_dropped_by_flash(graph: Graph, attention: _Attention) -> bool:
+    """True if the flash kernel supports an attention with dropout, whose random bits the GPU can draw again."""
+    q, keys = graph.nodes[attention.q], graph.nodes[attention.keys]
+    is_square = not attention.is_causal or same(q.shape[-2], keys.shape[-1])
+    return not attention.masks and is_square and q.dtype.is_half and (literal(q.shape[-1]) or _MOST_CHANNELS) <= _MOST_DROPPED
 
 
-def _is_widened(graph: Graph, found: _Attention) -> bool:
-    """True if operands are of 16 bits as they lie in memory, which kernels of ours read so."""
-    given = (graph.nodes[p] for p in (found.q, found.keys, found.values))
-    return any(n.op is Op.CAST and n.dtype is DType.FLOAT32 and graph.nodes[n.args[0]].dtype.is_half for n in given)
+def _is_widened(graph: Graph, attention: _Attention) -> bool:
+    """True if operands are converted to float32 from 16 bits in memory, which generated kernels read directly."""
+    operands = (graph.nodes[p] for p in (attention.q, attention.keys, attention.values))
+    return any(n.op is Op.CAST and n.dtype is DType.FLOAT32 and graph.nodes[n.args[0]].dtype.is_half for n in operands)
 
 
-def _is_of_all_scores(graph: Graph, found: _Attention) -> bool:
-    """True if a bias has an element of its own for each score, so that its gradient is no larger than itself."""
-    assert found.bias is not None
-    shape = (*graph.nodes[found.q].shape[:-1], graph.nodes[found.keys].shape[-1])
-    return same(product(graph.nodes[_without_views(graph, found.bias)].shape), product(shape))
+def _has_element_per_score(graph: Graph, attention: _Attention) -> bool:
+    """True if a bias has one element per score, so that its gradient is not larger than itself."""
+    assert attention.bias is not None
+    shape = (*graph.nodes[attention.q].shape[:-1], graph.nodes[attention.keys].shape[-1])
+    return same(product(graph.nodes[_without_views(graph, attention.bias)].shape), product(shape))
 
 
 # Replacement.
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Puts attention into a graph in the making.
-
-    Attributes:
-        graph: as traced.
-        target: the machine.
-        builder: of the new graph.
-        moved: where the nodes before are.
-        position: the product of weights with values.
-    """
+class _Builder:
+    """Builds attention nodes at the position of the second matmul; `renamed` maps positions to the new graph."""
 
     graph: Graph
     target: Target
     builder: GraphBuilder
-    moved: Sequence[int]
+    renamed: Sequence[int]
     position: int
 
-    def made(self, found: _Attention) -> int:
-        """The node that takes the product's place."""
-        q, keys, values = (self._value(p) for p in (found.q, found.keys, found.values))
-        computed = self._with_heads_last(found)
+    def built(self, attention: _Attention) -> int:
+        q, keys, values = (self._value(p) for p in (attention.q, attention.keys, attention.values))
+        computed = self._with_heads_last(attention)
         q = q if computed is None else computed
         rank = len(keys.node.shape)
         k = keys.apply(Op.PERMUTE, dims=(*range(rank - 2), rank - 1, rank - 2))
         operands = [self._in_four_dims(x) for x in (q, k, values)]
-        operands[1:] = _unrepeated(operands)
-        bias = self._bias(found, operands[0].dtype)
-        given = zip(operands, (found.q, found.keys, found.values), strict=True)
-        orders = tuple(self._order(operand, found, position) for operand, position in given)
+        operands[1:] = _without_repetition(operands)
+        bias = self._bias(attention, operands[0].dtype)
+        pairs = zip(operands, (attention.q, attention.keys, attention.values), strict=True)
+        orders = tuple(self._order(operand, attention, position) for operand, position in pairs)
         orders = orders if computed is None else (_HEADS_LAST, *orders[1:])
         result = operands[0].apply(
             Op.ATTENTION,
             *operands[1:],
             *([] if bias is None else [bias]),
-            scale=found.scale,
-            causal=found.is_causal,
-            dropout=found.dropout,
+            scale=attention.scale,
+            causal=attention.is_causal,
+            dropout=attention.dropout,
             result=0,
             order=orders[0],
             orders=orders,
@@ -298,90 +278,90 @@ class _Maker:
         )
         return result.unpermuted(orders[0]).apply(Op.RESHAPE, shape=self.graph.nodes[self.position].shape).position
 
-    def _with_heads_last(self, found: _Attention) -> Value | None:
-        """Queries that are computed of values with heads behind positions, computed so as well: torch leaves the result in their
-        order, in which it goes on. None where it does not, or where they lie as they lie."""
-        graph, node = self.graph, self.graph.nodes[found.q]
-        is_wanted = self.position not in graph.outputs and all(
+    def _with_heads_last(self, attention: _Attention) -> Value | None:
+        """Recomputes the queries from values with positions before heads, in that order: torch's result then has the order that its
+        readers need. Returns None if they need another order, or the queries have it already."""
+        graph, node = self.graph, self.graph.nodes[attention.q]
+        is_permuted = self.position not in graph.outputs and all(
             graph.nodes[user].op is Op.PERMUTE and graph.nodes[user].attr("dims") == _HEADS_LAST
             for user in graph.users[self.position]
         )
-        if not is_wanted or self._is_fixed(node.dtype, found) or len(node.shape) != len(_HEADS_LAST):
+        if not is_permuted or self._is_fixed(node.dtype, attention) or len(node.shape) != len(_HEADS_LAST):
             return None
         permuted = Permuted(graph, _HEADS_LAST, self._value)
-        leaves = [p for p in permuted.leaves(found.q) or () if len(graph.nodes[p].shape) == len(_HEADS_LAST)]
-        whole = [p for p in leaves if all(map(same, graph.nodes[p].shape, node.shape))]
-        if not any(_order_in_memory(graph, p, is_transposed=False) == _HEADS_LAST for p in whole):
+        leaves = [p for p in permuted.leaves(attention.q) or () if len(graph.nodes[p].shape) == len(_HEADS_LAST)]
+        full = [p for p in leaves if all(map(same, graph.nodes[p].shape, node.shape))]
+        if not any(_order_in_memory(graph, p, is_transposed=False) == _HEADS_LAST for p in full):
             return None
-        return permuted.value(found.q).unpermuted(_HEADS_LAST)
+        return permuted.value(attention.q).unpermuted(_HEADS_LAST)
 
     def _value(self, position: int) -> Value:
-        return Value(self.builder, self.moved[position], self.graph.locations[self.position])
+        return Value(self.builder, self.renamed[position], self.graph.locations[self.position])
 
     def _in_four_dims(self, x: Value) -> Value:
-        """An operand as (batch, head, …): what is before the last three dims is the batch."""
+        """Reshapes an operand to (batch, head, …); all dims before the last three are the batch."""
         shape = x.node.shape
         leading, heads = shape[:-3], shape[-3] if len(shape) > 2 else 1
         return x.apply(Op.RESHAPE, shape=(simplify_dim(product(leading)), heads, *shape[-2:]))
 
-    def _bias(self, found: _Attention, dtype: DType) -> Value | None:
-        """The value that is added to the scores: minus infinity where they are hidden."""
-        if not found.masks:
+    def _bias(self, attention: _Attention, dtype: DType) -> Value | None:
+        """Returns the value that is added to the scores: minus infinity where they are masked."""
+        if not attention.masks:
             return None
-        (mask,) = found.masks
+        (mask,) = attention.masks
         value = self._value(mask)
-        if found.bias is None:
-            numbers = (0.0, -math.inf) if found.shown is not None else (-math.inf, 0.0)
+        if attention.bias is None:
+            numbers = (0.0, -math.inf) if attention.shown is not None else (-math.inf, 0.0)
             value = value.where(*numbers).apply(Op.CAST, dtype=dtype)
-        rank, scores = len(self.graph.nodes[found.q].shape), self.graph.nodes[found.q].shape[:-2]
+        rank, scores = len(self.graph.nodes[attention.q].shape), self.graph.nodes[attention.q].shape[:-2]
         shape = (1,) * (rank - len(value.node.shape)) + value.node.shape
-        if rank > 4:  # the batch is several dims
+        if rank > 4:  # several batch dims
             shape = (*scores[:-1], *shape[-3:])
             value = value.apply(Op.EXPAND, shape=shape)
         heads = shape[-3] if rank > 2 else 1
         return value.apply(Op.RESHAPE, shape=(simplify_dim(product(shape[:-3])), heads, *shape[-2:]))
 
-    def _order(self, operand: Value, found: _Attention, position: int) -> tuple[int, ...]:
-        """The order of dims in which torch leaves a result that is like an operand: its own, for kernels that take any."""
-        if self._is_fixed(operand.dtype, found):
+    def _order(self, operand: Value, attention: _Attention, position: int) -> tuple[int, ...]:
+        """Returns the order of dims in memory of a result: the operand's, unless the kernel has a fixed one."""
+        if self._is_fixed(operand.dtype, attention):
             return _HEADS_LAST
-        return _order_in_memory(self.graph, position, is_transposed=position == found.keys)
+        return _order_in_memory(self.graph, position, is_transposed=position == attention.keys)
 
-    def _is_fixed(self, dtype: DType, found: _Attention) -> bool:
-        """True if the kernel leaves its result in one order."""
-        return self.target.device == "cpu" or bool(found.masks) or dtype is DType.FLOAT32
+    def _is_fixed(self, dtype: DType, attention: _Attention) -> bool:
+        """True if the kernel returns its result in a fixed order of dims."""
+        return self.target.device == "cpu" or bool(attention.masks) or dtype is DType.FLOAT32
 
 
 def _order_in_memory(graph: Graph, position: int, *, is_transposed: bool) -> tuple[int, ...]:
-    """Batch, heads and positions as they lie in memory, the outermost first, and then channels."""
+    """Returns batch, heads and positions in memory order, the outermost first, and then channels."""
     strides = strided_view(graph, position).strides
     rows = strides[-1] if is_transposed else strides[-2]
     outer = [nominal(stride) for stride in (*strides[-4:-2], rows)]
-    missing = 3 - len(outer)  # dims of extent 1, which lie anywhere
+    missing = 3 - len(outer)  # dims of extent 1, in any order
     return (*range(missing), *sorted(range(missing, 3), key=lambda dim: -outer[dim - missing]), 3)
 
 
-def _unrepeated(operands: list[Value]) -> list[Value]:
-    """Keys and values with each head once, where views repeat both alike."""
-    once = [_once(x) for x in operands[1:]]
+def _without_repetition(operands: list[Value]) -> list[Value]:
+    """Returns keys and values with each head once, if views repeat both equally often."""
+    once = [_without_repeated_heads(x) for x in operands[1:]]
     heads = [x.node.shape[1] for x in once]
     return once if same(*heads) else operands[1:]
 
 
-def _once(x: Value) -> Value:
-    """(batch, head, …) without what a view repeats each head by."""
-    found, swapped = x, False
-    while found.node.family is Family.VIEW:
-        below = found.arg(0)
-        if found.node.op is Op.PERMUTE and found.node.attr("dims") == (0, 1, 3, 2):
+def _without_repeated_heads(x: Value) -> Value:
+    """Returns (batch, head, …) without the view that repeats heads."""
+    view, swapped = x, False
+    while view.node.family is Family.VIEW:
+        operand = view.arg(0)
+        if view.node.op is Op.PERMUTE and view.node.attr("dims") == (0, 1, 3, 2):
             swapped = not swapped
-        elif found.node.op is Op.RESHAPE and all(map(same, below.node.shape, found.node.shape)):
+        elif view.node.op is Op.RESHAPE and all(map(same, operand.node.shape, view.node.shape)):
             pass
-        elif found.node.op is Op.RESHAPE and below.node.op is Op.EXPAND:
-            return _before_repetition(x, found, below, swapped=swapped)
+        elif view.node.op is Op.RESHAPE and operand.node.op is Op.EXPAND:
+            return _before_repetition(x, view, operand, swapped=swapped)
         else:
             return x
-        found = below
+        view = operand
     return x
 
 
@@ -393,37 +373,31 @@ def _before_repetition(x: Value, repeated: Value, expanded: Value, *, swapped: b
         return x
     if not all(map(same, once.node.shape[3:], shape[2:])) or not same(shape[1], cast(int, heads) * cast(int, count)):
         return x
-    found = once.apply(Op.RESHAPE, shape=(batch, heads, *shape[2:]))
-    return found.apply(Op.PERMUTE, dims=(0, 1, 3, 2)) if swapped else found
+    result = once.apply(Op.RESHAPE, shape=(batch, heads, *shape[2:]))
+    return result.apply(Op.PERMUTE, dims=(0, 1, 3, 2)) if swapped else result
 
 
-# A value that is computed point by point, in another order of its dims: the permutation goes down to the views that it is made
-# of. Eager torch computes so as well: a result of views that are permuted alike has their order in memory.
+# A pointwise value in another order of dims: its operands are permuted instead, down to views. Eager torch does the same: the
+# pointwise result of equally permuted views has their order in memory.
 
 
-_MOST = 64  # nodes that are computed again
+_MOST = 64  # nodes that may be computed again
 _ALONG_A_DIM = (Op.SLICE, Op.CONCAT)
 
 
 @dataclass
 class Permuted:
-    """Values in an order of dims, as they come to be in a new graph.
-
-    Args:
-        graph: the old graph.
-        order: the old dims in their new order.
-        at: a value of the old graph in the new one.
-    """
+    """Values of a graph, mapped to a new graph by `at`, with their dims in another order."""
 
     graph: Graph
     order: tuple[int, ...]
     at: Callable[[int], Value]
-    _made: dict[int, Value] = field(default_factory=dict)
+    _memo: dict[int, Value] = field(default_factory=dict)
 
     def leaves(self, position: int) -> frozenset[int] | None:
-        """The values that a value is computed of, which lie in memory or are views; None where it is one of these, or is computed
-        in another way than point by point."""
-        found: set[int] = set()
+        """Returns the materialized values and views that a value depends on pointwise; None if it is one itself or is not
+        pointwise."""
+        operands: set[int] = set()
         seen = {position}
         stack = [position]
         while stack:
@@ -433,23 +407,23 @@ class Permuted:
             for arg in node.args:
                 if arg not in seen:
                     seen.add(arg)
-                    (found.add if self._is_leaf(arg) else stack.append)(arg)
+                    (operands.add if self._is_leaf(arg) else stack.append)(arg)
             if len(seen) > _MOST:
                 return None
-        return frozenset(found)
+        return frozenset(operands)
 
     def value(self, position: int) -> Value:
-        """A value of which `leaves` are known, in the new order."""
-        if position not in self._made:
-            self._made[position] = self._leaf(position) if self._is_leaf(position) else self._computed(position)
-        return self._made[position]
+        """Builds a value with known `leaves` in the new order."""
+        if position not in self._memo:
+            self._memo[position] = self._leaf(position) if self._is_leaf(position) else self._computed(position)
+        return self._memo[position]
 
     def _is_computed(self, node: Node) -> bool:
         is_ours = node.op in _ALONG_A_DIM or node.family is Family.POINTWISE
         return is_ours and not node.numbers and len(node.shape) == len(self.order)
 
     def _is_leaf(self, position: int) -> bool:
-        """True if a value is a view, a number, or lies in memory."""
+        """True if a value is a view, a number, or materialized."""
         node = self.graph.nodes[position]
         if node.op is Op.SLICE:
             return self._is_leaf(node.args[0])
@@ -470,6 +444,6 @@ class Permuted:
         attrs = dict(node.attrs)
         if node.op in _ALONG_A_DIM:
             attrs["dim"] = self.order.index(cast(int, attrs["dim"]))
-        here = self.at(node.args[0])
+        first = self.at(node.args[0])
         changed = replace(node, args=args, shape=shape, attrs=tuple(attrs.items()))
-        return Value(here.builder, here.builder.put(changed, here.location), here.location)
+        return Value(first.builder, first.builder.put(changed, first.location), first.location)

@@ -1,4 +1,4 @@
-"""Streaming attention: the functions of its recurrence, from the graph."""
+"""Lowers streaming attention: the functions of its recurrence, derived from the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, seen_keys
 from fusegen.families.attention.plan import AttentionBody, AttentionPlan
-from fusegen.families.gemm.placement import place, tensor_map
+from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.graph import Location
@@ -25,7 +25,7 @@ from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.kernel import LoweredKernel, cut
+from fusegen.schedule.kernel import LoweredKernel, extract_function
 from fusegen.schedule.lanes import (
     PAIR,
     LaneMath,
@@ -44,24 +44,26 @@ from fusegen.schedule.reductions import reduction_of
 from fusegen.schedule.terms import SMALL, Leaf, Term, Terms
 
 WORDS = ("batch", "head", "query")
-"""Names of the first coordinates in the math."""
+"""The names of the leading coordinates in the math."""
 
-_TAKEN = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", *WORDS)
-_LINE = 64  # channels that a box of the copy engine holds: 128 bytes
+_RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", *WORDS)
+_LINE = 64  # channels of a TMA box: 128 bytes
 
 
 def lower_attention(context: Context) -> Sequence[Step]:
-    """The launch of attention, and a copy where its result is wanted as another view."""
+    """Returns the launch of attention, followed by a copy if its result is needed in another layout."""
     (root,) = context.group.outputs
     match: AttentionMatch = context.group.match
     recurrence, operands = match.recurrence, match.operands
-    for word in _TAKEN:
+    for word in _RESERVED:
         context.names.take(word)
     plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.sharing)
-    scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
-    placement = place(context, root, lane_position(finished, 0), finished, lambda offset: is_in_octets(context, finished, offset))
-    score, unit = _score(context, recurrence, scored, plan)
-    finish = _finish(context, root, recurrence, finished, unit)
+    score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
+    placement = place_output(
+        context, root, lane_position(result_axes, 0), result_axes, lambda offset: is_in_octets(context, result_axes, offset)
+    )
+    score, unit = _score(context, recurrence, score_axes, plan)
+    finish = _finish(context, root, recurrence, result_axes, unit)
     body = AttentionBody(
         input_dtype=context.graph.nodes[recurrence.values].dtype,
         output_dtype=context.dtype(placement.buffer),
@@ -72,7 +74,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         mass=reduction_of(context.graph, recurrence.second, str, fast=Fast.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        seen=_identified(seen_keys(context.graph, recurrence.scores, scored.symbols[-2])),
+        seen=_with_emitted_names(seen_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
         plan=plan,
     )
     offsets = [body.out_offset, *([] if body.seen is None else [body.seen])]
@@ -80,15 +82,15 @@ def lower_attention(context: Context) -> Sequence[Step]:
     return [_launch(context, kernel, operands, plan), *placement.copies]
 
 
-def _identified(bound: Index | None) -> Index | None:
-    """A bound with its run-time numbers by their names in emitted text."""
+def _with_emitted_names(bound: Index | None) -> Index | None:
+    """Replaces run-time numbers of a bound by their names in emitted text."""
     if bound is None or isinstance(bound, int):
         return bound
     return bound.subs({n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)})
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:
-    """The math of the scores of a query and two keys, and their unit."""
+    """Lowers the scores of a query and two keys; returns the function and the factor that is taken out of the scores."""
     graph = context.graph
     evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
@@ -98,12 +100,12 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     words = _words(axes, "key")
     checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
-    # Weights are rounded to 16 bits before they meet the values, whatever the output is.
+    # Weights are rounded to 16 bits before they are multiplied with the values, whatever the output's dtype is.
     return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Fast.ROUNDED)), unit
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
-    """The math on the weighted sum of two channels."""
+    """Lowers the epilogue on the weighted sum of two channels."""
     accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
     evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
@@ -112,12 +114,9 @@ def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, uni
 
 
 class _Normalised(Evaluator):
-    """Divides the weighted sum by the mass of the weights: it does not depend on the key, so that it waits until the end.
+    """Divides the weighted sum by the row sum at the end, since it does not depend on the key. `unit` scales the row max.
 
-    A mass of 0, where all keys are masked, gives 0 where the recurrence is guarded; the sum is 0 then, and stays it.
-
-    Args:
-        unit: what the peak must be multiplied by.
+    A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then.
     """
 
     def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
@@ -139,8 +138,7 @@ class _Normalised(Evaluator):
         return self.terms.put(Term(Op.MUL, (total, self.terms.put(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
 
     def _weight_of(self, sink: int, index: Position, dtype: DType) -> int:
-        """The weight of one more score relative to the peak of the others: infinite where it is far beyond them, and all of theirs
-        together nothing."""
+        """Returns the sink's weight relative to the row max of the other scores; it is infinite far above them."""
         separation, location = self.recurrence.separation, self.graph.locations[sink]
         peak = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "peak"))
         scaled = self.terms.put(Term(Op.MUL, (peak, self._constant(self.unit, dtype)), dtype), location)
@@ -159,7 +157,7 @@ def _words(axes: Axes, lane: str) -> dict[Index, str]:
 
 def _literal(extent: Index) -> int:
     value = literal(extent)
-    assert value is not None  # one of the widths that fusion accepts
+    assert value is not None  # a head dim that the match accepts
     return value
 
 
@@ -183,7 +181,7 @@ def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands
 
 
 def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, processors: int) -> Formula:
-    """Blocks stay and stride over tiles of queries."""
+    """Returns the number of blocks, which are persistent and stride over tiles of queries."""
     return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), processors)
 
 
@@ -191,61 +189,62 @@ def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, pro
 
 
 _BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
-"""f(x) = g(c x): the form that hardware has, and its factor."""
+"""f(x) = g(c x): the hardware instruction g and the factor c."""
 
 
 def common_factor(terms: Terms, roots: Sequence[int]) -> tuple[float, tuple[int, ...]]:
-    """A positive constant that all roots have as a factor, and the roots without it.
-
-    The largest of scores is the same one in any positive unit, so that the factor can wait until a weight is taken, where
-    it is part of a constant.
-    """
-    found = [_factored(terms, root) for root in roots]
-    factors = {factor for factor, _ in found}
+    """Takes a positive constant factor out of all roots; returns the factor and the remaining roots. The row max does not depend on
+    the unit of the scores, so that the factor becomes part of a constant in the weights."""
+    factored = [_factored(terms, root) for root in roots]
+    factors = {factor for factor, _ in factored}
     if len(factors) != 1:
         return 1.0, tuple(roots)
-    return factors.pop(), tuple(rest for _, rest in found)
+    return factors.pop(), tuple(remainder for _, remainder in factored)
 
 
 def _factored(terms: Terms, root: int) -> tuple[float, int]:
-    """A positive constant that a term has as a factor, and the term without it."""
-    parts: dict[int, tuple[int, ...]] = {}
+    """Takes a positive constant factor out of a term; returns the factor and the remaining term."""
+    operands: dict[int, tuple[int, ...]] = {}
     stack = [root]
     while stack:
         position = stack.pop()
-        if position not in parts:
-            parts[position] = _with_its_factor(terms, position)
-            stack += parts[position]
-    found: dict[int, tuple[float, int]] = {}
-    for position in sorted(parts):  # operands come first
-        found[position] = _taken_out(terms, position, parts[position], found)
-    return found[root]
+        if position not in operands:
+            operands[position] = _factor_operands(terms, position)
+            stack += operands[position]
+    factored: dict[int, tuple[float, int]] = {}
+    for position in sorted(operands):  # operands are before their users
+        factored[position] = _without_factor(terms, position, operands[position], factored)
+    return factored[root]
 
 
-def _with_its_factor(terms: Terms, position: int) -> tuple[int, ...]:
-    """The operands whose common factor a term has too: none where it is no product, quotient or choice."""
+def _factor_operands(terms: Terms, position: int) -> tuple[int, ...]:
+    """Returns the operands whose common factor is one of the term too; empty unless it is a product, quotient or choice."""
     term = terms.items[position]
     if term.op is Op.MUL:
-        return next(((other,) for constant, other in (term.args, term.args[::-1]) if _positive(terms, constant) is not None), ())
+        return next(
+            ((operand,) for constant, operand in (term.args, term.args[::-1]) if _positive(terms, constant) is not None), ()
+        )
     if term.op is Op.DIV:
         return term.args[:1] if _positive(terms, term.args[1]) is not None else ()
     return tuple(c for c in term.args[1:] if not _is_infinite(terms, c)) if term.op is Op.WHERE else ()
 
 
-def _taken_out(terms: Terms, position: int, parts: tuple[int, ...], found: Mapping[int, tuple[float, int]]) -> tuple[float, int]:
-    """A term's factor and the rest, of those of its operands."""
+def _without_factor(
+    terms: Terms, position: int, operands: tuple[int, ...], factored: Mapping[int, tuple[float, int]]
+) -> tuple[float, int]:
+    """Returns a term's factor and remainder, given those of its operands."""
     term = terms.items[position]
-    factors = {found[p][0] for p in parts}
+    factors = {factored[p][0] for p in operands}
     if len(factors) != 1:
         return 1.0, position
     factor = factors.pop()
-    if term.op is Op.WHERE:  # an infinity has any factor
-        rest = tuple(found[c][1] if c in parts else c for c in term.args[1:])
-        return factor, terms.put(Term(Op.WHERE, (term.args[0], *rest), term.dtype), terms.locations[position])
+    if term.op is Op.WHERE:  # an infinity is unchanged by any factor
+        branches = tuple(factored[c][1] if c in operands else c for c in term.args[1:])
+        return factor, terms.put(Term(Op.WHERE, (term.args[0], *branches), term.dtype), terms.locations[position])
     if term.op is Op.DIV:
-        return factor / (_positive(terms, term.args[1]) or 1.0), found[parts[0]][1]
-    constant = term.args[0] if term.args[1] == parts[0] else term.args[1]
-    return factor * (_positive(terms, constant) or 1.0), found[parts[0]][1]
+        return factor / (_positive(terms, term.args[1]) or 1.0), factored[operands[0]][1]
+    constant = term.args[0] if term.args[1] == operands[0] else term.args[1]
+    return factor * (_positive(terms, constant) or 1.0), factored[operands[0]][1]
 
 
 def _constant(terms: Terms, position: int) -> float | None:
@@ -264,13 +263,7 @@ def _is_infinite(terms: Terms, position: int) -> bool:
 
 
 def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[MathFunction, ...]:
-    """The functions ``anchor``, ``weight`` and ``carry``.
-
-    Args:
-        separation: says what a weight is: outer(inner(score, peak)).
-        unit: what scores must be multiplied by.
-        location: where the user wrote it.
-    """
+    """Returns the functions ``anchor``, ``weight`` and ``carry``; scores are multiplied by `unit`."""
     if separation.inner is not Op.SUB:
         raise VerificationError(f"weights by {separation.name} have no streaming form")
     outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
@@ -283,17 +276,17 @@ def weight_functions(separation: Separation, unit: float, location: Location | N
 
 
 class _Weights:
-    """f(s, peak) = outer(scale * (s - peak)).
+    """Weights f(s, peak) = outer(scale * (s - peak)).
 
-    The difference comes first, and is exact near the peak. scale * s - scale * peak would be one instruction, and off by the
-    rounding of scale * peak, which overflows where scores pass 2^31.
+    The difference is taken first, since it is exact near the row max. scale * s - scale * peak would be one instruction, but its
+    error is the rounding of scale * peak, which makes weights overflow for scores above 2^31.
     """
 
     def __init__(self, outer: Op, scale: float, location: Location | None) -> None:
         self.outer, self.scale, self.location = outer, scale, location
 
     def anchor(self, identity: str) -> MathFunction:
-        """The peak; 0 while there is none, since infinity less infinity is no number."""
+        """Returns the function of the row max: 0 if all scores are −inf, since −inf − −inf is NaN."""
         terms = Terms()
         peak = terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
         zero, none = (terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
@@ -302,7 +295,6 @@ class _Weights:
         return self._function(terms, "anchor", root, (peak,), "The peak; 0 while there is none.")
 
     def weight(self, name: str, score: str, anchor: str, doc: str) -> MathFunction:
-        """The weight of a score."""
         terms = Terms()
         s, a = (terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
         difference = terms.put(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
@@ -316,8 +308,8 @@ class _Weights:
         return terms.put(Term(Op.MUL, (position, scale), DType.FLOAT32), self.location)
 
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> MathFunction:
-        given = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
-        return cut(terms, name, [("result", root)], given, fast=Fast.ROUNDED, doc=doc)[0]
+        parameters = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
+        return extract_function(terms, name, [("result", root)], parameters, fast=Fast.ROUNDED, doc=doc)[0]
 
 
 # Plans of streaming attention, measured on an H200.
@@ -328,10 +320,10 @@ _PLANS = {
     128: AttentionPlan(128, 128, tile_k=128, stages=2),
     256: AttentionPlan(256, 256, tile_k=64, stages=2, q_stages=1),
 }
-"""By the channels of a head up to which they hold."""
+"""Plans by the largest head dim that they support."""
 
 
 def attention_plan(head_dim: int, value_dim: int, sharing: int = 1) -> AttentionPlan:
-    """The plan for the width of a head, and as many heads of queries as share one of keys."""
+    """Returns the plan for head dims and the size of a GQA group."""
     widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
     return replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, sharing=sharing)

@@ -1,4 +1,4 @@
-"""Attention: a product of streaming weights with values, where tensor cores serve it."""
+"""Matches attention: a matmul of streaming weights with values, on targets with wgmma."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from fusegen.target import Target
 # The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
 #
 # For o = sum_j p_j v_j with p_j = f(s_j, r1) / r2, r1 a reduction of s and r2 = sum_j f(s_j, r1), one pass over j suffices when
-# f separates in r1: f(s, r) = F(s) H(r). What was accumulated relative to an old r1 moves to a new one by the factor H(new) /
-# H(old) = f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, derive it for softmax; here it
-# follows from the graph). A streaming pipeline needs only the functions that are named here.
+# f separates in r1: f(s, r) = F(s) H(r). Sums relative to an old r1 are rescaled to a new one by the factor H(new) / H(old) =
+# f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, for softmax; here it follows from the graph).
 
 
 ATTENTION = GroupKind("attention", reads_as_typed=True)
@@ -36,15 +35,15 @@ class Recurrence:
     """The nodes of the recurrence.
 
     Attributes:
-        scores: s, as the reductions see it.
+        scores: s, as the reductions read it.
         first: r1, the reduction that the weights are relative to.
         weights: f(s, r1).
         second: r2, the sum of the weights.
-        values: the product sum_j p_j v_j.
-        score_product: the product that the scores are made of.
+        values: the matmul sum_j p_j v_j.
+        score_product: the matmul that computes the scores.
         separation: the rule by which f separates in r1.
-        guarded: whether p_j is 0 where r1 is what it starts from, and not f / 0: no key counts, so that r2 is 0.
-        sink: one more score, of which only the weight counts: p_j = f(s_j, r) / (r2 + f(sink, r)), r being the larger of r1 and it.
+        guarded: True if p_j is 0, and not f / 0, for fully masked rows: r1 is its initial value and r2 is 0.
+        sink: the attention sink, a score without a value: p_j = f(s_j, r) / (r2 + f(sink, r)) with r = max(r1, sink).
     """
 
     scores: int
@@ -60,13 +59,13 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Separation:
-    """One way in which weights separate: the form of f(s, r), as the operations from f down to s and r.
+    """A form of weights that separates, as the operations from f down to s and r.
 
     Attributes:
-        name: for `explain`.
+        name: the name in error messages.
         outer, inner: f(s, r) = outer(inner(s, r)).
         reduction: the reduction that r must be, so that f stays bounded.
-        pair: the same of two numbers.
+        pair: the same reduction of two numbers.
     """
 
     name: str
@@ -77,25 +76,25 @@ class Separation:
 
 
 SEPARATIONS: tuple[Separation, ...] = (Separation("exponential of a difference", Op.EXP, Op.SUB, Op.AMAX, Op.MAXIMUM),)
-"""The known ways; for each, carry(old, new) = outer(inner(old, new))."""
+"""The supported forms; for each, rescale(old, new) = outer(inner(old, new))."""
 
 
-def derive(graph: Graph, values: int) -> Recurrence | None:
-    """The recurrence of a product whose first operand is made of such weights, or None."""
+def match_recurrence(graph: Graph, values: int) -> Recurrence | None:
+    """Returns the recurrence whose weights are the first operand of a matmul, or None."""
     node = graph.nodes[values]
-    return weighted(graph, values, node.args[0]) if node.op is Op.MATMUL else None
+    return match_weighted_sum(graph, values, node.args[0]) if node.op is Op.MATMUL else None
 
 
-def weighted(graph: Graph, values: int, operand: int) -> Recurrence | None:
-    """The same where the product's first operand is a view of ``operand``, of the same matrices."""
+def match_weighted_sum(graph: Graph, values: int, operand: int) -> Recurrence | None:
+    """Returns the recurrence of a matmul whose first operand is a view of ``operand`` with the same matrices, or None."""
     guard, normalized = _guard(graph, _without_cast(graph, operand))
     if graph.nodes[normalized].op is not Op.DIV:
         return None
     weights, total = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
     for separation in SEPARATIONS:
-        found = _separated(graph, weights, total, separation)
-        if found is not None:
-            scores, first, second, sink = found
+        parts = _separated(graph, weights, total, separation)
+        if parts is not None:
+            scores, first, second, sink = parts
             product = _single_product(graph, scores)
             if product is not None and guard in (None, first):
                 return Recurrence(scores, first, weights, second, values, product, separation, guard is not None, sink)
@@ -103,7 +102,7 @@ def weighted(graph: Graph, values: int, operand: int) -> Recurrence | None:
 
 
 def _separated(graph: Graph, weights: int, total: int, separation: Separation) -> tuple[int, int, int, int | None] | None:
-    """The scores, the reduction that weights are relative to, their sum, and the sink if there is one."""
+    """Returns the scores, the reduction that weights are relative to, their sum, and the sink or None."""
     relative = _relative(graph, weights, separation)
     if relative is None:
         return None
@@ -118,22 +117,22 @@ def _separated(graph: Graph, weights: int, total: int, separation: Separation) -
 
 
 def _guard(graph: Graph, position: int) -> tuple[int | None, int]:
-    """The reduction r and the value p of ``where(r == -inf, 0, p)``; no reduction and the value itself of anything else."""
+    """Returns r and p of ``where(r == -inf, 0, p)``; for any other value, None and the value itself."""
     node = graph.nodes[position]
     if node.op is not Op.WHERE:
         return None, position
-    condition, chosen, other = node.args
+    condition, chosen, value = node.args
     test, zero = graph.nodes[condition], graph.nodes[chosen]
     if test.op is not Op.EQ or zero.op is not Op.CONSTANT or zero.number != 0:
         return None, position
     reduction, least = test.args
     if graph.nodes[least].op is not Op.CONSTANT or graph.nodes[least].number != -math.inf:
         return None, position
-    return (reduction, _without_cast(graph, other)) if _is_reduction(graph, reduction, Op.AMAX) else (None, position)
+    return (reduction, _without_cast(graph, value)) if _is_reduction(graph, reduction, Op.AMAX) else (None, position)
 
 
 def _relative(graph: Graph, weights: int, separation: Separation) -> tuple[int, int] | None:
-    """s and r of f(s, r)."""
+    """Returns s and r of f(s, r)."""
     outer = graph.nodes[weights]
     if outer.op is not separation.outer:
         return None
@@ -142,13 +141,12 @@ def _relative(graph: Graph, weights: int, separation: Separation) -> tuple[int, 
 
 
 def _reference(graph: Graph, reference: int, separation: Separation) -> tuple[int, int | None]:
-    """The reduction that weights are relative to, and the sink where it takes part."""
     node = graph.nodes[reference]
     return (node.args[0], node.args[1]) if node.op is separation.pair else (reference, None)
 
 
 def _without_sink(graph: Graph, total: int, sink: int, reference: int, separation: Separation) -> int | None:
-    """The sum to which the weight of a sink is added; None where it is not, or where the sink is no score of each row."""
+    """Returns the sum of weights without the sink's; None if the sink is not added, or is not one score per row."""
     node, shape = graph.nodes[total], graph.nodes[sink].shape
     is_of_rows = len(shape) == len(node.shape) and same(shape[-1], 1)
     is_added = node.op is Op.ADD and _relative(graph, node.args[1], separation) == (sink, reference)
@@ -156,14 +154,13 @@ def _without_sink(graph: Graph, total: int, sink: int, reference: int, separatio
 
 
 def _without_cast(graph: Graph, position: int) -> int:
-    """Below casts between float types, which a fused kernel need not round at."""
+    """Skips casts between float types, which a fused kernel does not have to round at."""
     while graph.nodes[position].op is Op.CAST and graph.nodes[graph.nodes[position].args[0]].dtype.is_float:
         position = graph.nodes[position].args[0]
     return position
 
 
 def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
-    """True if a node reduces its operand along the last dim by an operation."""
     node = graph.nodes[position]
     if node.op is not op:
         return False
@@ -171,22 +168,19 @@ def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
 
 
 def _single_product(graph: Graph, scores: int) -> int | None:
-    """The one product that the scores reach through pointwise operations and views."""
+    """Returns the only matmul that the scores depend on through pointwise operations and views, or None."""
     products = [scores] if graph.nodes[scores].op is Op.MATMUL else products_below(graph, scores)
     return products[0] if len(products) == 1 else None
 
 
-_CHANNELS = 8  # of a head, or a multiple: vectors of 16 bytes
+_CHANNELS = 8  # the head dim is a multiple: vectors of 16 bytes
 _MOST_CHANNELS = 256
 
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
-
-    Attributes:
-        sharing: heads of queries that read one head of keys and values (Ainslie et al., arXiv 2305.13245).
-    """
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous. `sharing` is the
+    size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245)."""
 
     q: StridedView
     k: StridedView
@@ -195,44 +189,33 @@ class AttentionOperands:
 
     @property
     def views(self) -> tuple[StridedView, ...]:
-        """All three."""
         return self.q, self.k, self.v
 
 
 @dataclass(frozen=True)
 class AttentionMatch:
-    """The parts of attention that one kernel computes.
-
-    Attributes:
-        recurrence: its nodes.
-        operands: q, k and v in memory.
-    """
+    """The recurrence of an attention, and q, k and v in memory."""
 
     recurrence: Recurrence
     operands: AttentionOperands
 
 
-def is_served(target: Target) -> bool:
-    """True if a machine has what the pipeline takes."""
+def is_supported(target: Target) -> bool:
     return target.wgmma
 
 
-def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
-    """The group of attention that ends in ``root``, or None when it is none or the pipeline cannot serve it.
-
-    Args:
-        kept: values that lie in memory.
-    """
-    if not is_served(target):
+def attention_group(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
+    """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it."""
+    if not is_supported(target):
         return None
     for values in _products_at(graph, root):
-        recurrence = derive(graph, values)
-        if recurrence is None or unserved(graph, recurrence, root) is not None:
+        recurrence = match_recurrence(graph, values)
+        if recurrence is None or rejection_reason(graph, recurrence, root) is not None:
             continue
         operands = attention_operands(graph, recurrence)
-        assert operands is not None  # which `unserved` saw
+        assert operands is not None  # checked by `rejection_reason`
         match = AttentionMatch(recurrence, operands)
-        inputs = _inputs(graph, match, root, kept)
+        inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
             anchors = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
             return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), anchors, match=match)
@@ -240,7 +223,7 @@ def attention_group(graph: Graph, root: int, target: Target, kept: Collection[in
 
 
 def _products_at(graph: Graph, root: int) -> list[int]:
-    """The root itself, or the products below its pointwise epilogue."""
+    """Returns the root itself, or the matmuls below its pointwise epilogue."""
     if graph.nodes[root].family is Family.CONTRACTION:
         return [root]
     if graph.nodes[root].family is not Family.POINTWISE:
@@ -248,54 +231,55 @@ def _products_at(graph: Graph, root: int) -> list[int]:
     return products_below(graph, root)
 
 
-def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
-    """The reason why the attention pipeline cannot compute a recurrence; None when it can."""
+def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
+    """Returns the reason why the attention pipeline cannot compute a recurrence; None if it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
-    q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)
+    q, keys = (graph.nodes[_without_widening(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
-        return "the scores are not of the product's shape"
+        return "the scores do not have the shape of the matmul"
     if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or {q.dtype, keys.dtype} != {values.dtype}:
-        found = ", ".join(dict.fromkeys(str(node.dtype) for node in (q, keys, values)))
-        return f"operands are {found}, not 16-bit floats of one dtype"
+        dtypes = ", ".join(dict.fromkeys(str(node.dtype) for node in (q, keys, values)))
+        return f"operands are {dtypes}, not 16-bit floats of one dtype"
     if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
         return f"the result is {graph.nodes[root].dtype}"
     for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
-            return f"the head dim is {channels}, no multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
+            return f"the head dim is {channels}, not a multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
     if attention_operands(graph, recurrence) is None:
         return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
     return None
 
 
 def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
-    """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
+    """Returns q, k and v as TMA reads them, or None."""
     q, keys = graph.nodes[recurrence.score_product].args
     return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1])
 
 
 def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
-    """The same for operands of two products: keys are of (batch, head, channel, key)."""
-    q, keys = _unwidened(graph, q), _unwidened(graph, keys)
+    """Returns the operands of two matmuls as TMA reads them, or None; keys are (batch, head, channel, key)."""
+    q, keys = _without_widening(graph, q), _without_widening(graph, keys)
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return None
-    found = (_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _sharings(graph, q, keys))
+    candidates = (
+        _shared_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _group_sizes(graph, q, keys)
+    )
     itemsize = graph.nodes[values].dtype.itemsize
-    served = (o for o in found if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
-    return next(served, None)
+    readable = (o for o in candidates if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
+    return next(readable, None)
 
 
-def _unwidened(graph: Graph, position: int) -> int:
-    """The value below a conversion to float32: tensor cores add exact products of 16 bits in it anyway."""
+def _without_widening(graph: Graph, position: int) -> int:
+    """Skips a conversion to float32: tensor cores accumulate exact products of 16-bit floats in float32 anyway."""
     node = graph.nodes[position]
     is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
     return node.args[0] if is_widened else position
 
 
-def _sharings(graph: Graph, q: int, keys: int) -> list[int]:
-    """Numbers of heads of queries that may share one of keys: all where there is one head of keys, one where no view repeats
-    any."""
+def _group_sizes(graph: Graph, q: int, keys: int) -> list[int]:
+    """Returns candidates for the size of the GQA group: all heads for a single head of keys, 1 if no view repeats heads."""
     position, heads = keys, literal(graph.nodes[q].shape[1])
     if heads is not None and same(graph.nodes[keys].shape[1], 1):
         return [heads]
@@ -306,7 +290,7 @@ def _sharings(graph: Graph, q: int, keys: int) -> list[int]:
     return [1]
 
 
-def _operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int) -> AttentionOperands | None:
+def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int) -> AttentionOperands | None:
     kt, v = (_unrepeated(graph, p, sharing) for p in (keys, values))
     if kt is None or v is None:
         return None
@@ -316,7 +300,7 @@ def _operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int
 
 
 def _unrepeated(graph: Graph, position: int, sharing: int) -> StridedView | None:
-    """Keys or values with each head once, whether a view repeats it or the product broadcasts the only one."""
+    """Returns keys or values with each head once: without the view that repeats heads, or the broadcast by the matmul."""
     is_plain = sharing == 1 or same(graph.nodes[position].shape[1], 1)
     return strided_view(graph, position) if is_plain else repeated_view(graph, position, 1, sharing)
 
@@ -325,36 +309,33 @@ def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
-    """The values that are read from memory; None when the scores or the epilogue need one that the kernel cannot compute."""
+def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collection[int]) -> tuple[int, ...] | None:
+    """Returns the inputs from memory; None if the scores or the epilogue depend on values that the kernel cannot compute."""
     producers, recurrence = Producers(), match.recurrence
-    _walk(graph, recurrence.scores, recurrence.score_product, producers, kept)
-    _walk(graph, root, recurrence.values, producers, kept)
+    _walk(graph, recurrence.scores, recurrence.score_product, producers, materialized)
+    _walk(graph, root, recurrence.values, producers, materialized)
     if recurrence.sink is not None:
-        _walk(graph, recurrence.sink, recurrence.values, producers, kept)
-    needed = {recurrence.score_product, recurrence.values}
-    if not needed <= set(producers.anchors) or needed & set(producers.inputs):
+        _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
+    matmuls = {recurrence.score_product, recurrence.values}
+    if not matmuls <= set(producers.anchors) or matmuls & set(producers.inputs):
         return None
     if not is_computed_once(graph, recurrence.values, (root,), producers.inputs):
         return None
     return tuple(sorted({*producers.inputs, *(view.base for view in match.operands.views)}))
 
 
-def _walk(graph: Graph, root: int, product: int, producers: Producers, kept: Collection[int]) -> None:
+def _walk(graph: Graph, root: int, product: int, producers: Producers, materialized: Collection[int]) -> None:
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), producers, kept)
+    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), producers, materialized)
 
 
 def _is_identity(at: Position, axes: Axes) -> bool:
     return all(i in (s, 0) and (i == s or same(e, 1)) for i, s, e in zip(at, axes.symbols, axes.extents, strict=True))
 
 
-# The number of keys that a query sees, where all scores beyond are minus infinity whatever the operands hold: half of them in
-# causal attention.
-#
-# Scores are `where(condition, s, -inf)`, or several such, with comparisons of positions that the function counts itself. Keys
-# beyond the bound weigh nothing; a kernel need not visit them.
+# A bound on the keys that a query sees, e.g. in causal attention. Scores are `where(condition, s, -inf)`, possibly nested, with
+# comparisons of positions that the function counts itself. Keys past the bound have weight 0, so that a kernel skips them.
 
 
 _FAR = 1 << 20
@@ -363,43 +344,40 @@ _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
 def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
-    """A bound on the keys that a query sees, growing with its position; None where they may be all. A run-time number in it,
-    such as the first query's position, is a `RunTimeNumber`.
+    """Returns a bound on the keys that a query sees, which grows with its position; None if it may see all.
 
-    Args:
-        scores: (batch, head, query, key).
-        query: what stands for a query's position in the result.
+    Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.
     """
     axes = domain_axes(Domain(graph.nodes[scores].shape))
-    found = _least(_bounds(graph, scores, axes.symbols, axes))
-    if found is None:
+    bound = _least(_bounds(graph, scores, axes.symbols, axes))
+    if bound is None:
         return None
-    own = axes.symbols[-2]
-    rest = sympy.expand(found - own) if sympy.expand(found).coeff(own) == 1 else sympy.expand(found)
-    if rest.free_symbols & set(axes.symbols) or not all(map(_is_small, sympy.Add.make_args(rest))):
-        return None  # it may shrink from a query to the next, or leave 32 bits
-    return sympy.sympify(found.subs(own, query))
+    symbol = axes.symbols[-2]
+    remainder = sympy.expand(bound - symbol) if sympy.expand(bound).coeff(symbol) == 1 else sympy.expand(bound)
+    if remainder.free_symbols & set(axes.symbols) or not all(map(_is_small, sympy.Add.make_args(remainder))):
+        return None  # the bound may shrink from a query to the next, or exceed 32 bits
+    return sympy.sympify(bound.subs(symbol, query))
 
 
 def _is_small(term: sympy.Expr) -> bool:
-    """True if a term of a bound is a number that 32 bits hold with others, a size, or a run-time number."""
+    """True if a term of a bound is a small number, a size, or a run-time number, so that sums fit into 32 bits."""
     return term.is_Symbol or (-term).is_Symbol or bool(term.is_Integer and abs(term) <= _FAR)
 
 
 def _bounds(graph: Graph, position: int, at: Position, axes: Axes) -> Iterable[sympy.Expr]:
-    """The bounds that each condition sets on the scores below."""
+    """Yields the bounds that nested conditions set on the scores."""
     node = graph.nodes[position]
     if node.op is Op.CAST and node.dtype.is_float:
-        (below,) = sources(graph, position, at, axes)
-        yield from _bounds(graph, below.arg, below.index, axes)
+        (operand,) = sources(graph, position, at, axes)
+        yield from _bounds(graph, operand.arg, operand.index, axes)
     if node.op is not Op.WHERE:
         return
-    condition, chosen, other = sources(graph, position, at, axes)
-    for kept, hidden, holds in ((chosen, other, True), (other, chosen, False)):
-        if _is_least(graph, hidden.arg):
+    condition, chosen, alternative = sources(graph, position, at, axes)
+    for shown, masked, holds in ((chosen, alternative, True), (alternative, chosen, False)):
+        if _is_least(graph, masked.arg):
             bound = _bound(graph, condition.arg, condition.index, axes, holds=holds)
             yield from () if bound is None else (bound,)
-            yield from _bounds(graph, kept.arg, kept.index, axes)
+            yield from _bounds(graph, shown.arg, shown.index, axes)
             return
 
 
@@ -411,7 +389,7 @@ def _is_least(graph: Graph, position: int) -> bool:
 
 
 def _bound(graph: Graph, position: int, at: Position, axes: Axes, *, holds: bool) -> sympy.Expr | None:
-    """The least key from which on a condition never holds, or always does."""
+    """Returns the first key from which on a condition never holds, or, with `holds=False`, always holds."""
     node = graph.nodes[position]
     operands = sources(graph, position, at, axes) if node.family in (Family.POINTWISE, Family.VIEW) else ()
     if node.op is Op.LOGICAL_NOT:
@@ -427,7 +405,7 @@ def _bound(graph: Graph, position: int, at: Position, axes: Axes, *, holds: bool
 
 
 def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
-    """The least key for which a difference is not less than, or not at most, or not greater than, or not at least 0."""
+    """Returns the first key for which ``difference op 0`` is false."""
     key = axes.symbols[-1]
     if op in (Op.GT, Op.GE):
         op, difference = (Op.LT if op is Op.GT else Op.LE), -difference
@@ -438,7 +416,7 @@ def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
 
 
 def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
-    """An integer that the function counts itself, over the axes."""
+    """Returns an integer that the function counts itself, over the axes."""
     node = graph.nodes[position]
     if node.dtype not in _COUNTED or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
         return None  # numbers of fewer bits wrap
@@ -451,7 +429,7 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
     if node.op is Op.SCALAR:
         return RunTimeNumber(str(node.attr("name")), integer=True)
     if node.family is Family.LEAF:
-        return None  # read from memory, as lengths of keys are
+        return None  # read from memory, e.g. the lengths of keys
     operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
     known = [o for o in operands if o is not None]
     if len(known) < len(operands):
@@ -463,10 +441,10 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
 
 
 def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:
-    """The least of some bounds that differ by numbers; the first of them otherwise."""
-    found: sympy.Expr | None = None
+    """Returns the least of the bounds that differ from the first by constants."""
+    least: sympy.Expr | None = None
     for bound in bounds:
-        distance = None if found is None else sympy.expand(bound - found)
-        if found is None or (distance is not None and distance.is_Integer and distance < 0):
-            found = bound
-    return found
+        distance = None if least is None else sympy.expand(bound - least)
+        if least is None or (distance is not None and distance.is_Integer and distance < 0):
+            least = bound
+    return least

@@ -1,10 +1,9 @@
-"""Expected times of matmuls, in µs: by a generated kernel with a plan, or by the library.
+"""The cost model of matmuls: expected times in µs of a generated kernel with a plan, and of the library.
 
-The model: a kernel starts, and then does the slower of two things, moving bytes and multiplying. Tiles are walked in waves of one a
-multiprocessor; a tile has a step for every 64 of the depth, and an end, which takes longer for each value an element that the
-epilogue reads, and for each that it writes beside the first. What the numbers are was fitted to measurements, which
-`docs/costs/h200.json` and `docs/costs/epilogues-h100.json` hold; `tests/unit/test_cost.py` says how good the choice is that follows
-from them.
+A kernel takes its start-up time and then the longer of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile
+takes a step for every 64 of the depth, and an end, which grows with the values per element that the epilogue reads and writes.
+The constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py`
+bounds the loss by wrong choices.
 """
 
 from __future__ import annotations
@@ -16,26 +15,23 @@ from dataclasses import dataclass, replace
 from fusegen.families.gemm.plan import ContractionPlan
 
 _STEP_DEPTH = 64
-_ALONE = 0.33  # share of what an epilogue takes longer where there is one wave, which does not wait for memory
+_ALONE = 0.33  # share of the epilogue's extra time in a single wave, which does not wait for memory
 
 
 @dataclass(frozen=True)
 class ProductCosts:
-    """Figures of a machine; times in µs, rates a µs.
+    """Constants of a machine; times in µs, rates per µs.
 
     Attributes:
-        processors: multiprocessors of the machine that was measured.
-        start: of a kernel.
-        bandwidth: bytes from memory.
-        steps: of a tile, by warpgroups that multiply and columns that they multiply at once.
-        ends: of a tile, likewise: its first operands' way, and its epilogue.
-        reads, writes: what an end takes longer for a value of 16 bits an element that the epilogue reads, and for one that it
-            writes beside the first, by warpgroups that multiply and columns of a tile.
-        ragged: share by which a tile takes longer, of whose rows there are none.
-        draws: elements of random bits in an epilogue, where two share a call of the generator.
-        library_start, library_bandwidth, library_flops: of the library's kernel.
-        library_unaligned: how many times as long it multiplies where rows of a matrix start at no multiples of 16 bytes.
-        epilogue_start, epilogue_bandwidth: of a kernel of its own behind it.
+        processors: SMs of the measured machine.
+        start: start-up of a kernel.
+        steps, ends: time of a tile's step and end, by consumer warpgroups and columns multiplied at once.
+        reads, writes: extra time of an end per 16-bit value an element that the epilogue reads, and writes beside the first; by
+            consumer warpgroups and columns of a tile.
+        ragged: relative extra time of a tile without valid rows.
+        draws: random elements in an epilogue, where two share a call of the generator.
+        library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
+        epilogue_start, epilogue_bandwidth: a separate kernel for the epilogue.
     """
 
     processors: int
@@ -57,12 +53,7 @@ class ProductCosts:
 
 @dataclass(frozen=True)
 class EpilogueSize:
-    """The values that an epilogue moves: of 16 bits an element, in the mean of the parts.
-
-    Attributes:
-        read: from memory.
-        written: beside the first.
-    """
+    """The 16-bit values per element that an epilogue reads, and that it writes beside the first; the mean of the parts."""
 
     read: float = 0.0
     written: float = 0.0
@@ -91,16 +82,12 @@ H200 = ProductCosts(
 )
 
 COSTS: Mapping[str, ProductCosts] = {"sm_90a": H200}
-"""By target; of other targets nothing is known."""
+"""Constants by target; other targets have no cost model."""
 
 
 @dataclass(frozen=True)
 class ProductSize:
-    """A product of two matrices of 16-bit floats.
-
-    Attributes:
-        rows, columns, depth: of the result, and of what is summed over.
-    """
+    """The sizes of a matmul of 16-bit floats."""
 
     rows: int
     columns: int
@@ -108,21 +95,13 @@ class ProductSize:
 
     @property
     def bytes(self) -> int:
-        """Bytes of both operands and the result."""
         return 2 * (self.rows * self.depth + self.depth * self.columns + self.rows * self.columns)
 
 
 def product_time(
     costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, processors: int
 ) -> float:
-    """Time of one generated launch.
-
-    Args:
-        plan: what it is laid out by.
-        sizes: of the products, which share their first operand: each of a part, or those of a part that meet it at once.
-        epilogue: of all parts.
-        processors: multiprocessors of the machine.
-    """
+    """Returns the time of one generated launch, for the sizes of its parts' matmuls, or of all matmuls of its only part."""
     first = sizes[0]
     row_tiles = math.ceil(first.rows / plan.tile_m)
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])
@@ -134,44 +113,30 @@ def product_time(
     multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind] + longer)
     missing = 1 - first.rows / (row_tiles * plan.tile_m)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
-    return costs.start + (1 + costs.ragged * missing) * slower(multiplying, moving)
+    return costs.start + (1 + costs.ragged * missing) * overlapped_time(multiplying, moving)
 
 
 def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
-    """Time of random bits in an epilogue, which nothing hides.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+    """Returns the time of random bits in an epilogue, which nothing hides."""
     return elements / costs.draws * costs.processors / processors
 
 
 def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_bytes: int, processors: int) -> float:
-    """Time of the library's matmuls, one after the other, and of a kernel of its own for their epilogue.
-
-    Args:
-        sizes: of the products.
-        epilogue_bytes: what that kernel reads and writes; 0 where there is none.
-        processors: multiprocessors of the machine.
-    """
-    found, rate = 0.0, costs.library_flops * processors / costs.processors
+    """Returns the time of the library's matmuls in sequence, and of a separate epilogue kernel if it moves bytes."""
+    time, rate = 0.0, costs.library_flops * processors / costs.processors
     for size in sizes:
         rows = 64 * math.ceil(size.rows / 64)
         flops = 2 * rows * size.columns * size.depth
-        found += costs.library_start + slower(flops / rate, size.bytes / costs.library_bandwidth)
-    return found + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
+        time += costs.library_start + overlapped_time(flops / rate, size.bytes / costs.library_bandwidth)
+    return time + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 
 def unaligned_time(costs: ProductCosts, size: ProductSize, processors: int) -> float:
-    """Time of a matmul by the library where rows start at no multiples of 16 bytes.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+    """Returns the time of a library matmul whose rows do not start at multiples of 16 bytes."""
     slow = replace(costs, library_flops=costs.library_flops / costs.library_unaligned)
     return library_time(slow, (size,), 0, processors)
 
 
-def slower(one: float, other: float) -> float:
-    """The time of two things that go on at once: that of the slower, and more where they take about as long."""
-    return float((one**4 + other**4) ** 0.25)
+def overlapped_time(first: float, second: float) -> float:
+    """Returns the time of two overlapping tasks: the slower one's, and more if both take about equally long."""
+    return float((first**4 + second**4) ** 0.25)

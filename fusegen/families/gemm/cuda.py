@@ -1,4 +1,4 @@
-"""Products with epilogues in CUDA: a template a pipeline, which goes by the plan."""
+"""CUDA text of matmuls with epilogues: one template per pipeline."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ class ResultView:
     """A result as the template sees it.
 
     Attributes:
-        name: of the words that a thread holds of it.
-        type: of an element.
+        name: the registers that hold it.
         words: registers of a pair of columns.
-        map: the tensor map by which it leaves; else the parameter and the function that say where it goes.
-        octets: whether eight columns lie side by side.
-        head: columns of a head, where there is an element a head.
-        bytes: True for elements of one byte, of which a pair takes half a register.
+        map: the tensor map that stores it; if empty, `pointer` and `offset` name the parameter and the offset function.
+        octets: True if eight columns are contiguous.
+        head: columns of a head, for one element per head; else 0.
+        bytes: True for one-byte elements, of which a pair takes half a register.
     """
 
     name: str
@@ -59,23 +58,22 @@ class ResultView:
 
     @property
     def place(self) -> str:
-        """The parameter that says where it goes."""
+        """The parameter of its storage."""
         return self.map or self.pointer
 
     @property
     def declaration(self) -> str:
-        """Its declaration."""
         return f"const TensorMap& {self.map}" if self.map else f"{self.type}* {self.pointer}"
 
     @property
     def finished(self) -> str:
-        """The variable that a thread holds when a tile is finished; the address of a result that is stored right away."""
+        """The variable that a thread holds after a tile; the pointer, if the result is stored immediately."""
         return self.pointer if self.head else self.name
 
 
 @dataclass(frozen=True)
 class MatrixView:
-    """An operand that is read by address, as the template sees it: the parameter, and what those of its place are named after."""
+    """An operand that is read by address, as the template sees it: the parameter, and the prefix of its size names."""
 
     pointer: str
     name: str
@@ -86,11 +84,9 @@ class StatisticView:
     """A statistic of heads as the template sees it.
 
     Attributes:
-        reduction: how it is combined, and its variable.
-        columns: of a head.
-        accumulated: what the math takes, as in `PartView`.
-        element: the function that gives what is combined of two columns.
-        before: statistics that it takes.
+        accumulated: the accumulators that the math reads, as in `PartView`.
+        element: the function that computes the reduced value of two columns.
+        before: the earlier statistics that it reads.
     """
 
     reduction: ReductionView
@@ -101,12 +97,10 @@ class StatisticView:
 
     @property
     def name(self) -> str:
-        """The variable's own."""
         return self.reduction.components[0][0]
 
     @property
     def type(self) -> str:
-        """The variable's own."""
         return self.reduction.components[0][1]
 
 
@@ -115,16 +109,11 @@ class PartView:
     """A part as the template sees it.
 
     Attributes:
-        suffix: of the names of its functions.
-        first: the column of tiles in which it begins.
-        columns: how many columns it has.
-        head: columns of a head, where its epilogue numbers heads; else 0.
-        maps: of the matrices that meet the first operand.
-        accumulated: what the epilogue takes: name, matrix, and the distance in what a thread holds.
-        results: what it gives.
-        statistics: of heads, in the order in which they are found.
-        taken: those of them that the epilogue takes.
-        matrices: those that meet the first operand, where they are read by address.
+        first: the first column of tiles.
+        head: columns of a head, if the epilogue indexes heads; else 0.
+        maps, matrices: its second operands: tensor maps, or matrices read by address.
+        accumulated: the accumulators that the epilogue reads: name, matrix, and distance in a thread's registers.
+        taken: the statistics that the epilogue reads.
     """
 
     suffix: str
@@ -140,7 +129,6 @@ class PartView:
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of products with their epilogues."""
     body = kernel.body
     assert isinstance(body, ContractionBody)
     views = _views(kernel, body)
@@ -148,9 +136,9 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), _index(kernel))
     reductions = [s.reduction for part in body.parts for s in part.statistics]
     math = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
-    for part, shown in zip(body.parts, views, strict=True):
-        math += _part_math(kernel, part, shown)
-    template, own = _PIPELINES[type(body.plan)]
+    for part, part_view in zip(body.parts, views, strict=True):
+        math += _part_math(kernel, part, part_view)
+    template, extra = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
         entry=entry(kernel),
@@ -164,13 +152,12 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         operand_arguments=values,
         plan=body.plan,
         index_type=_index(kernel),
-        **own(kernel, body, views),
+        **extra(kernel, body, views),
     )
     return assemble(launch, target, "\n".join(math), pipeline)
 
 
 def _read(body: ContractionBody) -> set[int]:
-    """Buffers that the epilogues read."""
     return {read.buffer for part in body.parts for function in part.functions for read in function.reads}
 
 
@@ -178,21 +165,21 @@ def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointe
     return tuple(p for p in kernel.pointers if p not in pointers)
 
 
-def _of_maps(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """Further variables of the template of warpgroups: the names of all tensor maps."""
+def _map_variables(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """Returns the additional template variables of warpgroups: the names of all tensor maps."""
     return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
 
 
-def _of_addresses(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """Further variables of the template of warps: the first operand."""
+def _address_variables(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """Returns the additional template variables of warps: the first operand."""
     return {"a": _matrix(kernel, body.matrices[0], "a")}
 
 
 _PIPELINES: dict[type, tuple[str, Callable[[LoweredKernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
-    ContractionPlan: ("cuda/contraction.cu.jinja", _of_maps),
-    MmaPlan: ("cuda/mma.cu.jinja", _of_addresses),
+    ContractionPlan: ("cuda/contraction.cu.jinja", _map_variables),
+    MmaPlan: ("cuda/mma.cu.jinja", _address_variables),
 }
-"""The template of each kind of plan, and what it takes besides what all take."""
+"""The template of each plan type, and its additional variables."""
 
 
 def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
@@ -202,29 +189,40 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
     for number, part in enumerate(body.parts):
         suffix = f"_{number}" if len(body.parts) > 1 else ""
         names = _B_NAMES[: part.products]
-        head = part.head if _tells_heads(part) else 0
+        head = part.head if _indexes_heads(part) else 0
         maps = tuple(f"{name}_map{suffix}" for name in names)
-        # Of operands that come by tensor maps there are none.
-        by_address = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
-        shown = PartView(suffix, first, part.columns, head, maps, _held(part.accumulated), _results(kernel, part, suffix))
-        views.append(replace(shown, statistics=_statistics(part, suffix), taken=_taken(part, part.epilogue), matrices=by_address))
+        # Empty for operands that are loaded by tensor maps.
+        matrices_read = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
+        part_view = PartView(
+            suffix, first, part.columns, head, maps, _accumulator_views(part.accumulated), _results(kernel, part, suffix)
+        )
+        views.append(
+            replace(
+                part_view, statistics=_statistics(part, suffix), taken=_statistics_read(part, part.epilogue), matrices=matrices_read
+            )
+        )
         first += -(-part.columns // body.plan.tile_n)
     return views
 
 
-def _held(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
+def _accumulator_views(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
     return tuple((a.name, a.product, a.shift // 2) for a in accumulated)
 
 
 def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
     return tuple(
-        StatisticView(view(s.reduction), s.columns, _held(s.accumulated), f"element_{number}{suffix}", _taken(part, s.lift))
+        StatisticView(
+            view(s.reduction),
+            s.columns,
+            _accumulator_views(s.accumulated),
+            f"element_{number}{suffix}",
+            _statistics_read(part, s.lift),
+        )
         for number, s in enumerate(part.statistics)
     )
 
 
-def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
-    """The statistics that some math takes."""
+def _statistics_read(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
     named = {a.name for a in function.arguments if a.origin is Origin.VALUE}
     return tuple(s.name for s in part.statistics if s.name in named)
 
@@ -249,23 +247,23 @@ def _result(kernel: LoweredKernel, result: PartResult, end: str) -> ResultView:
     )
 
 
-def _tells_heads(part: ProductPart) -> bool:
+def _indexes_heads(part: ProductPart) -> bool:
     return len(part.epilogue.axes.symbols) > part.rows + 1
 
 
-def _part_math(kernel: LoweredKernel, part: ProductPart, shown: PartView) -> list[str]:
-    place = _place(kernel, part)
+def _part_math(kernel: LoweredKernel, part: ProductPart, part_view: PartView) -> list[str]:
+    coordinates = _coordinates(kernel, part)
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
-    wrapper = Wrapper(f"epilogue{shown.suffix}", _DOC, _inputs(part, part.accumulated, shown.taken), place, outs)
+    wrapper = Wrapper(f"epilogue{part_view.suffix}", _DOC, _inputs(part, part.accumulated, part_view.taken), coordinates, outs)
     offsets = [
-        offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, place, last=True)
-        for result, r in zip(part.results, shown.results, strict=True)
+        offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, coordinates, last=True)
+        for result, r in zip(part.results, part_view.results, strict=True)
         if result.offset is not None
     ]
     elements = [
         text
-        for statistic, element in zip(part.statistics, shown.statistics, strict=True)
+        for statistic, element in zip(part.statistics, part_view.statistics, strict=True)
         for text in _element_math(kernel, part, statistic, element)
     ]
     return [*elements, math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
@@ -277,20 +275,18 @@ def _offset_doc(result: ResultView) -> str:
     return _OFFSET if result.octets else _OFFSET_OF_ONE
 
 
-def _element_math(kernel: LoweredKernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
-    """The text that computes from two neighbouring columns the value that is combined."""
-    inputs = _inputs(part, statistic.accumulated, shown.before)
-    wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(kernel, part), (("out", shown.type),))
+def _element_math(kernel: LoweredKernel, part: ProductPart, statistic: HeadStatistic, statistic_view: StatisticView) -> list[str]:
+    inputs = _inputs(part, statistic.accumulated, statistic_view.before)
+    wrapper = Wrapper(statistic_view.element, _ELEMENT, inputs, _coordinates(kernel, part), (("out", statistic_view.type),))
     return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]
 
 
 def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: Sequence[str]) -> tuple[str, ...]:
-    """Declarations of what math takes of products and heads."""
     types = {s.name: s.reduction.components[0].dtype.spelling for s in part.statistics}
     return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
 
 
-def _place(kernel: LoweredKernel, part: ProductPart) -> PairCoordinates:
+def _coordinates(kernel: LoweredKernel, part: ProductPart) -> PairCoordinates:
     heads = len(part.epilogue.axes.symbols) - part.rows - 1
     if heads:
         return PairCoordinates((("row", part.rows), ("head", heads)), "channel", _index(kernel))
@@ -298,5 +294,5 @@ def _place(kernel: LoweredKernel, part: ProductPart) -> PairCoordinates:
 
 
 def _index(kernel: LoweredKernel) -> str:
-    """The type of rows, columns and offsets."""
+    """Returns the type of rows, columns and offsets."""
     return "i64" if kernel.wide else "i32"

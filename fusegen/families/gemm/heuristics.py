@@ -1,4 +1,4 @@
-"""Plans of products on tensor cores by warpgroups."""
+"""Heuristics that choose plans of matmuls on tensor cores."""
 
 from __future__ import annotations
 
@@ -17,42 +17,36 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.target import Target
 
-# The sizes that a program is laid out for: numbers of rows, in classes, so that there are few layouts for all sizes.
-#
-# Rows select a plan by their class alone. A class reaches from above the one before it to its own number, which stands for all
-# of it.
+# Classes of row counts: a plan depends on the class alone, so that few programs serve all sizes. A class covers the counts above
+# the previous class up to its own number, which stands for all of them.
 
 
 CLASSES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536)
-"""The largest number of each class; what is larger counts as the last."""
+"""The largest count of each class; larger counts belong to the last."""
 
 _MANY = 4096
 
 
 def class_of(rows: int) -> int:
-    """The number that stands for another."""
+    """Returns the number of the class that a row count belongs to."""
     return CLASSES[min(bisect_left(CLASSES, rows), len(CLASSES) - 1)]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The numbers of rows that a program is laid out for.
-
-    Attributes:
-        classes: of those that are known at the call only.
-    """
+    """The sizes that a program is compiled for: the class of each dim that is known at the call only."""
 
     classes: Mapping[Dim, int]
 
     def of(self, dim: Dim) -> int:
-        """A size: exactly where it is literal, else its class; what nothing is expected of counts as a few thousand."""
+        """Returns a literal size, else the size's class, else 4096."""
         known = literal(dim)
         return self.classes.get(dim, _MANY) if known is None else known
 
 
 _MOST_STAGES = 8
 _GROUP = 8
-_MOST_WORDS = 128  # registers of a thread for the results of a tile, beside those that accumulate
+_MOST_WORDS = 128  # registers of a thread for a tile's results, beside the accumulators
 
 
 @dataclass(frozen=True)
@@ -60,14 +54,11 @@ class ProductShape:
     """The sizes that a plan depends on.
 
     Attributes:
-        rows: of all results, as they are expected.
-        columns: of each part's results.
-        depth: what is summed over.
-        a_major, b_major: which index of an operand is contiguous.
-        products: matrices that meet the first operand at once.
-        head: columns that a tile must hold together.
-        words: registers that the results of a pair of columns take.
-        epilogue: what epilogues move.
+        depth: the extent that is summed over.
+        a_major, b_major: the contiguous index of an operand.
+        products: matrices that are multiplied with the first operand at once.
+        head: columns that one tile must hold.
+        words: registers for the results of a pair of columns.
     """
 
     rows: int
@@ -82,12 +73,10 @@ class ProductShape:
 
     @property
     def sizes(self) -> tuple[ProductSize, ...]:
-        """Sizes of all matmuls, part by part."""
         return tuple(ProductSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
 
 
 def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
-    """The sizes that the plan of a launch of matmuls depends on."""
     first = group.parts[0].products[0]
     operands = group.match[first]
     return ProductShape(
@@ -104,38 +93,36 @@ def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
 
 
 def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
-    """The values that the epilogues of a launch move, of as many elements as their parts have."""
+    """Returns the values per element that the epilogues of a launch move."""
     operands = {strip_views(graph, a) for part in group.parts for p in part.products for a in graph.nodes[p].args}
-    others = [p for p in group.inputs if strip_views(graph, p) not in operands]
+    inputs = [p for p in group.inputs if strip_views(graph, p) not in operands]
     elements = [product(part.domain.shape) for part in group.parts]
 
-    def words(position: int, of: Sequence[Dim]) -> float:
-        own = product(graph.nodes[position].shape)
-        return graph.nodes[position].dtype.itemsize / 2 if any(same(own, each) for each in of) else 0.0
+    def words(position: int, extents: Sequence[Dim]) -> float:
+        size = product(graph.nodes[position].shape)
+        return graph.nodes[position].dtype.itemsize / 2 if any(same(size, extent) for extent in extents) else 0.0
 
-    read = sum(words(p, elements) for p in others)
-    written = sum(words(o, (of,)) for part, of in zip(group.parts, elements, strict=True) for o in part.outputs)
+    read = sum(words(p, elements) for p in inputs)
+    written = sum(words(o, (extents,)) for part, extents in zip(group.parts, elements, strict=True) for o in part.outputs)
     return EpilogueSize(read / len(elements), max(0.0, written / len(elements) - 1))
 
 
 def rows_of(graph: Graph, matmul: int) -> Dim:
-    """Rows of a product, all leading dims together."""
+    """Returns the rows of a matmul: the product of all leading dims."""
     return product(graph.nodes[matmul].shape[:-1])
 
 
 def depth_of(graph: Graph, matmul: int) -> Dim:
-    """The extent that a matmul sums over."""
+    """Returns the extent that a matmul sums over."""
     return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
 
 
 def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
-    """The plan of products of one first operand that is expected to be the fastest."""
     costs, processors = COSTS[target.name], target.processors
     return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, processors))
 
 
 def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
-    """The plans that such products can have, the widest first."""
     allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
     return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
@@ -147,30 +134,23 @@ def _plan(shape: ProductShape, consumers: int, tile_n: int, target: Target) -> C
 
 
 def _stages(plan: ContractionPlan, target: Target) -> int:
-    """As many as shared memory holds."""
-    one, two = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
-    return min(_MOST_STAGES, 1 + (target.shared_bytes - one) // (two - one))
+    one_stage, two_stages = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
+    return min(_MOST_STAGES, 1 + (target.shared_bytes - one_stage) // (two_stages - one_stage))
 
 
-# Products by warps (mma.sync).
-
-
-# Warps of a block along rows and columns, and what each of them accumulates.
+# Matmuls by warps (mma.sync): warps of a block along rows and columns, and the rows and columns that each accumulates.
 _MMA_TILES = (
     (2, 2, 64, 64), (4, 1, 32, 128), (4, 1, 32, 96), (4, 1, 32, 64), (2, 2, 64, 32), (2, 2, 32, 64),
     (2, 2, 32, 32), (1, 4, 32, 32), (1, 4, 32, 64),
 )  # fmt: skip
 _MOST_ACCUMULATED = 64 * 64  # by a warp: half of a thread's registers
 _MOST_MMA_STAGES = 4
-_SHARED_READS, _GLOBAL_READS = 8, 16  # time of reading a line from shared memory and of bringing it there, in columns of products
+_SHARED_READS, _GLOBAL_READS = 8, 16  # time of a line from shared and from global memory, in columns of a matmul
 
 
 def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
-    """The plan of products of one first operand.
-
-    Args:
-        a_width, b_width: elements of an operand that can be copied at once: a power of two up to eight.
-    """
+    """Returns the `mma.sync` plan of matmuls that share the first operand. The widths are elements per copy: a power of two up to
+    8."""
     allowed = MMA_SYNC.tile_widths(shape.head, shape.products)
     plans = [
         MmaPlan(*tile, 2, _GROUP, shape.a_major, shape.b_major, a_width, b_width, shape.products)
@@ -182,13 +162,13 @@ def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) ->
 
 
 def _mma_stages(plan: MmaPlan, target: Target) -> int:
-    """As many as the blocks of a multiprocessor have room for, at least two."""
-    one = replace(plan, stages=1).shared_bytes
-    return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // one))
+    """Returns as many stages as the blocks of an SM have room for, at least two."""
+    stage_bytes = replace(plan, stages=1).shared_bytes
+    return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // stage_bytes))
 
 
 def _mma_time(shape: ProductShape, plan: MmaPlan, processors: int) -> float:
-    """Time of the busiest multiprocessor: products, and what its warps and the block read for them."""
+    """Estimates the time of the busiest SM: matmuls and reads of shared and global memory."""
     columns = plan.tile_n * shape.products
     reads = _SHARED_READS * (1 / plan.warp_m + 1 / (plan.warp_n * shape.products))
     reads += _GLOBAL_READS * (1 / plan.tile_m + 1 / columns)
@@ -196,18 +176,13 @@ def _mma_time(shape: ProductShape, plan: MmaPlan, processors: int) -> float:
     return -(-tiles // processors) * plan.tile_m * columns * (1 + reads)
 
 
-_MARGIN = 0.97  # of our time: what is expected to be about as fast stays one launch
+_MARGIN = 0.97  # a generated kernel that is expected to take about as long as the library stays one launch
 
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """The choice for a launch of matmuls: a generated kernel and its plan, or the library.
-
-    Attributes:
-        plan: the best of ours.
-        ours, library: expected times in µs: of a launch of ours, and of the library's products with their epilogue behind them;
-            None where nobody asked.
-    """
+    """The choice between a generated kernel with its best plan and the library, with estimated times in µs; None if not
+    estimated."""
 
     plan: ContractionPlan
     ours: float | None = None
@@ -215,46 +190,43 @@ class ProductChoice:
 
     @property
     def takes_library(self) -> bool:
-        """True if the library computes the products."""
         return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> ProductChoice:
-    """The choice for a launch of products."""
+    """Chooses between the library and the best plan of a generated kernel."""
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
     ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.processors)
-    ours += drawing_time(costs, _drawn(graph, group, shape), target.processors)
-    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _moved_behind(graph, group, shape), target.processors))
+    ours += drawing_time(costs, _random_elements(graph, group, shape), target.processors)
+    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.processors))
 
 
-def _moved_behind(graph: Graph, group: Group, shape: ProductShape) -> int:
-    """Bytes that an epilogue of its own reads and writes: the products' results, what ours reads, and what is none of these
-    results; 0 where it is not needed."""
-    plain = [output in group.anchors and _is_wanted_as_it_is(graph, output) for output in group.outputs]
+def _epilogue_bytes(graph: Graph, group: Group, shape: ProductShape) -> int:
+    """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
+    plain = [output in group.anchors and _is_used_unpermuted(graph, output) for output in group.outputs]
     if all(plain):
         return 0
     values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)
     return round(2 * values * sum(shape.columns) * shape.rows)
 
 
-def _drawn(graph: Graph, group: Group, shape: ProductShape) -> int:
-    """Elements of random bits that the epilogues read."""
+def _random_elements(graph: Graph, group: Group, shape: ProductShape) -> int:
     tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
     return tensors * sum(size.rows * size.columns for size in shape.sizes)
 
 
-def _is_wanted_as_it_is(graph: Graph, product: int) -> bool:
-    """True if somebody takes a product's result as a matrix: else it must be moved to where its elements are wanted."""
+def _is_used_unpermuted(graph: Graph, product: int) -> bool:
+    """True if a matmul's result is used without a permutation."""
     return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
 
 
 def _users(graph: Graph, position: int) -> list[int]:
-    """The readers of a value, through reshapes."""
-    found: list[int] = []
+    """Returns the readers of a value, through reshapes."""
+    readers: list[int] = []
     stack = [position]
     while stack:
         for user in graph.users[stack.pop()]:
-            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else found).append(user)
-    return found
+            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else readers).append(user)
+    return readers

@@ -1,4 +1,4 @@
-"""Products with epilogues: launches, laid out as the pipeline wants it."""
+"""Lowers matmuls with epilogues to launches, in the layout of their pipeline."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from math import gcd
 
 import sympy
 
-from fusegen.families.gemm.epilogue import is_a_head, position_of
+from fusegen.families.gemm.epilogue import has_element_per_head, result_index
 from fusegen.families.gemm.heuristics import Expected, mma_plan, shape_of
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, ProductOperands
-from fusegen.families.gemm.placement import Placement, place, tensor_map
+from fusegen.families.gemm.placement import Placement, place_output, tensor_map
 from fusegen.families.gemm.plan import (
     Accumulated,
     ContractionBody,
@@ -52,7 +52,7 @@ from fusegen.schedule.reductions import element_type, lifted, reduction_of
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A part in the kernel, the shape of its results, and copies of these that are wanted elsewhere."""
+    """A lowered part, the rows of its results, and the launches that copy results to other layouts."""
 
     part: ProductPart
     rows: Dim
@@ -60,9 +60,9 @@ class _Lowered:
 
 
 def lower_contraction(context: Context) -> Sequence[Step]:
-    """The launch of products with their epilogues, and copies where a result is wanted as another view."""
+    """Returns the launch of matmuls with their epilogues, followed by copies of results to other layouts."""
     lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
-    parts = tuple(found.part for found in lowered)
+    parts = tuple(result.part for result in lowered)
     operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
     products = Products(context, parts, operands, lowered[0].rows)
     layout = LAYOUTS[context.group.pipeline].lay_out(products)
@@ -77,7 +77,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
         traffic=context.traffic(),
         extra=(formula(products.rows), formula(context.graph.nodes[node.args[0]].shape[-1]), *layout.extra),
     )
-    return [launch, *(copy for found in lowered for copy in found.copies)]
+    return [launch, *(copy for result in lowered for copy in result.copies)]
 
 
 def _kernel(context: Context, body: ContractionBody) -> LoweredKernel:
@@ -90,12 +90,12 @@ def _kernel(context: Context, body: ContractionBody) -> LoweredKernel:
 def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
     domain = part.domain
     axes = pair_axes(domain.shape)
-    placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
+    placements = [_place_result(context, part, axes, output) for output in range(len(part.outputs))]
     columns = literal(product(domain.shape[d] for d in domain.columns))
-    assert columns is not None  # which fusion saw
+    assert columns is not None  # checked by fusion
     whole_tiles = LAYOUTS[context.group.pipeline].whole_tiles
     by_tile = [whole_tiles and context.dtype(p.buffer).itemsize > 1 and _is_matrix(part, axes, p.offset) for p in placements]
-    offsets = [None if whole else p.offset for p, whole in zip(placements, by_tile, strict=True)]
+    offsets = [None if is_by_tile else p.offset for p, is_by_tile in zip(placements, by_tile, strict=True)]
     epilogue = lower_epilogue(context, part, axes, number, [o for o in offsets if o is not None])
     width = literal(domain.shape[-1])
     assert width is not None
@@ -105,32 +105,34 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
             dtype=context.dtype(p.buffer),
             offset=None if offset is None else substitute(offset, epilogue.moves),
             octets=columns % FRAGMENT == 0,
-            head=width if is_a_head(context.graph.nodes[output].shape, domain) else 0,
+            head=width if has_element_per_head(context.graph.nodes[output].shape, domain) else 0,
         )
         for output, p, offset in zip(part.outputs, placements, offsets, strict=True)
     )
     head = width if len(epilogue.function.axes.symbols) > epilogue.rows + 1 else columns
-    found = ProductPart(
+    lowered = ProductPart(
         columns, head, epilogue.rows, len(part.products), epilogue.accumulated, epilogue.function, results, epilogue.statistics
     )
-    return _Lowered(found, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
+    return _Lowered(lowered, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
 
 
-def _place(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
-    """The placement of a result: as a matrix, eight columns at a time, or an element a head."""
+def _place_result(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
+    """Returns the placement of a result: as a matrix, in groups of eight columns, or with one element per head."""
     output, order = part.outputs[number], part.orders[number]
-    at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
-    if is_a_head(context.graph.nodes[output].shape, part.domain):
-        return place(context, output, at, axes, lambda _: True)
-    return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset))
+    index = result_index(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
+    if has_element_per_head(context.graph.nodes[output].shape, part.domain):
+        return place_output(context, output, index, axes, lambda _: True)
+    return place_output(
+        context, output, index, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset)
+    )
 
 
 def _is_matrix(part: EpiloguePart, axes: Axes, offset: Index) -> bool:
-    """True if results lie as the copy engine writes them: row by row, without gaps."""
+    """True if a result is a contiguous row-major matrix, as TMA stores write it."""
     return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
 
 
-# The layout of each pipeline of products: its plan, how operands reach it and results leave it, and how many blocks it takes.
+# Layouts of the pipelines: the plan, tensor maps or addresses of operands and results, and the number of blocks.
 
 
 _LINE = 64  # elements of the depth in a line of 128 bytes
@@ -139,14 +141,7 @@ _WIDEST_COPY = 8  # elements
 
 @dataclass(frozen=True)
 class Products:
-    """The matmuls of a launch.
-
-    Attributes:
-        context: of the kernel.
-        parts: with their epilogues.
-        operands: of each part, those of its products.
-        rows: of all results.
-    """
+    """The matmuls of a launch: its parts, their matmuls' operands, and the rows of every result."""
 
     context: Context
     parts: Sequence[ProductPart]
@@ -159,10 +154,9 @@ class ProductLayout:
     """The properties of a launch that depend on the pipeline.
 
     Attributes:
-        maps: tensor maps of operands, and of results that leave by whole tiles.
+        maps: tensor maps of operands, and of results that are stored by whole tiles.
         matrices: buffers of operands that are read by address.
-        extra: sizes that come after those of the product.
-        grid: number of blocks.
+        extra: size arguments after those of the matmul.
     """
 
     plan: ContractionPlan | MmaPlan
@@ -174,46 +168,41 @@ class ProductLayout:
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """The layout of matmuls by a pipeline.
-
-    Attributes:
-        whole_tiles: whether a result that is a matrix leaves by a tensor map.
-        lay_out: the rest.
-    """
+    """The launch layout of a pipeline. With `whole_tiles`, results that are matrices are stored by tensor maps."""
 
     whole_tiles: bool
     lay_out: Callable[[Products], ProductLayout]
 
 
-# Warpgroups: the copy engine brings tiles and takes results.
+# Warpgroups: TMA loads tiles and stores results.
 
 
-def _by_maps(products: Products) -> ProductLayout:
+def _tma_layout(products: Products) -> ProductLayout:
     context = products.context
     plan = context.plans[context.group.anchors]
     assert isinstance(plan, ContractionPlan)
-    grid = minimum(_tiles(products, plan), context.target.processors * plan.blocks_per_sm)  # blocks stay and stride over the tiles
+    grid = minimum(_tiles(products, plan), context.target.processors * plan.blocks_per_sm)  # persistent blocks
     return ProductLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
 def _maps(products: Products, plan: ContractionPlan) -> list[TensorMapSpec]:
-    """The first operand, and of each part the matrices that meet it and the results that leave by whole tiles.
+    """Returns the maps of the first operand, and of each part's second operands and results stored by whole tiles.
 
-    A stage brings whole tiles of an operand whose depth is contiguous, else squares.
+    A stage loads whole tiles of an operand whose depth is contiguous, else 64 x 64 squares.
     """
     reads, square = products.context.reads, (_LINE, _LINE)
     a_box = (plan.tile_m, _LINE) if plan.a_major == "k" else square
     b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
     a = products.operands[0][0].a
-    found = [tensor_map(reads[a.base], a, a_box)]
+    maps = [tensor_map(reads[a.base], a, a_box)]
     for part, operands in zip(products.parts, products.operands, strict=True):
-        found += [tensor_map(reads[o.b.base], o.b, b_box) for o in operands]
-        found += [_result_map(r, products.rows, part.columns) for r in part.results if r.offset is None]
-    return found
+        maps += [tensor_map(reads[o.b.base], o.b, b_box) for o in operands]
+        maps += [_result_map(r, products.rows, part.columns) for r in part.results if r.offset is None]
+    return maps
 
 
 def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
-    """Results leave 64 rows of 128 bytes at a time."""
+    """Returns the map of a result, which is stored in boxes of 64 rows of 128 bytes."""
     shape = (rows, columns)
     view = StridedView(result.buffer, shape, contiguous_strides(shape), 0)
     return tensor_map(result.buffer, view, (64, 128 // result.dtype.itemsize), writable=True)
@@ -222,53 +211,49 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 # Warps: threads copy by address.
 
 
-def _by_addresses(products: Products) -> ProductLayout:
+def _address_layout(products: Products) -> ProductLayout:
     context = products.context
     views = [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
-    a_width, *b_widths = (_copied_at_once(context, view) for view in views)
+    a_width, *b_widths = (_copy_width(context, view) for view in views)
     plan = mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
     matrices = tuple(context.reads[view.base] for view in views)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
     return ProductLayout(plan, (), matrices, extra, _tiles(products, plan))
 
 
-def _copied_at_once(context: Context, view: StridedView) -> int:
-    """Elements at multiples of which a matrix may be read all at once: a power of two."""
+def _copy_width(context: Context, view: StridedView) -> int:
+    """Returns the widest copy of a matrix: a power of two, in elements, that divides all offsets."""
     buffer = context.reads[view.base]
-    own = max(1, context.alignment(buffer) // context.dtype(buffer).itemsize)
+    aligned = max(1, context.alignment(buffer) // context.dtype(buffer).itemsize)
     terms = [t for size in (view.offset, view.strides[0]) for t in sympy.Add.make_args(sympy.expand(size))]
-    return gcd(_WIDEST_COPY, own, *(divisor(t, context.multiples, own) for t in terms))
+    return gcd(_WIDEST_COPY, aligned, *(divisor(t, context.multiples, aligned) for t in terms))
 
 
 def _tiles(products: Products, plan: ContractionPlan | MmaPlan) -> Formula:
-    """The number of tiles of the results."""
     return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
 LAYOUTS = {
-    WGMMA.name: PipelineLayout(whole_tiles=True, lay_out=_by_maps),
-    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_by_addresses),
+    WGMMA.name: PipelineLayout(whole_tiles=True, lay_out=_tma_layout),
+    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_address_layout),
 }
-"""The layout of each pipeline."""
 
 
-# Epilogues: the math on two neighbouring columns, and on whole heads before it.
+# Epilogues: the math on two neighbouring columns, after the statistics of whole heads.
 
 
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
-"""Names of an epilogue's coordinates in the result: a column is a channel of a head, where it tells heads apart."""
+"""Names of an epilogue's coordinates; a column is a channel of a head if the epilogue indexes heads."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The math of a part.
+    """The lowered math of a part.
 
     Attributes:
-        function: on two neighbouring columns.
-        accumulated: what it takes of products.
-        statistics: what it takes of heads.
-        rows: how many of its axes number rows.
-        moves: what became of the part's axes when they were merged.
+        function: the math on two neighbouring columns.
+        rows: how many of its axes index rows.
+        moves: maps the part's axes to expressions of the merged axes.
     """
 
     function: LaneFunction
@@ -280,21 +265,13 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class _Head:
-    """A reduction of a head, and the index at which it is read."""
-
     reduction: Reduction
     at: Position
 
 
 @dataclass(frozen=True)
-class _Lanes:
-    """Math that was evaluated for both lanes.
-
-    Attributes:
-        roots: of each result, the terms of both.
-        checks: indices that must be in range.
-        accumulated: what it takes of products.
-    """
+class _PairMath:
+    """Math that was evaluated for both columns of a pair; the roots are the terms of both columns of each result."""
 
     evaluator: Evaluator
     roots: tuple[int, ...]
@@ -303,79 +280,70 @@ class _Lanes:
 
 
 def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int, offsets: Sequence[Index]) -> Epilogue:
-    """The math of a part of a launch.
+    """Lowers the math of a part of a launch.
 
     Args:
-        axes: of the part's domain, the last one over pairs of columns.
-        number: of the part.
-        offsets: where results go that do not leave as whole tiles.
+        axes: the axes of the part's domain, the last one over pairs of columns.
+        offsets: the offsets of results that are not stored by whole tiles.
     """
-    for taken in (*_taken(part), *(s.name for s in axes.symbols)):
-        context.names.take(taken)
+    for reserved in (*_reserved_names(part), *(s.name for s in axes.symbols)):
+        context.names.take(reserved)
     heads: dict[int, _Head] = {}
-    last = _evaluated(context, part, axes, heads, _results(context, part, axes))
+    final = _evaluate(context, part, axes, heads, _results(context, part, axes))
     lifts = _lifts(context, part, axes, heads)
-    every = [last, *lifts.values()]
-    for name in dict.fromkeys(a.name for math in every for a in math.accumulated):
+    all_math = [final, *lifts.values()]
+    for name in dict.fromkeys(a.name for math in all_math for a in math.accumulated):
         context.names.take(name)
-    expressions = [e for math in every for e in leaves_of(math.evaluator.terms, math.roots, math.checks).expressions()]
+    expressions = [e for math in all_math for e in leaves_of(math.evaluator.terms, math.roots, math.checks).expressions()]
     rows, columns, moves = _merged(axes, len(part.domain.rows), [*expressions, *offsets])
     merged = Axes((*rows.symbols, *columns.symbols), (*rows.extents, *columns.extents))
     word = CHANNEL if len(columns.symbols) > 1 else COLUMN
     words: dict[Index, str] = {s: s.name for s in merged.symbols[:-1]} | {LANES * PAIR: word}
     ends = f"_{number}" if len(context.group.parts) > 1 else ""
 
-    def function(math: _Lanes, word: str) -> LaneFunction:
+    def function(math: _PairMath, word: str) -> LaneFunction:
         lanes = LaneMath(math.evaluator.terms, math.roots, merged, words, moves, _optional(part), math.checks)
         return lane_function(context, lanes, f"{context.name}_{word}", fast=context.fast)
 
     width = literal(part.domain.shape[-1]) or 1
     statistics = tuple(
         HeadStatistic(heads[position].reduction, width, math.accumulated, function(math, f"element{ends}_{number}"))
-        for number, (position, math) in enumerate(sorted(lifts.items()))  # those that a statistic takes come before it
+        for number, (position, math) in enumerate(sorted(lifts.items()))  # a statistic reads earlier ones only
     )
-    return Epilogue(function(last, f"epilogue{ends}"), last.accumulated, statistics, len(rows.symbols), dict(moves))
+    return Epilogue(function(final, f"epilogue{ends}"), final.accumulated, statistics, len(rows.symbols), dict(moves))
 
 
-def _lifts(context: Context, part: EpiloguePart, axes: Axes, heads: dict[int, _Head]) -> dict[int, _Lanes]:
-    """The statistics of heads, by reductions.
-
-    Args:
-        heads: reductions that are needed; gets those that they need in turn.
-    """
-    found: dict[int, _Lanes] = {}
-    while missing := heads.keys() - found.keys():
+def _lifts(context: Context, part: EpiloguePart, axes: Axes, heads: dict[int, _Head]) -> dict[int, _PairMath]:
+    """Evaluates the statistics of heads, keyed by reduction; adds reductions that these read to `heads`."""
+    statistics: dict[int, _PairMath] = {}
+    while missing := heads.keys() - statistics.keys():
         position = max(missing)
         (operand,) = context.graph.nodes[position].args
         elements = [(operand, (*heads[position].at[:-1], lane_position(axes, lane)[-1])) for lane in range(LANES)]
-        found[position] = _evaluated(context, part, axes, heads, elements, position)
-    return found
+        statistics[position] = _evaluate(context, part, axes, heads, elements, position)
+    return statistics
 
 
 def _results(context: Context, part: EpiloguePart, axes: Axes) -> list[tuple[int, Position]]:
-    """The elements of results that a thread computes, those of both lanes in turn."""
+    """Returns the elements of results that a thread computes, both columns of a pair in turn."""
     return [
-        (output, position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
+        (output, result_index(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
         for output, order in zip(part.outputs, part.orders, strict=True)
         for lane in range(LANES)
     ]
 
 
-def _evaluated(
+def _evaluate(
     context: Context,
     part: EpiloguePart,
     axes: Axes,
     heads: dict[int, _Head],
     elements: Sequence[tuple[int, Position]],
     reduction: int | None = None,
-) -> _Lanes:
-    """Elements as terms.
-
-    Args:
-        reduction: whose elements they are, if any: its state is what is wanted of each.
-    """
-    held = _Held(context, part, axes, heads)
-    evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded, context.contracted, context.inverted)
+) -> _PairMath:
+    """Evaluates elements to terms, or to their states for a reduction."""
+    inputs = _EpilogueInputs(context, part, axes, heads)
+    evaluator = Evaluator(context.graph, axes, context.stored, inputs, context.rounded, context.contracted, context.inverted)
     roots = [evaluator.value(*element) for element in elements]
     if reduction is None:
         dtypes = [context.memory.dtype(position) for position, _ in elements]
@@ -383,11 +351,11 @@ def _evaluated(
     else:
         roots = [_state(context, evaluator, reduction, root) for root in roots]
     checks = lane_checks(evaluator, elements[::LANES], _optional(part))
-    return _Lanes(evaluator, tuple(roots), checks, tuple(held.found))
+    return _PairMath(evaluator, tuple(roots), checks, tuple(inputs.reads))
 
 
 def _state(context: Context, evaluator: Evaluator, reduction: int, element: int) -> int:
-    """The state of an element; of one component, which no index is part of."""
+    """Returns an element's state in a reduction with one component and without indices."""
     node, terms = context.graph.nodes[reduction], evaluator.terms
     value = terms.convert(element, element_type(context.graph, node))
     (state,) = lifted(terms, node.op, value, value)
@@ -395,26 +363,21 @@ def _state(context: Context, evaluator: Evaluator, reduction: int, element: int)
 
 
 def _optional(part: EpiloguePart) -> Dim | None:
-    """The extent of the last dim, where the second lane may lie past its end."""
+    """Returns the extent of the last dim if it is odd, so that the second column can be past its end."""
     last = part.domain.shape[-1]
     return last if (literal(last) or 0) % LANES else None
 
 
 @dataclass
-class _Held:
-    """The values that threads hold and math on a pair of columns takes, for `Evaluator`: the lane that holds an element of a
-    product; and the statistic of the pair's head.
-
-    Attributes:
-        heads: reductions that any math of the part takes, each with its name and where it is read; grows.
-        found: what this math takes of products.
-    """
+class _EpilogueInputs:
+    """Resolves reads of accumulators and head statistics for `Evaluator`; collects them in `reads` and in `heads`, which all math
+    of the part shares."""
 
     context: Context
     part: EpiloguePart
     axes: Axes
     heads: dict[int, _Head]
-    found: dict[Accumulated, None] = field(default_factory=dict)
+    reads: dict[Accumulated, None] = field(default_factory=dict)
 
     def __call__(self, position: int, at: Position) -> object | None:
         if self.context.graph.nodes[position].family is Family.REDUCTION:
@@ -425,8 +388,8 @@ class _Held:
         count = len(domain.rows)
         if not is_same_row(self.context.graph.nodes[position].shape[:-1], at[:-1], symbols[:count], extents[:count]):
             return None
-        own = linearize(lane_position(self.axes, 0)[count:], extents[count:])
-        offset = sympy.expand(at[-1] - own)
+        column = linearize(lane_position(self.axes, 0)[count:], extents[count:])
+        offset = sympy.expand(at[-1] - column)
         if not offset.is_Integer or int(offset) % FRAGMENT >= LANES:
             return None
         lane = int(offset) % FRAGMENT
@@ -440,9 +403,9 @@ class _Held:
         return self.heads[position].reduction.components[0].name
 
     def _name(self, product: int, shift: int) -> str:
-        taken = Accumulated(_accumulated_name(product, shift), product, shift)
-        self.found[taken] = None
-        return taken.name
+        accumulated = Accumulated(_accumulated_name(product, shift), product, shift)
+        self.reads[accumulated] = None
+        return accumulated.name
 
 
 def _accumulated_name(product: int, shift: int) -> str:
@@ -451,18 +414,16 @@ def _accumulated_name(product: int, shift: int) -> str:
 
 
 def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[sympy.Symbol, Index]]:
-    """The axes that number rows, those that number heads, and what became of the others: an axis of heads disappears where nothing
-    tells heads apart."""
+    """Merges axes of rows and of columns, and returns the substitutions. Heads merge into columns if nothing indexes heads."""
     row_axes, moves = merge_axes(Axes(axes.symbols[:rows], axes.extents[:rows]), expressions, ROW)
-    columns, moved = merge_axes(Axes(axes.symbols[rows:], axes.extents[rows:]), expressions, PAIR.name)
+    columns, column_moves = merge_axes(Axes(axes.symbols[rows:], axes.extents[rows:]), expressions, PAIR.name)
     heads = Axes(columns.symbols[:-1], columns.extents[:-1])
     if len(heads.symbols) == 1:
-        moved[heads.symbols[0]] = axis_symbol(HEAD)
+        column_moves[heads.symbols[0]] = axis_symbol(HEAD)
         heads = Axes((axis_symbol(HEAD),), heads.extents)
-    return row_axes, Axes((*heads.symbols, PAIR), (*heads.extents, columns.extents[-1])), moves | moved
+    return row_axes, Axes((*heads.symbols, PAIR), (*heads.extents, columns.extents[-1])), moves | column_moves
 
 
-def _taken(part: EpiloguePart) -> list[str]:
-    """The names that the epilogue's call takes for itself."""
+def _reserved_names(part: EpiloguePart) -> list[str]:
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
     return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]

@@ -1,6 +1,6 @@
-"""Packed products: one of which only ranges of columns are wanted becomes a product a range, of as many columns of the weight.
+"""Splits a packed matmul, whose users read disjoint ranges of columns, into one matmul per range with an epilogue of its own.
 
-What follows can then end in the accumulators of each. The products share their first operand, so that one launch computes them.
+The matmuls share their first operand, so that one launch computes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sympy
 
 from fusegen.families.gemm.cost import COSTS, ProductSize, library_time, unaligned_time
 from fusegen.families.gemm.epilogue import sorted_dims
-from fusegen.families.gemm.pipelines import is_heavy, rows_are_aligned, serving
+from fusegen.families.gemm.pipelines import is_heavy, rows_are_aligned, supporting_pipeline
 from fusegen.fusion.accumulator import FRAGMENT
 from fusegen.fusion.groups import products_of, strip_views
 from fusegen.ir.graph import Graph, GraphBuilder, Node
@@ -27,13 +27,7 @@ from fusegen.target import Target
 
 @dataclass(frozen=True)
 class _Range:
-    """A view of some columns.
-
-    Attributes:
-        packed: the value over all columns that it is a view of.
-        start, length: the columns.
-        order: its dims in the order of the columns' elements.
-    """
+    """A view of a range of columns of a packed value; `order` lists its dims in the order of the columns' elements."""
 
     packed: int
     start: int
@@ -42,23 +36,23 @@ class _Range:
 
 
 def split_products(graph: Graph, target: Target) -> Graph:
-    """The graph with no product of which kernels want ranges of columns only, as far as tensor cores serve them."""
-    while (found := _next_split(graph, target)) is not None:
-        graph = rebuilt(graph, _Split(graph, *found).replaced)
+    """Splits matmuls that are only read by ranges of columns, where tensor cores support them."""
+    while (split := _next_split(graph, target)) is not None:
+        graph = rebuilt(graph, _Split(graph, *split).replaced)
     return graph
 
 
 def _next_split(graph: Graph, target: Target) -> tuple[int, Mapping[int, _Range]] | None:
     for position, node in graph:
         ranges = _ranges(graph, position) if node.op is Op.MATMUL else None
-        if ranges is not None and serving(graph, position, position, target) is not None:
+        if ranges is not None and supporting_pipeline(graph, position, position, target) is not None:
             return position, ranges
     return None
 
 
 def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
-    """The views through which alone a product is used, each of columns of its own; None where it is used in any other way."""
-    found: dict[int, _Range] = {}
+    """Returns the views that read a matmul, each a range of its own; None if anything else reads it."""
+    ranges: dict[int, _Range] = {}
     stack = [(matmul, matmul)]  # a value over all columns, and a view of it
     while stack:
         packed, view = stack.pop()
@@ -67,42 +61,42 @@ def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
         for user in graph.users[view]:
             node = graph.nodes[user]
             if node.op is Op.SLICE:
-                taken = _range_of(graph, user, packed)
-                if taken is None:
+                columns = _range_of(graph, user, packed)
+                if columns is None:
                     return None
-                found[user] = taken
+                ranges[user] = columns
             elif node.op in (Op.RESHAPE, Op.PERMUTE):
                 stack.append((packed, user))
             elif node.family is Family.POINTWISE and view == packed and node.shape == graph.nodes[matmul].shape:
                 stack.append((user, user))
             else:
                 return None
-    return found if found and _are_apart(list(found.values())) and not _meet_again(graph, found) else None
+    return ranges if ranges and _are_disjoint(list(ranges.values())) and not _are_concatenated(graph, ranges) else None
 
 
-def _meet_again(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
-    """True if columns of several ranges come to lie side by side again, as the halves of a head that is rotated: one epilogue
-    computes them of the whole product."""
-    of: dict[int, set[int]] = {view: {taken.start} for view, taken in ranges.items()}
+def _are_concatenated(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
+    """True if columns of several ranges are concatenated again (a rotated head): one epilogue computes these from the whole
+    matmul."""
+    origins: dict[int, set[int]] = {view: {columns.start} for view, columns in ranges.items()}
     for position, node in graph:
-        if position not in of and node.family in (Family.POINTWISE, Family.VIEW):
-            starts = set().union(*(of.get(a, set()) for a in node.args))
+        if position not in origins and node.family in (Family.POINTWISE, Family.VIEW):
+            starts = set().union(*(origins.get(a, set()) for a in node.args))
             if node.op is Op.CONCAT and len(starts) > 1:
                 return True
             if starts:
-                of[position] = starts
+                origins[position] = starts
     return False
 
 
-def _are_apart(ranges: list[_Range]) -> bool:
-    """True if no column is wanted twice: it would be computed twice."""
+def _are_disjoint(ranges: list[_Range]) -> bool:
+    """True if the ranges are disjoint; columns of two ranges would be computed twice."""
     columns = sorted({(r.start, r.start + r.length) for r in ranges})
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(columns))
 
 
 def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
-    """The columns of a value that a view is of; None where it is not of whole rows of a range, of whole eights of columns."""
-    shape, whole = graph.nodes[view].shape, graph.nodes[base].shape
+    """Returns the columns that a view reads; None unless it reads whole rows of a range that starts and ends at multiples of 8."""
+    shape, base_shape = graph.nodes[view].shape, graph.nodes[base].shape
     axes = identity_axes(shape)
     position, at = view, cast(Position, axes.symbols)
     while position != base:
@@ -110,53 +104,53 @@ def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
         position, at = source.arg, source.index
     first = dict.fromkeys(axes.symbols, 0)
     start = literal(sympy.sympify(at[-1]).subs(first))
-    length = literal(sympy.cancel(product(shape) / sympy.sympify(product(whole[:-1]))))
-    if start is None or length is None or start % FRAGMENT or length % FRAGMENT or length >= (literal(whole[-1]) or 0):
+    length = literal(sympy.cancel(product(shape) / sympy.sympify(product(base_shape[:-1]))))
+    if start is None or length is None or start % FRAGMENT or length % FRAGMENT or length >= (literal(base_shape[-1]) or 0):
         return None
     column = sympy.expand(at[-1] - start)
-    if not axes.below(column, length):  # some rows of it, with as many elements
+    if not axes.below(column, length):  # a subset of the rows with the same number of elements
         return None
-    order = sorted_dims(sympy.expand(linearize((*at[:-1], column), (*whole[:-1], length))), axes)
+    order = sorted_dims(sympy.expand(linearize((*at[:-1], column), (*base_shape[:-1], length))), axes)
     return None if order is None else _Range(base, start, length, order)
 
 
 def _packed(graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> set[int]:
-    """The product, and what is made of it over all columns before some are taken."""
-    wanted = {taken.packed for taken in ranges.values()}
-    found = {matmul}
-    for position in range(matmul + 1, max(wanted) + 1):
+    """Returns the matmul and the pointwise values over all its columns, up to the slices."""
+    ends = {columns.packed for columns in ranges.values()}
+    packed = {matmul}
+    for position in range(matmul + 1, max(ends) + 1):
         node = graph.nodes[position]
-        if node.family is Family.POINTWISE and not found.isdisjoint(node.args):
-            found.add(position)
-    return found
+        if node.family is Family.POINTWISE and not packed.isdisjoint(node.args):
+            packed.add(position)
+    return packed
 
 
 class _Split:
-    """Rebuilds a graph with products of ranges in the place of one."""
+    """Rebuilds a graph with one matmul per range."""
 
     def __init__(self, graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> None:
         self.graph, self.matmul, self.ranges = graph, matmul, ranges
         self.packed = _packed(graph, matmul, ranges)
         self.sliced: dict[tuple[int, int, int], int] = {}
 
-    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
-        """A range in place of a view; nothing in place of what is made of packed columns alone."""
-        self.builder, self.moved = builder, moved
+    def replaced(self, builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
+        """Returns the range that replaces a view, and OUT for values over the packed columns."""
+        self.builder, self.renamed = builder, renamed
         if position in self.ranges:
             return self._range(position, self.ranges[position])
-        is_packed = position in self.packed or any(moved[a] == OUT for a in self.graph.nodes[position].args)
+        is_packed = position in self.packed or any(renamed[a] == OUT for a in self.graph.nodes[position].args)
         return OUT if is_packed else None
 
-    def _range(self, view: int, taken: _Range) -> int:
+    def _range(self, view: int, span: _Range) -> int:
         shape, location = self.graph.nodes[view].shape, self.graph.locations[view]
-        columns = self._columns(taken.packed, taken.start, taken.length)
-        ordered = tuple(shape[d] for d in taken.order)
+        columns = self._columns(span.packed, span.start, span.length)
+        ordered = tuple(shape[d] for d in span.order)
         shaped = self.builder.add(Op.RESHAPE, (columns,), location=location, shape=ordered)
-        dims = tuple(taken.order.index(d) for d in range(len(shape)))
+        dims = tuple(span.order.index(d) for d in range(len(shape)))
         return shaped if dims == tuple(range(len(dims))) else self.builder.add(Op.PERMUTE, (shaped,), location=location, dims=dims)
 
     def _columns(self, position: int, start: int, length: int) -> int:
-        """Some columns of what is made of the product, point by point."""
+        """Builds some columns of a pointwise value of the matmul."""
         stack = [position]
         while stack:
             current = stack[-1]
@@ -164,13 +158,13 @@ class _Split:
             if needed and current != self.matmul:
                 stack += needed
             else:
-                self.sliced[current, start, length] = self._one(stack.pop(), start, length)
+                self.sliced[current, start, length] = self._build_columns(stack.pop(), start, length)
         return self.sliced[position, start, length]
 
-    def _one(self, position: int, start: int, length: int) -> int:
+    def _build_columns(self, position: int, start: int, length: int) -> int:
         node, location = self.graph.nodes[position], self.graph.locations[position]
         if position == self.matmul:
-            a, b = (self.moved[arg] for arg in node.args)
+            a, b = (self.renamed[arg] for arg in node.args)
             return self.builder.add(Op.MATMUL, (a, self._slice(b, start, length)), location=location)
         args = tuple(self._operand(a, node, start, length) for a in node.args)
         shape = (*node.shape[:-1], length)
@@ -179,8 +173,8 @@ class _Split:
     def _operand(self, position: int, node: Node, start: int, length: int) -> int:
         if position in self.packed:
             return self.sliced[position, start, length]
-        moved, shape = self.moved[position], self.graph.nodes[position].shape
-        return self._slice(moved, start, length) if shape and same(shape[-1], node.shape[-1]) else moved
+        renamed, shape = self.renamed[position], self.graph.nodes[position].shape
+        return self._slice(renamed, start, length) if shape and same(shape[-1], node.shape[-1]) else renamed
 
     def _slice(self, position: int, start: int, length: int) -> int:
         dim = len(self.builder.nodes[position].shape) - 1
@@ -189,12 +183,11 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Copies:
-    """The operands that are copied for a matmul.
+    """The operands and the result of a matmul that are copied to padded rows.
 
     Attributes:
-        operands: values below its operands.
-        result: True if its result is computed in memory of the call's own first.
-        depth: elements over which the library sums; None where it sums over all.
+        operands: values below permutations of the operands.
+        depth: the depth that the library sums over; None for all of it.
     """
 
     operands: frozenset[int]
@@ -203,48 +196,46 @@ class _Copies:
 
 
 def with_copied_rows(graph: Graph, target: Target) -> Graph:
-    """The graph with such copies; targets of which no costs are known have none."""
-    found = {matmul: copies for matmul in products_of(graph) if (copies := _copies(graph, matmul, target)) is not None}
-    return _with(graph, found) if found else graph
+    """Adds copies to padded rows for large library matmuls with unaligned rows; targets without a cost model get none."""
+    copies_of = {matmul: copies for matmul in products_of(graph) if (copies := _copies(graph, matmul, target)) is not None}
+    return _with(graph, copies_of) if copies_of else graph
 
 
-def _with(graph: Graph, found: Mapping[int, _Copies]) -> Graph:
-    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
-        return _Copying(graph, builder, moved, found[position]).matmul(position) if position in found else None
+def _with(graph: Graph, copies_of: Mapping[int, _Copies]) -> Graph:
+    def replaced(builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
+        return _Copying(graph, builder, renamed, copies_of[position]).matmul(position) if position in copies_of else None
 
     return rebuilt(graph, replaced)
 
 
 @dataclass(frozen=True)
 class _Copying:
-    """Puts a matmul with its copies into a new graph."""
+    """Builds a matmul with its copies in a new graph."""
 
     graph: Graph
     builder: GraphBuilder
-    moved: Sequence[int]
+    renamed: Sequence[int]
     copies: _Copies
 
     def matmul(self, position: int) -> int:
-        """The matmul, or the copy of its result."""
         node, location = self.graph.nodes[position], self.graph.locations[position]
         operands = tuple(map(self._operand, node.args))
         if self.copies.depth is not None:
-            return self._summed(node, operands, self.copies.depth, position)
-        made = self.builder.put(replace(node, args=operands), location)
-        return self._copy(made, position) if self.copies.result else made
+            return self._over_even_depth(node, operands, self.copies.depth, position)
+        result = self.builder.put(replace(node, args=operands), location)
+        return self._copy(result, position) if self.copies.result else result
 
-    def _summed(self, node: Node, operands: tuple[int, ...], depth: int, position: int) -> int:
-        """The matmul over a depth, and the products of what lies behind it."""
+    def _over_even_depth(self, node: Node, operands: tuple[int, ...], depth: int, position: int) -> int:
+        """Builds the matmul over the even depth, and adds the remaining outer products."""
         location = self.graph.locations[position]
         total = self.builder.put(replace(node, args=self._columns(operands, 0, depth)), location)
-        given = tuple(self.moved[a] for a in node.args)
+        arguments = tuple(self.renamed[a] for a in node.args)
         for k in range(depth, literal(self.builder.nodes[operands[1]].shape[0]) or 0):
-            rest = self.builder.add(Op.MUL, self._columns(given, k, 1), location=location)
-            total = self.builder.add(Op.ADD, [total, rest], location=location)
+            outer = self.builder.add(Op.MUL, self._columns(arguments, k, 1), location=location)
+            total = self.builder.add(Op.ADD, [total, outer], location=location)
         return total
 
     def _columns(self, operands: Sequence[int], start: int, length: int) -> tuple[int, int]:
-        """Some elements of the depth of both operands."""
         a, b = operands
         last = len(self.builder.nodes[a].shape) - 1
         dims = ((a, last), (b, 0))
@@ -252,12 +243,12 @@ class _Copying:
         return first, second
 
     def _operand(self, position: int) -> int:
-        """An operand: the same view of the copy below it, if there is one."""
-        below = _below_permutations(self.graph, position)
+        """Returns an operand: the same view of the copied value, if it is copied."""
+        below = _without_permutations(self.graph, position)
         if below not in self.copies.operands:
-            return self.moved[position]
+            return self.renamed[position]
         if position == below:
-            return self._copy(self.moved[position], position)
+            return self._copy(self.renamed[position], position)
         node = self.graph.nodes[position]
         return self.builder.put(replace(node, args=(self._operand(node.args[0]),)), self.graph.locations[position])
 
@@ -266,46 +257,46 @@ class _Copying:
 
 
 def _copies(graph: Graph, matmul: int, target: Target) -> _Copies | None:
-    """The copies for a matmul; None where it needs none, where they don't help, or take longer than they save."""
-    if target.name not in COSTS or not is_heavy(graph, matmul) or serving(graph, matmul, matmul, target) is not None:
+    """Returns the copies for a matmul; None if it needs none or they take longer than they save."""
+    if target.name not in COSTS or not is_heavy(graph, matmul) or supporting_pipeline(graph, matmul, matmul, target) is not None:
         return None
     unaligned = [p for p in graph.nodes[matmul].args if not rows_are_aligned(graph, strided_view(graph, p))]
-    operands = {p: _below_permutations(graph, p) for p in unaligned}
-    foreign = {value for p, value in operands.items() if graph.nodes[strided_view(graph, p).base].op is Op.INPUT}
+    operands = {p: _without_permutations(graph, p) for p in unaligned}
+    inputs = {value for p, value in operands.items() if graph.nodes[strided_view(graph, p).base].op is Op.INPUT}
     is_result = _has_odd_rows(graph, matmul) and any(strip_views(graph, o) == matmul for o in graph.outputs)
     depth = _even_depth(graph, matmul)
-    if not all(_has_odd_rows(graph, value) for value in operands.values()) or not (foreign or is_result or depth):
+    if not all(_has_odd_rows(graph, value) for value in operands.values()) or not (inputs or is_result or depth):
         return None
-    copies = _Copies(frozenset(foreign), is_result, depth)
+    copies = _Copies(frozenset(inputs), is_result, depth)
     return copies if _pays(graph, matmul, copies, target) else None
 
 
 def _pays(graph: Graph, matmul: int, copies: _Copies, target: Target) -> bool:
-    """True if a matmul of padded rows takes less time than one of others, with all copies."""
+    """True if the matmul with padded rows, including all copies, takes less time than the unaligned one."""
     node, costs = graph.nodes[matmul], COSTS[target.name]
     depth = nominal(graph.operands(matmul)[0].shape[-1])
     size = ProductSize(nominal(product(node.shape[:-1])), nominal(node.shape[-1]), depth)
     values = [*copies.operands, *([matmul] if copies.result or copies.depth is not None else [])]
-    moved = [2 * graph.nodes[value].dtype.itemsize * nominal(product(graph.nodes[value].shape)) for value in values]
-    copying = sum(costs.epilogue_start + count / costs.epilogue_bandwidth for count in moved)
+    byte_counts = [2 * graph.nodes[value].dtype.itemsize * nominal(product(graph.nodes[value].shape)) for value in values]
+    copying = sum(costs.epilogue_start + count / costs.epilogue_bandwidth for count in byte_counts)
     return library_time(costs, (size,), 0, target.processors) + copying < unaligned_time(costs, size, target.processors)
 
 
 def _even_depth(graph: Graph, matmul: int) -> int | None:
-    """The multiple of 8 elements over which the library sums, where rows of an operand go along the depth; None where it is all."""
+    """Returns the multiple of 8 that the library sums over if an operand is contiguous along an odd depth, else None."""
     depth = literal(graph.operands(matmul)[0].shape[-1])
     a, b = (strided_view(graph, p).strides for p in graph.nodes[matmul].args)
     is_along = same(a[-1], 1) or same(b[0], 1)
     return depth // ROW_MULTIPLE * ROW_MULTIPLE if is_along and depth is not None and may_pad(depth) else None
 
 
-def _below_permutations(graph: Graph, position: int) -> int:
+def _without_permutations(graph: Graph, position: int) -> int:
     while graph.nodes[position].op is Op.PERMUTE:
         (position,) = graph.nodes[position].args
     return position
 
 
 def _has_odd_rows(graph: Graph, position: int) -> bool:
-    """True if row-major memory of a value's own can be padded, and has to be."""
+    """True if rows of a materialized value have an odd extent that can be padded."""
     extent = literal(graph.nodes[position].shape[-1])
     return extent is not None and may_pad(extent)

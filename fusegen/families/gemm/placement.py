@@ -1,4 +1,4 @@
-"""The storage of an output that a kernel can write in one layout only: copies serve all other uses."""
+"""Storage of an output that a kernel can write in one layout only; copies serve all other layouts."""
 
 from __future__ import annotations
 
@@ -18,40 +18,28 @@ from fusegen.schedule.program import Launch
 
 @dataclass(frozen=True)
 class Placement:
-    """The storage of a value.
-
-    Attributes:
-        buffer: that the kernel writes.
-        offset: of the element.
-        copies: launches that bring the value to all other places.
-    """
+    """The buffer and the element's offset that a kernel writes, and the launches that copy the value elsewhere."""
 
     buffer: int
     offset: Index
     copies: tuple[Launch, ...] = ()
 
 
-def place(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
-    """The place of an output: of several, one where the value lies in its own order, as copies read it.
-
-    Args:
-        node: the output.
-        index: the element, over the axes.
-        fits: whether the kernel can write to an offset.
-    """
+def place_output(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
+    """Chooses the storage of an output whose offset fits the kernel: of several, one in the value's own order, which copies
+    read."""
     stores, own = context.stores(node, index, axes), flat_offset(index, memory_strides(context.graph, node))
     first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
     if first is None:
         dtype = context.memory.spec(stores[0].buffer).dtype
         first = Store(context.memory.add(f"value_{node}", dtype, formulas(memory_shape(context.graph, node))), own)
-    others = tuple(s for s in stores if s.buffer != first.buffer)
-    return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if others else ())
+    further = tuple(s for s in stores if s.buffer != first.buffer)
+    return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if further else ())
 
 
 def _copy(context: Context, node: int, source: int) -> Launch:
-    """The launch that reads the value and writes it to the other places."""
     domain = Domain(context.graph.nodes[node].shape)
-    group = Group(POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
+    group = Group(POINTWISE, (node,), (node,), domain, reason="the value is also stored in another layout")
     outputs = context.group.outputs
     name = f"{context.name}_copy" if len(outputs) == 1 else f"{context.name}_copy_{outputs.index(node)}"
     return lower_pointwise(replace(context, group=group, name=name, reads={node: source}, written=source))
@@ -61,13 +49,13 @@ def _copy(context: Context, node: int, source: int) -> Launch:
 
 
 def tensor_map(buffer: int, view: StridedView, box: tuple[int, ...], *, writable: bool = False) -> TensorMapSpec:
-    """The map of a view of a buffer, whose last dim is contiguous."""
+    """Returns the tensor map of a view whose last dim is contiguous."""
     shape, strides = tuple(map(formula, view.shape)), tuple(map(formula, _strides(view)))
     return TensorMapSpec(buffer, shape, strides, formula(view.offset), box, writable)
 
 
 def _strides(view: StridedView) -> list[Dim]:
-    """Strides; a dim of extent 1 has any, and the copy engine wants none that is 0."""
+    """Returns strides for a tensor map: a dim of extent 1 must not have stride 0 (TMA)."""
     strides = list(view.strides)
     for d in range(len(strides) - 2, -1, -1):
         if literal(view.shape[d]) == 1:

@@ -1,4 +1,4 @@
-"""Plans of products on tensor cores, and what such kernels do."""
+"""Plans and kernel bodies of matmuls on tensor cores."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from fusegen.schedule.math import LaneFunction, Reduction
 
 @dataclass(frozen=True)
 class ContractionPlan(Plan):
-    """A product on tensor cores, warpgroup by warpgroup.
+    """A matmul on tensor cores by warpgroups, with TMA.
 
     Attributes:
-        consumers: warpgroups that multiply, 64 rows of a tile each.
-        tile_n: columns of a tile.
-        stages: of the ring through which tiles of the operands come.
-        group: rows of tiles that are walked together.
-        a_major, b_major: which index of an operand is contiguous: ``k``, or ``m`` and ``n``.
-        products: matrices that meet the same first operand.
-        blocks_per_sm: blocks that share a multiprocessor.
-        producer_registers, consumer_registers: of a thread, once the warpgroups have traded them.
+        consumers: warpgroups that multiply; each computes 64 rows of a tile.
+        stages: pipeline stages of operand tiles.
+        group: rows of tiles that are traversed together.
+        a_major, b_major: the contiguous index of an operand: ``k``, or ``m`` and ``n``.
+        products: matrices that are multiplied with the same first operand.
     """
 
     consumers: int
@@ -38,34 +35,28 @@ class ContractionPlan(Plan):
 
     @property
     def tile_m(self) -> int:
-        """Rows of a tile."""
         return 64 * self.consumers
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers and a warpgroup that brings tiles in."""
         return 128 * (self.consumers + 1)
 
     @property
     def shared_bytes(self) -> int:
-        """The ring (lines of 128 bytes and two barriers a stage) and two chunks of results a consumer."""
+        """Bytes of the pipeline stages (128-byte lines, two barriers a stage) and of two result buffers per consumer."""
         ring = self.stages * ((self.tile_m + self.tile_n * self.products) * 128 + 16)
         return ring + self.consumers * 2 * 8192
 
 
 @dataclass(frozen=True)
 class MmaPlan(Plan):
-    """A product on tensor cores, warp by warp.
+    """A matmul on tensor cores by warps (`mma.sync`).
 
     Attributes:
-        warps_m, warps_n: of a block, along the rows and the columns of a tile.
-        warp_m, warp_n: rows, and columns of each product, that a warp accumulates.
-        stages: of the ring through which tiles of the operands come.
-        group: rows of tiles that are walked together.
-        a_major, b_major: which index of an operand is contiguous: ``k``, or ``m`` and ``n``.
-        a_width, b_width: elements that are copied at once.
-        products: matrices that meet the same first operand.
-        blocks_per_sm: blocks that share a multiprocessor.
+        warps_m, warps_n: warps of a block along the rows and the columns of a tile.
+        warp_m, warp_n: rows, and columns of each matmul, that a warp accumulates.
+        a_width, b_width: elements per asynchronous copy.
+        stages, group, a_major, b_major, products: as in `ContractionPlan`.
     """
 
     warps_m: int
@@ -83,64 +74,53 @@ class MmaPlan(Plan):
 
     @property
     def tile_m(self) -> int:
-        """Rows of a tile."""
         return self.warps_m * self.warp_m
 
     @property
     def tile_n(self) -> int:
-        """Columns of a tile, of each product."""
         return self.warps_n * self.warp_n
 
     @property
     def tile_k(self) -> int:
-        """Elements of the depth in a stage."""
         return 32
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps_m * self.warps_n
 
     @property
     def copies_evenly(self) -> bool:
-        """True if all threads copy equally much of a stage, each in lines that are swizzled alike."""
+        """True if all threads copy the same amount per stage, in lines with the same swizzle."""
         return self._is_even(self.tile_m, self.a_major) and self._is_even(self.tile_n, self.b_major)
 
     def _is_even(self, side: int, major: str) -> bool:
         lines, length = (side, self.tile_k) if major == "k" else (self.tile_k, side)
-        units = (1 << (length - 1).bit_length()) // 8  # of 16 bytes, for which a line has room
+        units = (1 << (length - 1).bit_length()) // 8  # 16-byte units of a line
         step = self.threads // units
         return step % 8 == 0 and lines % step == 0
 
     @property
     def a_bytes(self) -> int:
-        """Bytes of the first operand in a stage."""
+        """Bytes of the first operand per stage."""
         return self._tile_bytes(self.tile_m, self.a_major)
 
     @property
     def b_bytes(self) -> int:
-        """Bytes of one matrix that meets it, in a stage."""
         return self._tile_bytes(self.tile_n, self.b_major)
 
     @property
     def shared_bytes(self) -> int:
-        """The ring."""
         return self.stages * (self.a_bytes + self.products * self.b_bytes)
 
     def _tile_bytes(self, extent: int, major: str) -> int:
-        """16-bit values; lines along the extent are a power of two long, as the swizzle needs."""
+        """Bytes of a 16-bit tile; lines along the extent are padded to a power of two for the swizzle."""
         return 2 * self.tile_k * (extent if major == "k" else 1 << (extent - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Accumulated:
-    """Two neighbouring columns of a product, as an epilogue takes them.
-
-    Attributes:
-        name: of the array of two.
-        product: the number of the matrix, among those of the part that meet the first operand.
-        shift: how many columns they lie to the right of the epilogue's own.
-    """
+    """Two neighbouring columns of an accumulator that an epilogue reads as an array, shifted from its own pair. `product` is the
+    number of the matrix within the part."""
 
     name: str
     product: int
@@ -149,14 +129,8 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class HeadStatistic:
-    """A statistic of whole heads: a state that is combined over the columns of each, in each row.
-
-    Attributes:
-        reduction: how, and the name of the result.
-        columns: of a head.
-        accumulated: what the math takes.
-        lift: the math on two neighbouring columns whose results are combined; it may take statistics that come before.
-    """
+    """A reduction over the columns of each head, per row. Its lift computes the reduced values of two columns, and may read earlier
+    statistics."""
 
     reduction: Reduction
     columns: int
@@ -165,19 +139,17 @@ class HeadStatistic:
 
     @property
     def name(self) -> str:
-        """The name of the only component of the state."""
         return self.reduction.components[0].name
 
 
 @dataclass(frozen=True)
 class PartResult:
-    """The storage of a result of an epilogue.
+    """The storage of an epilogue's result.
 
     Attributes:
-        buffer: the key.
-        offset: of an element, over the epilogue's axes; None when whole tiles leave by a tensor map.
-        octets: whether eight neighbouring columns lie side by side, aligned.
-        head: columns of a head, where there is an element a head; 0 where there is one a column.
+        offset: the element's offset over the epilogue's axes; None if whole tiles are stored by a tensor map.
+        octets: True if eight neighbouring columns are contiguous and aligned.
+        head: columns of a head for a result with one element per head; 0 for one element per column.
     """
 
     buffer: int
@@ -189,17 +161,13 @@ class PartResult:
 
 @dataclass(frozen=True)
 class ProductPart:
-    """Columns of a launch's results that have an epilogue.
+    """A range of a launch's columns with its epilogue.
 
     Attributes:
-        columns: how many.
-        head: columns of a head, by which the epilogue numbers them; all columns where it does not.
-        rows: how many of the epilogue's axes number rows; those that follow number heads, the last one pairs of columns.
-        products: matrices that meet the first operand.
-        accumulated: what the epilogue takes.
-        epilogue: math on two neighbouring columns.
-        results: one a result of the epilogue.
-        statistics: of heads, in the order in which they are found before.
+        head: columns of a head, if the epilogue indexes heads; else all columns.
+        rows: how many of the epilogue's axes index rows. The others index heads, the last one pairs of columns.
+        products: the number of matrices that are multiplied with the first operand.
+        epilogue: the math on two neighbouring columns.
     """
 
     columns: int
@@ -213,20 +181,14 @@ class ProductPart:
 
     @property
     def functions(self) -> tuple[LaneFunction, ...]:
-        """All math of the part, in the order in which it runs."""
+        """All math of the part in the order of execution."""
         return (*(s.lift for s in self.statistics), self.epilogue)
 
 
 @dataclass(frozen=True)
 class ContractionBody(Body):
-    """Products of one first operand, each with an epilogue; the parts lie side by side.
-
-    Attributes:
-        input_dtype: the element type of the operands.
-        parts: at least one.
-        matrices: buffers of operands that are read by address: the first one's, then of each part those that meet it; empty where
-            they come by tensor maps.
-    """
+    """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue. `matrices` are the
+    operands that are read by address, the first one and those of each part."""
 
     input_dtype: DType
     parts: tuple[ProductPart, ...]
@@ -235,11 +197,10 @@ class ContractionBody(Body):
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
-        """As of every body."""
         return frozenset({self.input_dtype, *(r.dtype for part in self.parts for r in part.results)})
 
     def words(self, kind: str) -> str:
-        """As of every body; what is computed at once, if that is more than one thing."""
+        """Describes the kernel, with the numbers of parts, matmuls and results that exceed one."""
         columns = " + ".join(str(part.columns) for part in self.parts)
         results = sum(len(part.results) for part in self.parts)
         several = {
@@ -247,5 +208,5 @@ class ContractionBody(Body):
             "two products at a time": self.plan.products,
             f"{results} results": results,
         }
-        how = [f"{kind} by mma.sync" if isinstance(self.plan, MmaPlan) else kind]
-        return ", ".join([*how, *(words for words, count in several.items() if count > 1)])
+        names = [f"{kind} by mma.sync" if isinstance(self.plan, MmaPlan) else kind]
+        return ", ".join([*names, *(description for description, count in several.items() if count > 1)])

@@ -21,7 +21,7 @@ from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import Plan, SharedArrays, arranged
-from fusegen.schedule.lanes import Fragments, bytes_in_turn, interleaved
+from fusegen.schedule.lanes import Fragments, interleaved, interleaved_bytes
 from fusegen.schedule.math import CallArgument, Origin
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms
@@ -112,7 +112,7 @@ def _interleaved_bytes(context: Context, points: PointwiseMath) -> int:
     if not context.target.warp:
         return 0
     reads = [BufferRead(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
-    return bytes_in_turn(
+    return interleaved_bytes(
         context, (reads, [BufferRead(buffer, offset) for buffer, offset in points.stores]), points.axes.symbols[-1]
     )
 

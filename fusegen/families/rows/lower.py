@@ -33,7 +33,7 @@ from fusegen.schedule.access import AccessPattern, Anchor, divisor, merge_axes
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lanes import bytes_in_turn
+from fusegen.schedule.lanes import interleaved_bytes
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of
@@ -275,7 +275,7 @@ def _interleaved_bytes(context: Context, math: RowMath) -> int:
     if not context.target.warp or context.group.kind is COLUMN:
         return 0
     writes = [BufferRead(store.buffer, store.offset) for store in (math.stores[r.key] for r in math.roots if r.kind == "write")]
-    return bytes_in_turn(context, (list(math.leaves.reads.values()), writes), math.column_axes.symbols[-1])
+    return interleaved_bytes(context, (list(math.leaves.reads.values()), writes), math.column_axes.symbols[-1])
 
 
 def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:
