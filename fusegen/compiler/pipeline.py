@@ -20,12 +20,11 @@ from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
 from fusegen.passes.hoist import hoist
 from fusegen.passes.layouts import ORDERLESS, canonicalize_layouts
-from fusegen.passes.moments import cap_row_max, combine_moments, split_normalizers
+from fusegen.passes.moments import RUNNING, SPREADS, cap_row_max, combine_moments, split_normalizers, sum_in_float64
 from fusegen.passes.rewrite import rewritten
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.simplify import simplify
 from fusegen.passes.topk import sort_rows
-from fusegen.passes.wide import RUNNING, SPREADS, sum_in_float64
 from fusegen.passes.writes import separate_writes
 from fusegen.target import Target
 

@@ -37,11 +37,11 @@ from fusegen.ir.ops import Family
 from fusegen.ir.reductions import REDUCTIONS, SCANS
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, product, same
 from fusegen.schedule.access import Access, AccessPattern, Multiples, divisor
+from fusegen.schedule.column_pairs import Fragments
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arranged
-from fusegen.schedule.lanes import Fragments
 from fusegen.schedule.math import CallArgument, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step

@@ -1,4 +1,4 @@
-"""Computes the mean and the squared deviations of long rows in one reduction, and normalizers of short rows as max and sum.
+"""Rewrites of row statistics: moments in one reduction, normalizers as max and sum, float64 sums on the CPU.
 
 With one reduction, warps and blocks that share a row synchronize once instead of twice, and each element is read once less. Short
 rows keep two sums: memory latency dominates, and sums have fewer components. So do 32-bit rows: if the first element is by far the
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
@@ -207,3 +208,33 @@ def _held_normalizer(rows: Value, node: Node) -> Value:
     assert isinstance(dims, tuple)
     row_max = rows.reduce(Op.AMAX, dims)
     return row_max if node.attr("part") == "peak" else rows.apply(Op.EXP_BELOW, row_max).reduce(Op.SUM, dims)
+
+
+SPREADS = (Op.VAR, Op.STD)
+RUNNING = (Op.CUMSUM, Op.CUMPROD, Op.LOGCUMSUMEXP)
+
+
+def sum_in_float64(graph: Graph) -> Graph:
+    """Computes variances of float32, the means of the same rows, and running sums and products in float64 on the CPU, like torch.
+
+    Squares of numbers around 1e20 overflow float32, and rounding errors grow along a row. GPUs keep 32 bits, as torch does there.
+    """
+    narrow = [node for _, node in graph if node.args and graph.nodes[node.args[0]].dtype is DType.FLOAT32]
+    variance_rows = {_rows(node) for node in narrow if node.op in SPREADS}
+    if not variance_rows and not any(node.op in RUNNING for node in narrow):
+        return graph
+
+    def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
+        node = graph.nodes[position]
+        is_of_spread = node.op in (*SPREADS, Op.MEAN) and _rows(node) in variance_rows
+        is_running = node.op in RUNNING and graph.nodes[node.args[0]].dtype is DType.FLOAT32
+        if not is_of_spread and not is_running:
+            return None
+        wide = Value(builder, indices[node.args[0]], graph.locations[position]).apply(Op.CAST, dtype=DType.FLOAT64)
+        return wide.apply(node.op, **dict(node.attrs)).apply(Op.CAST, dtype=node.dtype).position
+
+    return rebuilt(graph, replaced)
+
+
+def _rows(node: Node) -> tuple[int, object]:
+    return node.args[0], dict(node.attrs).get("dims")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusegen.emit.column_pairs import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.cuda import CUDA, assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.lanes import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.math import function, function_text
 from fusegen.emit.views import entry
 from fusegen.families.attention.plan import AttentionBody

@@ -23,10 +23,7 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
-from fusegen.schedule.context import Context
-from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.kernel import LoweredKernel, extract_function
-from fusegen.schedule.lanes import (
+from fusegen.schedule.column_pairs import (
     PAIR,
     LaneMath,
     accumulator_of,
@@ -37,6 +34,9 @@ from fusegen.schedule.lanes import (
     lane_position,
     pair_axes,
 )
+from fusegen.schedule.context import Context
+from fusegen.schedule.evaluate import Evaluator
+from fusegen.schedule.kernel import LoweredKernel, extract_function
 from fusegen.schedule.math import Fast, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.program import Launch, Step

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fusegen.emit.column_pairs import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.cuda import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.lanes import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.views import ReductionView, entry, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
     Accumulated,

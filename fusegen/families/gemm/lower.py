@@ -31,11 +31,7 @@ from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, litera
 from fusegen.program.call import TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor, merge_axes
-from fusegen.schedule.context import Context, leaves_of
-from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import IndexCheck
-from fusegen.schedule.kernel import LoweredKernel
-from fusegen.schedule.lanes import (
+from fusegen.schedule.column_pairs import (
     PAIR,
     LaneMath,
     is_in_octets,
@@ -45,6 +41,10 @@ from fusegen.schedule.lanes import (
     lane_position,
     pair_axes,
 )
+from fusegen.schedule.context import Context, leaves_of
+from fusegen.schedule.evaluate import Evaluator, substitute
+from fusegen.schedule.indices import IndexCheck
+from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import LaneFunction, Reduction
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import element_type, lifted, reduction_of

@@ -17,11 +17,11 @@ from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, FloorDiv, Index, Modulo, Stride, axis_symbol, exact_quotient, literal, product
 from fusegen.schedule.access import Access, AccessPattern, divisor, merge_axes, pattern_of
+from fusegen.schedule.column_pairs import Fragments, interleaved, interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import Plan, SharedArrays, arranged
-from fusegen.schedule.lanes import Fragments, interleaved, interleaved_bytes
 from fusegen.schedule.math import CallArgument, Origin
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms

@@ -17,10 +17,10 @@ from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import is_of_16_bits
 from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, AccessPattern, Anchor
+from fusegen.schedule.column_pairs import Fragments, interleaved
 from fusegen.schedule.context import Context, Leaves
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
-from fusegen.schedule.lanes import Fragments, interleaved
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch

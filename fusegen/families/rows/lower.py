@@ -30,10 +30,10 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.schedule.access import AccessPattern, Anchor, divisor, merge_axes
+from fusegen.schedule.column_pairs import interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lanes import interleaved_bytes
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of
