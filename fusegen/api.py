@@ -30,7 +30,7 @@ from fusegen.operators.plan import has_unknown_floats
 from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
 from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values
-from fusegen.runtime.bound import Hidden
+from fusegen.runtime.bound import Captured
 from fusegen.runtime.callables import OUT, fill_out, is_complex, with_out_parameter
 from fusegen.target import Target
 from fusegen.threads import cached_property
@@ -143,8 +143,8 @@ class Kernel(Generic[P, R]):
         dispatcher = self._dispatcher_of(named)
         dispatcher, arguments = dispatcher.of_call(args, named)
         dispatcher, values = dispatcher.of_reals(arguments)
-        variant, hidden = self._variant(dispatcher, values, target=target)
-        return Lowered(variant, dispatcher.variants.sizes(variant, values, hidden))
+        variant, captured = self._variant(dispatcher, values, target=target)
+        return Lowered(variant, dispatcher.variants.sizes(variant, values, captured))
 
     @property
     def backward(self) -> BackwardPass:
@@ -170,7 +170,7 @@ class Kernel(Generic[P, R]):
             return self._operator
         return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.given, values)
 
-    def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
+    def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Captured]:
         """Returns the variant of a call with all arguments, and the captured tensors."""
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         machine = _default_target(device) if target is None else targets.target(target)

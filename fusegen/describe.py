@@ -164,11 +164,11 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     """Warns of a launch with much work but few blocks."""
-    blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.processors
-    if _IDLE * blocks >= target.processors or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
+    blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.sms
+    if _IDLE * blocks >= target.sms or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
         return []
     count = "1 block" if blocks == 1 else f"{blocks} blocks"
-    return [f"warning: {count} for {target.processors} SMs: most of the device idles"]
+    return [f"warning: {count} for {target.sms} SMs: most of the device idles"]
 
 
 def _approximate(program: Program, step: Step) -> list[str]:

@@ -22,7 +22,7 @@ class Target:
         name: e.g. ``sm_90a`` or ``cpu``.
         backend: the emitted language.
         warp: threads of a warp; 0 on a CPU, whose cores process neighbouring elements in vectors.
-        processors: SMs of a typical GPU (sizes persistent grids).
+        sms: SMs of a typical GPU (sizes persistent grids).
         shared_bytes: the most shared memory of a block.
         wgmma: has Hopper's warpgroup matmuls and TMA.
         cluster: the most blocks of a cluster; 1 without clusters.
@@ -34,7 +34,7 @@ class Target:
     name: str
     backend: Backend
     warp: int = 32
-    processors: int = 1
+    sms: int = 1
     shared_bytes: int = 0
     wgmma: bool = False
     cluster: int = 1
@@ -58,7 +58,7 @@ class Target:
         cuOccupancyMaxActiveClusters reports on an H200: 66, 30, 15 and 7 clusters of 2, 4, 8 and 16 blocks.
         """
         share = next(share for limit, share in _IN_CLUSTERS if size <= limit)
-        return max(1, int(self.processors * share) // size)
+        return max(1, int(self.sms * share) // size)
 
 
 _LANGUAGES = {Backend.CUDA: ("cuda", "ptx", "sass"), Backend.CPU: ("cpp",)}
@@ -75,14 +75,14 @@ CPU = Target("cpu", Backend.CPU, warp=0)
 # SMs and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets. Clusters of 16 blocks: the
 # tuning guides of Hopper and Blackwell, for H100 and B200.
 _CUDA = (
-    Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912, products=("mma.sync",)),
-    Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376, products=("mma.sync",)),
-    Target("sm_89", Backend.CUDA, processors=128, shared_bytes=101_376, converts_float8=True, products=("mma.sync",)),
-    Target("sm_90a", Backend.CUDA, processors=132, shared_bytes=232_448, converts_float8=True, wgmma=True, cluster=16, overlap=True,
+    Target("sm_80", Backend.CUDA, sms=108, shared_bytes=166_912, products=("mma.sync",)),
+    Target("sm_86", Backend.CUDA, sms=84, shared_bytes=101_376, products=("mma.sync",)),
+    Target("sm_89", Backend.CUDA, sms=128, shared_bytes=101_376, converts_float8=True, products=("mma.sync",)),
+    Target("sm_90a", Backend.CUDA, sms=132, shared_bytes=232_448, converts_float8=True, wgmma=True, cluster=16, overlap=True,
            products=("wgmma",)),
-    Target("sm_100", Backend.CUDA, processors=148, shared_bytes=232_448, converts_float8=True, cluster=16, overlap=True,
+    Target("sm_100", Backend.CUDA, sms=148, shared_bytes=232_448, converts_float8=True, cluster=16, overlap=True,
            products=("mma.sync",)),
-    Target("sm_120", Backend.CUDA, processors=170, shared_bytes=101_376, converts_float8=True, cluster=8, overlap=True,
+    Target("sm_120", Backend.CUDA, sms=170, shared_bytes=101_376, converts_float8=True, cluster=8, overlap=True,
            products=("mma.sync",)),
 )  # fmt: skip
 _BY_NAME = {target.name: target for target in (*_CUDA, CPU)}

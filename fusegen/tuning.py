@@ -177,8 +177,8 @@ class _Tuner:
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
         self.machine = machine_of(device)
-        self.variant, self.hidden = dispatcher.variants.of(values, self.machine.target, device)
-        self.sizes = dispatcher.variants.sizes(self.variant, values, self.hidden)
+        self.variant, self.captured = dispatcher.variants.of(values, self.machine.target, device)
+        self.sizes = dispatcher.variants.sizes(self.variant, values, self.captured)
         self.pins: dict[tuple[int, ...], Plan] = {}
 
     def tuning(self) -> Tuning:
@@ -219,8 +219,8 @@ class _Tuner:
         names = self.dispatcher.parameters.names
         values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.values, strict=True)]
         written = [v for n, v in zip(names, values, strict=True) if n in mutated]
-        bound = self.dispatcher.bound(variant, values, self.hidden, self.device)
-        return lambda: (bound(values, self.hidden), written)
+        bound = self.dispatcher.bound(variant, values, self.captured, self.device)
+        return lambda: (bound(values, self.captured), written)
 
 
 def _in_order(launch: Launch) -> list[Plan]:

@@ -271,7 +271,7 @@ def with_key(graph: Graph, name: str) -> Graph:
         if node.op is not Op.RANDOM or node.args:
             return None
         if not keys:
-            keys.append(builder.input(InputSpec(name, DType.INT64, (1,), (0,), hidden=True)))
+            keys.append(builder.input(InputSpec(name, DType.INT64, (1,), (0,), captured=True)))
         return builder.put(replace(node, args=(keys[0],)), graph.locations[position])
 
     return rebuilt(graph, replaced)

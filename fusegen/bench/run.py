@@ -196,8 +196,8 @@ def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | Non
     if case.is_compared_with_eager:
         return listed(case.eager.prepare(arguments)())
     floats = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
-    wide = torch.float64 if sum(t.numel() for t in floats) <= _MOST_FLOAT64 else torch.float32
-    widened = {n: v.to(wide) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
+    index64 = torch.float64 if sum(t.numel() for t in floats) <= _MOST_FLOAT64 else torch.float32
+    widened = {n: v.to(index64) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
     return listed(case.call(case.kernel.function, widened)())
 
 

@@ -243,7 +243,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         relations=variant.guards,
         rows=(),
         conditions=variant.conditions,
-        wide=request.wide,
+        index64=request.index64,
         distinct=variant.state.compares_identity and sum(isinstance(value, torch.Tensor) for value in values) > 1,
     )
 

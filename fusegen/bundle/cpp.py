@@ -282,7 +282,7 @@ class Traced:
                 rows=rows_of(rows),
                 conditions=conditions,
                 constants=self._variant.constants,
-                wide=self._variant.request.wide,
+                index64=self._variant.request.index64,
                 distinct=self._signature.distinct,
             )
             cubins = None
@@ -322,7 +322,7 @@ class Traced:
 
     def _compiled(self, graph: Graph) -> CompiledGraph:
         structure = tree_structure((0,) * len(graph.outputs))
-        return compile_graph(graph, structure, self._target, self._hints, wide=self._variant.request.wide)
+        return compile_graph(graph, structure, self._target, self._hints, index64=self._variant.request.index64)
 
 
 def _is_plain(value: object) -> bool:

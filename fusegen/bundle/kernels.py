@@ -147,7 +147,7 @@ def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Se
             _match_layout(name, argument, value, sizes)
     _check_relations(signature, sizes)
     _check_conditions(signature.conditions, names, values, sizes)
-    if not signature.wide:
+    if not signature.index64:
         _check_narrow(call, names, values, sizes)
     if not all(relation(sizes) for relation in signature.rows):
         raise OtherRowRange

@@ -38,7 +38,7 @@ from fusegen.runtime.arguments import (
     check_writable,
     refuse_gradients,
 )
-from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Condition, Hidden, condition_of, conjunction
+from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Captured, Condition, condition_of, conjunction
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
@@ -400,8 +400,8 @@ class _CopyingCall(BoundCall):
         super().__init__(None, None, NOTHING)
         self._program, self._places = program, positions
 
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
-        return self._program(_with_contiguous(values, self._places), hidden)
+    def __call__(self, values: Values, captured: Captured) -> Any:
+        return self._program(_with_contiguous(values, self._places), captured)
 
 
 def _with_contiguous(values: Values, positions: range) -> list[Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, Code, digest, passes_mark_of
 from fusegen.compiler.backends import host_flags
-from fusegen.compiler.compile import CompiledGraph, Variant, needs_wide
+from fusegen.compiler.compile import CompiledGraph, Variant, needs_index64
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
 from fusegen.compiler.signature import with_layout_of
 from fusegen.compiler.specialize import RowRanges
@@ -172,8 +172,8 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pre
     sizes = {**call.sizes, **kernel.sizes(tensors)}
     for spec, tensor in zip(specs, tensors, strict=True):
         sizes |= {stride_name(spec.name, dim): stride for dim, stride in enumerate(tensor.stride())}
-    compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
-    signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
+    compiled = kernel.compiled(specs, sizes, index64=call.signature.index64)
+    signature = _signature(kernel, specs, call.signature, index64=call.signature.index64 or needs_index64(compiled, sizes))
     return [
         built_program(
             kernel.target, replace(signature, rows=limits(rows)), compiled.with_specialization(form), f"{prefix}-{number}"
@@ -182,7 +182,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pre
     ]
 
 
-def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signature, *, wide: bool) -> Signature:
+def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signature, *, index64: bool) -> Signature:
     """Returns the assumptions of a pass. The kernel's own program has checked relations and conditions."""
     arguments: list[ArgumentSpec] = [*map(tensor_argument, specs), *map(ExtentArgument, kernel.further)]
     arguments += [NumberArgument(dtype.is_float, takes_ints=dtype.is_float) for _, dtype in kernel.graph.scalars]
@@ -193,7 +193,7 @@ def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signa
         bounds=kernel.graph.bounds,
         relations=(),
         conditions=Numbers(),
-        wide=wide,
+        index64=index64,
         distinct=False,
     )
 

@@ -266,7 +266,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
 
 
 def size_places_of(graph: Graph, call: LaunchPlan) -> SizeSources:
-    """Where the sizes of a call are found: tensor, and size or stride."""
+    """Maps each size of a call to the tensor and the dim that hold it."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
     dims = [

@@ -54,7 +54,7 @@ class Request:
         statics: all other arguments, by parameter.
         sizes: the symbolic sizes.
         device: the answer to ``x.device``.
-        wide: whether indices need 64 bits.
+        index64: whether indices need 64 bits.
         numbers: in this call, the values of the scalars and of ints that are used as sizes.
         one_tensor_twice: parameters that receive one and the same tensor.
         mutates: parameters that the function may write to.
@@ -71,7 +71,7 @@ class Request:
     sizes: SymbolicSizes
     target: Target
     device: torch.device
-    wide: bool
+    index64: bool
     numbers: tuple[tuple[str, int | float], ...] = ()
     one_tensor_twice: tuple[str, ...] = ()
     mutates: frozenset[str] = frozenset()
@@ -182,11 +182,11 @@ def compile_trace(request: Request, traced: Trace, state: StateGuard) -> Variant
 
 def _compiled(request: Request, traced: Trace, state: StateGuard) -> Variant:
     hints = dict(request.sizes.hints)
-    compiled = compile_graph(traced.graph, traced.structure, request.target, hints, wide=request.wide)
+    compiled = compile_graph(traced.graph, traced.structure, request.target, hints, index64=request.index64)
     return Variant(
         **vars(compiled),
         request=replace(request, statics=()),
-        trace=replace(traced, hidden=()),
+        trace=replace(traced, captured=()),
         guards=guards_of(traced),
         conditions=numbers_of(traced.conditions),
         state=state,
@@ -194,22 +194,22 @@ def _compiled(request: Request, traced: Trace, state: StateGuard) -> Variant:
     )
 
 
-def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, wide: bool) -> CompiledGraph:
+def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, index64: bool) -> CompiledGraph:
     """Fuses, plans and emits a graph.
 
     Args:
         structure: the pytree of its results.
         sizes: the sizes to specialize it for.
-        wide: whether indices need 64 bits.
+        index64: whether indices need 64 bits.
 
     Raises:
         UnsupportedError: values multiply without end.
     """
-    cache = specializations_of(graph, graph.locations, target, wide)
+    cache = specializations_of(graph, graph.locations, target, index64)
     return CompiledGraph(graph, structure, cache, cache.at(sizes), sizes)
 
 
-def needs_wide(compiled: CompiledGraph, sizes: Mapping[str, int]) -> bool:
+def needs_index64(compiled: CompiledGraph, sizes: Mapping[str, int]) -> bool:
     """True if kernels count further than 31 bits reach.
 
     Args:
@@ -265,14 +265,14 @@ class SpecializationCache:
 
     Args:
         graph: as traced.
-        wide: whether indices need 64 bits.
+        index64: whether indices need 64 bits.
 
     Attributes:
         target: as given.
     """
 
-    def __init__(self, graph: Graph, target: Target, *, wide: bool) -> None:
-        self._graph, self.target, self._wide = graph, target, wide
+    def __init__(self, graph: Graph, target: Target, *, index64: bool) -> None:
+        self._graph, self.target, self._wide = graph, target, index64
         self._lock = new_lock()
         self._known: dict[str, AnySpecialization] = {}  # by file name
         self._with_text: dict[str, StoredSpecialization] = {}  # read from disk, by digest
@@ -331,7 +331,7 @@ class SpecializationCache:
         has_choice = by_library != own and not self._wide
         library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
         ready = run(own, rules, Stage.PRIMITIVE, Stage.READY)
-        return Specializer(ready, target, wide=self._wide, library=library)
+        return Specializer(ready, target, index64=self._wide, library=library)
 
     def _get(self, name: str, plan: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
         """The specialization of a file, or a new one, which is written at once if its sizes alone determine its text."""
@@ -397,13 +397,13 @@ class SpecializationCache:
 
 
 @lru_cache(maxsize=256)
-def specializations_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> SpecializationCache:
+def specializations_of(graph: Graph, _locations: Sequence[Location | None], target: Target, index64: bool) -> SpecializationCache:
     """The specializations of a graph, shared by all functions with an equal trace, e.g. a model's layers.
 
     Args:
         _locations: of the graph. Its equality leaves them out, but emitted text names them.
     """
-    return SpecializationCache(graph, target, wide=wide)
+    return SpecializationCache(graph, target, index64=index64)
 
 
 def _read(name: str) -> bytes:

@@ -18,12 +18,12 @@ from fusegen.compiler.passes import ForwardBackward, passes_of
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import Values, check_tangent
-from fusegen.runtime.bound import BoundCall, Hidden, condition_of
+from fusegen.runtime.bound import BoundCall, Captured, condition_of
 from fusegen.runtime.executable import CallBinder, Executable
 from fusegen.runtime.instructions import drawn_key
 from fusegen.threads import new_lock
 
-VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
+VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Captured]]
 """Returns the variant of a call and the captured tensors."""
 
 _AGAIN = "call fg.vjp again with such arguments"
@@ -35,20 +35,20 @@ class BoundVjp(BoundCall):
     Args:
         dispatcher: the kernel's.
         passes: of the variant's graph.
-        hidden: the captured tensors.
+        captured: the captured tensors.
         sizes: values of all sizes and strides.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, variant: Variant, passes: ForwardBackward, hidden: Hidden, sizes: Mapping[str, int]
+        self, dispatcher: Dispatcher, variant: Variant, passes: ForwardBackward, captured: Captured, sizes: Mapping[str, int]
     ) -> None:
-        super().__init__(condition_of(variant.conditions, sizes, dispatcher.parameters.names), variant.state, hidden)
+        super().__init__(condition_of(variant.conditions, sizes, dispatcher.parameters.names), variant.state, captured)
         self.passes, self.sizes = passes, sizes
         self._dispatcher, self._variant = dispatcher, variant
 
-    def __call__(self, values: Values, hidden: Hidden) -> tuple[Any, SavedForBackward]:
+    def __call__(self, values: Values, captured: Captured) -> tuple[Any, SavedForBackward]:
         variant, passes = self._variant, self.passes
-        named = dict(zip(self._dispatcher.parameters.names, values, strict=True)) | self._closed_over(hidden)
+        named = dict(zip(self._dispatcher.parameters.names, values, strict=True)) | self._closed_over(captured)
         named |= {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
         if passes.derivative.key is not None:
             named[passes.derivative.key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
@@ -60,14 +60,14 @@ class BoundVjp(BoundCall):
             passes, saved, numbers
         )
 
-    def _closed_over(self, hidden: Hidden) -> dict[str, Tensor]:
+    def _closed_over(self, captured: Captured) -> dict[str, Tensor]:
         """The captured tensors by name, detached.
 
         Raises:
             GradientError: one requires a gradient and is not in ``wrt``.
         """
         is_recorded, wrt = torch.is_grad_enabled(), self.passes.derivative.wrt
-        named = dict(zip(self._variant.state.names, hidden, strict=True))
+        named = dict(zip(self._variant.state.names, captured, strict=True))
         for name, tensor in named.items():
             if is_recorded and tensor.requires_grad and name not in wrt:
                 what = f"{self._dispatcher.name}: {name!r} requires a gradient, but is not among the differentiated inputs"
@@ -134,8 +134,8 @@ class VjpCalls(CallBinder):
     def __call__(self, values: Values) -> tuple[Any, SavedForBackward]:
         """Runs the forward pass. Returns the kernel's results and the values saved for the backward pass."""
         with torch.enable_grad():
-            forward, hidden = self._executable.recent_match(values) or self._executable.lookup(values)
-        results: tuple[Any, SavedForBackward] = forward(values, hidden)
+            forward, captured = self._executable.recent_match(values) or self._executable.lookup(values)
+        results: tuple[Any, SavedForBackward] = forward(values, captured)
         return results
 
     # As a `CallBinder`.
@@ -149,18 +149,20 @@ class VjpCalls(CallBinder):
         self.dispatcher.check(values)
         _require_elements(self.dispatcher, values)
 
-    def bind(self, values: Values) -> tuple[BoundVjp, Hidden]:
+    def bind(self, values: Values) -> tuple[BoundVjp, Captured]:
         """The forward pass for the exact shapes of a call."""
-        variant, hidden = self._variant_of(values)
+        variant, captured = self._variant_of(values)
         with self._lock:
-            passes = passes_of(variant, self._inputs(variant, hidden), self.dispatcher.options)
-        return BoundVjp(self.dispatcher, variant, passes, hidden, self.dispatcher.variants.sizes(variant, values, hidden)), hidden
+            passes = passes_of(variant, self._inputs(variant, captured), self.dispatcher.options)
+        return BoundVjp(
+            self.dispatcher, variant, passes, captured, self.dispatcher.variants.sizes(variant, values, captured)
+        ), captured
 
-    def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:
+    def _inputs(self, variant: Variant, captured: Captured) -> list[str]:
         """The inputs to differentiate, by the graph's names."""
         parameters = self.dispatcher.parameters
         floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
-        closed_over = dict(zip(variant.state.names, hidden, strict=True))
+        closed_over = dict(zip(variant.state.names, captured, strict=True))
         locations = dict(zip(variant.state.names, variant.state.places, strict=True))
         names = dict(zip(parameters.given, parameters.names, strict=True))
         names |= {n: n for n in closed_over if n not in names}

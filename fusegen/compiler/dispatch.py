@@ -28,7 +28,7 @@ from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
 from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Hidden, condition_of
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Captured, condition_of
 from fusegen.runtime.callables import (
     as_real_pairs,
     is_complex,
@@ -134,8 +134,8 @@ class Dispatcher(CallBinder):
             if runs_in_torch(values):
                 return self._as_torch_does(values, args, kwargs)
             match = self.executable.lookup(values)
-        program, hidden = match
-        return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
+        program, captured = match
+        return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
         """The dispatcher and the arguments of a call with pairs of real numbers in place of complex tensors."""
@@ -243,22 +243,22 @@ class Dispatcher(CallBinder):
         if any(tensor.numel() == 0 for tensor in tensors):
             return _EmptyCall(self.parameters), NOTHING
         device = tensors[0].device
-        variant, hidden = self.variants.of(values, machine_of(device).target, device)
+        variant, captured = self.variants.of(values, machine_of(device).target, device)
         if self._requires is not None:
             self._requires(variant)
-        for name, tensor in zip(variant.state.names, hidden, strict=True):
+        for name, tensor in zip(variant.state.names, captured, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
-        differentiated = self._differentiated(variant, values, hidden)
+        differentiated = self._differentiated(variant, values, captured)
         wrt = differentiated_inputs(variant.traced, differentiated)
         if wrt and _has_empty_result(variant.traced):  # its gradients are empty too
             return _EmptyCall(self.parameters), NOTHING
         with self._lock:
             if wrt:
-                return self._with_gradients(variant, values, hidden, wrt), hidden
-            measured = with_measured_plans(variant, self.variants.sizes(variant, values, hidden), device)
-            return self.bound(measured, values, hidden, device, without_history=bool(differentiated)), hidden
+                return self._with_gradients(variant, values, captured, wrt), captured
+            measured = with_measured_plans(variant, self.variants.sizes(variant, values, captured), device)
+            return self.bound(measured, values, captured, device, without_history=bool(differentiated)), captured
 
-    def _differentiated(self, variant: Variant, values: Values, hidden: Hidden) -> set[str]:
+    def _differentiated(self, variant: Variant, values: Values, captured: Captured) -> set[str]:
         """The inputs that autograd differentiates.
 
         Raises:
@@ -267,7 +267,7 @@ class Dispatcher(CallBinder):
         """
         if not torch.is_grad_enabled():
             return set()
-        named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
+        named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, captured, strict=True))
         differentiated = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
         if variant.traced.writes:
             refuse_gradients(self.name, differentiated)
@@ -276,23 +276,23 @@ class Dispatcher(CallBinder):
         return differentiated
 
     def bound(
-        self, variant: Variant, values: Values, hidden: Hidden, device: torch.device, *, without_history: bool = False
+        self, variant: Variant, values: Values, captured: Captured, device: torch.device, *, without_history: bool = False
     ) -> BoundPlan:
         """A variant bound to the exact shapes of a call.
 
         Args:
             without_history: True if autograd would record torch functions that the program calls, though no result has a gradient.
         """
-        sizes = self.variants.sizes(variant, values, hidden)
+        sizes = self.variants.sizes(variant, values, captured)
         program = machine_of(device, self.options.compiler).bound(variant, sizes, device)
         program = _WithoutHistory(program) if without_history else program
         facts = CallFacts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
-        return BoundPlan(program, facts, self._by_value(variant), variant.state, hidden)
+        return BoundPlan(program, facts, self._by_value(variant), variant.state, captured)
 
-    def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> BoundAutogradCall:
+    def _with_gradients(self, variant: Variant, values: Values, captured: Captured, wrt: Sequence[str]) -> BoundAutogradCall:
         """The forward and backward pass of a variant, bound to the exact shapes of a call."""
-        passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, hidden)
-        names, all_values = self.parameters.names, (*values, *hidden)
+        passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, captured)
+        names, all_values = self.parameters.names, (*values, *captured)
         index_of = {name: index for index, name in enumerate((*names, *variant.state.names))}
         index_of |= {size: index_of[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
         device = next(value.device for value in all_values if isinstance(value, Tensor))
@@ -311,7 +311,7 @@ class Dispatcher(CallBinder):
             by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
             condition=condition_of(variant.conditions, sizes, names),
             state=variant.state,
-            hidden=hidden,
+            captured=captured,
         )
 
     def _by_value(self, variant: Variant) -> ByValue:
@@ -321,8 +321,8 @@ class Dispatcher(CallBinder):
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """Runs the call with the values of these scalars as constants of the trace."""
         self.variants.make_static(scalars)
-        program, hidden = self.executable.bind_new(values)
-        return program(values, hidden)
+        program, captured = self.executable.bind_new(values)
+        return program(values, captured)
 
 
 class FlatDispatcher(Dispatcher):
@@ -378,7 +378,7 @@ class _EmptyCall(BoundCall):
         self.find = lambda _: None  # not cached: each call binds again
         self._parameters = parameters
 
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
+    def __call__(self, values: Values, captured: Captured) -> Any:
         parameters = self._parameters
         written = [value for name, value in zip(parameters.names, values, strict=True) if name in parameters.mutates]
         try:

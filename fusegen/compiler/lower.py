@@ -34,7 +34,7 @@ def lower(
     target: Target,
     plans: Plans,
     *,
-    wide: bool = False,
+    index64: bool = False,
     pins: Pins | None = None,
     bodies: Bodies | None = None,
 ) -> Program:
@@ -44,7 +44,7 @@ def lower(
         graph: in primitives.
         groups: from fusion, in order.
         plans: of matmul launches.
-        wide: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
+        index64: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: requested plans of other launches.
         bodies: programs of loop bodies.
     """
@@ -55,7 +55,19 @@ def lower(
     for number, group in enumerate(groups):
         name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
         context = Context(
-            graph, group, memory, target, wide, fast[group], contracted, name, plans, memory.reads, None, pins or {}, bodies or {}
+            graph,
+            group,
+            memory,
+            target,
+            index64,
+            fast[group],
+            contracted,
+            name,
+            plans,
+            memory.reads,
+            None,
+            pins or {},
+            bodies or {},
         )
         group_steps = family_of(group.kind).lower(context)
         _check_shared(group_steps, target)

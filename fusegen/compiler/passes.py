@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_structure
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import machine_of
-from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_wide, specializations_of
+from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_index64, specializations_of
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import ITSELF, with_layout_of
 from fusegen.compiler.tuned import with_measured_plans
@@ -97,20 +97,20 @@ class GraphKernel(CallBinder):
         """
         return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._dims.items()}
 
-    def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, wide: bool = False) -> CompiledGraph:
+    def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, index64: bool = False) -> CompiledGraph:
         """The compiled graph.
 
         Args:
             specs: its inputs, with the strides and alignments of a call.
             sizes: values of all sizes and strides.
-            wide: whether an input needs indices of 64 bits.
+            index64: whether an input needs indices of 64 bits.
         """
-        key = (tuple(specs), wide)
+        key = (tuple(specs), index64)
         if key not in self._compiled:
             structure = tree_structure((0,) * len(self.graph.outputs))
-            self._compiled[key] = compile_graph(replace(self.graph, inputs=key[0]), structure, self.target, sizes, wide=wide)
+            self._compiled[key] = compile_graph(replace(self.graph, inputs=key[0]), structure, self.target, sizes, index64=index64)
         compiled = self._compiled[key].at(sizes)
-        return compiled if wide or not needs_wide(compiled, sizes) else self.compiled(specs, sizes, wide=True)
+        return compiled if index64 or not needs_index64(compiled, sizes) else self.compiled(specs, sizes, index64=True)
 
     def check(self, values: Values) -> None:
         """Checks that each argument is a readable tensor of the input's dtype and rank.
@@ -154,7 +154,7 @@ class GraphKernel(CallBinder):
         for spec, tensor in zip(specs, tensors, strict=True):
             sizes_and_strides |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
         with self._lock:
-            compiled = self.compiled(specs, sizes_and_strides, wide=any(span(t) >= WIDE for t in tensors))
+            compiled = self.compiled(specs, sizes_and_strides, index64=any(span(t) >= WIDE for t in tensors))
         measured = with_measured_plans(compiled, sizes_and_strides, device)
         facts = CallFacts(measured.call, Numbers(), {}, sizes_and_strides, self.names)
         return BoundPlan(machine.bound(measured, sizes_and_strides, device), facts, None), NOTHING

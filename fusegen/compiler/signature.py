@@ -130,7 +130,7 @@ def input_specs(
     tensors: Mapping[str, torch.Tensor],
     history: History,
     dim_names: Mapping[str, Sequence[str]],
-    hidden: frozenset[str] = frozenset(),
+    captured: frozenset[str] = frozenset(),
 ) -> tuple[tuple[InputSpec, ...], SymbolicSizes]:
     """Describes tensors to the compiler.
 
@@ -138,15 +138,15 @@ def input_specs(
         tensors: by parameter, in order.
         history: of the kernel; updated.
         dim_names: the user's names of dims, as identifiers.
-        hidden: captured tensors, whose dims are all literal.
+        captured: captured tensors, whose dims are all literal.
     """
-    extents = {(name, dim): extent for name, t in tensors.items() if name not in hidden for dim, extent in enumerate(t.shape)}
+    extents = {(name, dim): extent for name, t in tensors.items() if name not in captured for dim, extent in enumerate(t.shape)}
     if extents not in history.calls:
         history.calls.append(extents)
     builder = _Sizes(history, dim_names, extents, {name: t.dim() for name, t in tensors.items()})
     for name, tensor in tensors.items():
-        builder.observe(name, tensor, name in hidden)
-    specs = tuple(_spec(name, t, builder.shape(name, t, name in hidden), name in hidden) for name, t in tensors.items())
+        builder.observe(name, tensor, name in captured)
+    specs = tuple(_spec(name, t, builder.shape(name, t, name in captured), name in captured) for name, t in tensors.items())
     return specs, builder.sizes()
 
 
@@ -156,7 +156,7 @@ def with_layout_of(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
     return replace(spec, strides=strides, alignment=alignment(tensor, [literal(stride) is None for stride in strides]))
 
 
-def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
+def captured_spec(name: str, tensor: torch.Tensor) -> InputSpec:
     """Describes a captured tensor to the compiler."""
     (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
     return spec
@@ -184,11 +184,11 @@ class _Sizes:
         self.hints: dict[str, int] = {}
         self.features: dict[str, int] = {}
 
-    def observe(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> None:
+    def observe(self, name: str, tensor: torch.Tensor, is_captured: bool) -> None:
         """Records the extents that are literal in this call."""
         for dim, extent in enumerate(tensor.shape):
             dim_ref = (name, dim)
-            if is_hidden or dim_ref in self.history.literal:
+            if is_captured or dim_ref in self.history.literal:
                 self.required.add(extent)
             is_last = dim == tensor.dim() - 1
             if extent in self.required or (is_last and not self._is_sum(dim_ref) and self._stays_literal(dim_ref, extent)):
@@ -200,8 +200,8 @@ class _Sizes:
             self.history.run_time.add(dim)
         return dim not in self.history.run_time
 
-    def shape(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> tuple[Dim, ...]:
-        return tuple(extent if is_hidden else self._dim((name, dim), extent) for dim, extent in enumerate(tensor.shape))
+    def shape(self, name: str, tensor: torch.Tensor, is_captured: bool) -> tuple[Dim, ...]:
+        return tuple(extent if is_captured else self._dim((name, dim), extent) for dim, extent in enumerate(tensor.shape))
 
     def _dim(self, dim: DimRef, extent: int) -> Dim:
         if self._is_sum(dim):
@@ -261,13 +261,13 @@ class _Sizes:
         )
 
 
-def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bool) -> InputSpec:
+def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_captured: bool) -> InputSpec:
     try:
         dtype = from_torch(tensor.dtype)
     except UnsupportedError as error:
         raise ArgumentError(f"the argument {name!r}: {error.what}", hint=error.hint) from None
     strides = _strides(name, tensor, shape)
-    return InputSpec(name, dtype, shape, strides, alignment(tensor, [literal(stride) is None for stride in strides]), is_hidden)
+    return InputSpec(name, dtype, shape, strides, alignment(tensor, [literal(stride) is None for stride in strides]), is_captured)
 
 
 def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -129,7 +129,7 @@ class GraphPlanner:
 
     Args:
         graph: in primitives.
-        wide: whether indices need 64 bits.
+        index64: whether indices need 64 bits.
         choose: selects the implementation of a matmul launch.
         bodies: returns the programs of loop bodies for some sizes.
         lock: the lock of the `Specializer` that owns this planner.
@@ -140,13 +140,13 @@ class GraphPlanner:
         graph: Graph,
         target: Target,
         *,
-        wide: bool,
+        index64: bool,
         choose: Choose = choose,
         bodies: BodiesAt = lambda _: {},
         lock: RLock | None = None,
     ) -> None:
         self._lock = lock or new_lock()
-        self.graph, self._target, self._wide, self._choose, self._bodies = graph, target, wide, choose, bodies
+        self.graph, self._target, self._wide, self._choose, self._bodies = graph, target, index64, choose, bodies
         self._specializations: dict[tuple[object, ...], Specialization] = {}
         self._with_first_plans: dict[tuple[object, ...], Specialization] = {}
         self._matmuls = products_of(graph)
@@ -217,7 +217,7 @@ class GraphPlanner:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
         groups = tuple(itertools.chain.from_iterable(parts))
-        program = lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies)
+        program = lower(graph, groups, self._target, decision.plans, index64=self._wide, pins=pins, bodies=bodies)
         return Specialization(graph, groups, program)
 
     # Implementations of matmuls.
@@ -329,7 +329,7 @@ class Specializer:
 
     Args:
         graph: in primitives, ready for fusion.
-        wide: whether indices need 64 bits.
+        index64: whether indices need 64 bits.
         depth: the number of loops around it, if it is the body of one.
         library: the graph with attention computed by torch; None if there is no choice.
         lock: that of the outer specializer.
@@ -343,13 +343,13 @@ class Specializer:
         graph: Graph,
         target: Target,
         *,
-        wide: bool,
+        index64: bool,
         depth: int = 0,
         library: Graph | None = None,
         lock: RLock | None = None,
     ) -> None:
         self._lock = lock or new_lock()
-        self._target, self._wide, self._depth = target, wide, depth
+        self._target, self._wide, self._depth = target, index64, depth
         self._lengths = _reduced_lengths(graph)
         self._loops = in_blocks(graph, products_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, Cuts], GraphPlanner] = {}
@@ -358,7 +358,7 @@ class Specializer:
         self._attentions = () if library is None else attentions_of(library)
         self._library = None
         if library is not None and self._attentions:
-            self._library = Specializer(library, target, wide=wide, lock=self._lock)
+            self._library = Specializer(library, target, index64=index64, lock=self._lock)
         self.base = self._planner(None, (), with_loops=False)
 
     def at(self, sizes: SizeValues, pins: Pins = _NO_PINS) -> Specialization:
@@ -375,7 +375,7 @@ class Specializer:
             return self._chosen(sizes, is_general=is_general)
 
     def _chosen(self, sizes: SizeValues, *, is_general: bool) -> GraphPlanner:
-        if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.processors):
+        if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.sms):
             return self._library._chosen(sizes, is_general=is_general)
         without = self._cut_or_whole(sizes, is_general=is_general, with_loops=False)
         if self._loops is None or not self._needs_loops(self._loops, without.at(sizes).program, sizes):
@@ -392,7 +392,7 @@ class Specializer:
     def _cut_or_whole(self, sizes: SizeValues, *, is_general: bool, with_loops: bool) -> GraphPlanner:
         """The planner whose reductions are cut into rows if that is expected to be faster: few results leave most SMs idle."""
         graph = self._graphs[with_loops]
-        cuts = cuts_of(graph, sizes, self._target.processors)
+        cuts = cuts_of(graph, sizes, self._target.sms)
 
         def planner(cuts: Cuts) -> GraphPlanner:
             lengths = dict.fromkeys((*self._lengths, *(extent for _, cut in cuts for extent in cut.extents)))
@@ -413,14 +413,14 @@ class Specializer:
                 return {blocks: self._body(blocks, sizes, is_general=facts is None) for blocks in loops}
 
             rewritten = by_rows(_with_facts(graph, facts or ()), cuts)
-            self._planners[key] = GraphPlanner(rewritten, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
+            self._planners[key] = GraphPlanner(rewritten, self._target, index64=self._wide, bodies=bodies, lock=self._lock)
         return self._planners[key]
 
     def _body(self, blocks: Blocks, sizes: SizeValues, *, is_general: bool) -> tuple[Program, Formula]:
         """The program of a loop body, planned for the first block, and the bytes that it needs for a row."""
         if blocks not in self._bodies:
             body = run(blocks.body, Rules(self._target), Stage.READY)
-            self._bodies[blocks] = Specializer(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
+            self._bodies[blocks] = Specializer(body, self._target, index64=self._wide, depth=self._depth + 1, lock=self._lock)
         loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
         trial = loop.base.at({**sizes, **blocks.first(min(extent, _TRIAL_ROWS))})
         bytes_of_row = row_bytes(trial.program, blocks)
@@ -441,7 +441,7 @@ def _is_faster(cut: Program, whole: Program, sizes: SizeValues, target: Target) 
     if time is not None and whole_time is not None:
         return time < whole_time
     rows = (launch for launch in whole.launches if isinstance(launch.plan, RowPlan) and not launch.plan.tiled)
-    return any(launch.cluster == 1 and launch.grid(sizes) < target.processors for launch in rows)
+    return any(launch.cluster == 1 and launch.grid(sizes) < target.sms for launch in rows)
 
 
 def _fact(extent: Dim, sizes: SizeValues) -> tuple[str, int, int]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from fusegen.compiler.compile import Request, Variant, guards_of
-from fusegen.compiler.signature import hidden_spec
+from fusegen.compiler.signature import captured_spec
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.guards import StateGuard, StateRecorder, exact
@@ -114,7 +114,7 @@ class _Outside:
             )
         with torch._C.DisableTorchFunction():  # our own reads of the tensor are not recorded
             check_values(self._name, name, tensor)
-            return hidden_spec(name, tensor)
+            return captured_spec(name, tensor)
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Records a torch function that was called on captured tensors."""
@@ -181,7 +181,7 @@ class Promotions:
             fixed: values that the user wants to select code.
         """
         pipeline, constants = _split_constants(traced.graph)
-        key = (pipeline, request.target, request.wide, str(traced.structure), fixed)
+        key = (pipeline, request.target, request.index64, str(traced.structure), fixed)
         family = self._families.setdefault(key, _Family())
         for other, promoted, variant in family.members:
             if all(n in promoted or a == b for n, (a, b) in enumerate(zip(other, constants, strict=True))):
@@ -274,7 +274,7 @@ def _with(
         variant,
         request=replace(request, statics=()),
         traced=traced.graph,
-        trace=replace(traced, hidden=()),
+        trace=replace(traced, captured=()),
         guards=guards_of(traced),
         state=state,
         conditions=numbers_of(traced.conditions),

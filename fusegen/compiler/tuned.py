@@ -1,8 +1,8 @@
 """Measured plans: `fg.tune` records the fastest plan of a launch for its extents on a device, and later calls take it.
 
 The cache has a folder for each kind of launch and device, with a file for each measured pair of extents, so that processes can
-measure at the same time. For other extents, the nearest record within a factor of two decides: its plan, or the candidate with the
-nearest traits. Removing the files is safe.
+measure at the same time. For other extents, the plan of the nearest record within a factor of two is taken if it is a candidate
+there. Removing the files is safe.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from fusegen.settings import cache_folder, settings
 
 C = TypeVar("C", bound=CompiledGraph)
 
-FORMAT = 2
+FORMAT = 3
 _FOLDER = "tuned"
 _NEAR = 1.0  # powers of two between two extents of which one may stand for the other
 _ACTIVE_UNTUNED: set[object] = set()  # one token for each active `untuned`
 
 Extents: TypeAlias = tuple[int, int]
-Traits: TypeAlias = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -69,21 +68,19 @@ class TuningRecord:
     Attributes:
         extents: rows and columns.
         plan: the plan's fields.
-        traits: properties that plans for different extents can share.
         times: each candidate's text with its time in µs.
         pinned: True if the user chose the plan.
     """
 
     extents: Extents
     plan: Mapping[str, Any]
-    traits: Traits
     times: tuple[tuple[str, float], ...]
     pinned: bool = False
 
     @classmethod
     def of(cls, extents: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> TuningRecord:
         """The record of a plan."""
-        return cls(extents, plan_fields(plan), plan.traits, tuple(times), pinned)
+        return cls(extents, plan_fields(plan), tuple(times), pinned)
 
 
 _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
@@ -139,19 +136,12 @@ def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> I
 
 
 def recorded_plan(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
-    """The candidate that the nearest record selects; None without a record nearby."""
+    """The plan of the nearest record; None if no record is near, or the plan is not a candidate."""
     near = [(_distance(record.extents, key.extents), record) for record in records(key)]
     distance, record = min(near, key=lambda pair: pair[0], default=(math.inf, None))
     if record is None or distance > _NEAR:
         return None
-    exact = next((plan for plan in candidates if plan_fields(plan) == record.plan), None)
-    return exact if exact is not None or distance == 0 else _nearest(record.traits, candidates)
-
-
-def _nearest(traits: Traits, candidates: Sequence[Plan]) -> Plan | None:
-    kind, numbers = traits
-    comparable = [plan for plan in candidates if plan.traits[0] == kind and len(plan.traits[1]) == len(numbers)]
-    return min(comparable, key=lambda plan: math.dist(plan.traits[1], numbers), default=None)
+    return next((plan for plan in candidates if plan_fields(plan) == record.plan), None)
 
 
 def _distance(one: Extents, other: Extents) -> float:
@@ -201,9 +191,8 @@ def _read(path: Path) -> TuningRecord | None:
 
 def _parsed(data: Mapping[str, Any]) -> TuningRecord:
     rows, columns = map(int, data["extents"])
-    kind, numbers = data["traits"]
     times = tuple((str(text), float(time)) for text, time in data["times"])
-    return TuningRecord((rows, columns), dict(data["plan"]), (str(kind), tuple(map(float, numbers))), times, bool(data["pinned"]))
+    return TuningRecord((rows, columns), dict(data["plan"]), times, bool(data["pinned"]))
 
 
 def _device_name(device: torch.device) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.compiler.compile import Request, Variant, compile_trace, needs_wide
+from fusegen.compiler.compile import Request, Variant, compile_trace, needs_index64
 from fusegen.compiler.parameters import Parameters
-from fusegen.compiler.signature import ITSELF, DimRef, History, Sum, hidden_spec, input_specs
+from fusegen.compiler.signature import ITSELF, DimRef, History, Sum, captured_spec, input_specs
 from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
@@ -24,7 +24,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.options import Options
 from fusegen.runtime.arguments import WIDE, CallKey, Values, check_values, is_scalar, span, static_part
-from fusegen.runtime.bound import NOTHING, Hidden, condition_of
+from fusegen.runtime.bound import NOTHING, Captured, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
@@ -93,29 +93,29 @@ class VariantCache:
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
 
-    def of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Hidden]:
+    def of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Captured]:
         """The variant for some arguments, compiled if there is none, and the captured tensors.
 
         Args:
             values: all arguments, in the order of the parameters.
             device: the answer to ``x.device``.
         """
-        variant, hidden = self._specialized(values, target, device, wide=False)
-        if not variant.request.wide and needs_wide(variant, self.sizes(variant, values, hidden)):
-            return self._specialized(values, target, device, wide=True)
-        return variant, hidden
+        variant, captured = self._specialized(values, target, device, index64=False)
+        if not variant.request.index64 and needs_index64(variant, self.sizes(variant, values, captured)):
+            return self._specialized(values, target, device, index64=True)
+        return variant, captured
 
-    def _specialized(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+    def _specialized(self, values: Values, target: Target, device: torch.device, *, index64: bool) -> tuple[Variant, Captured]:
         """The variant, specialized for the sizes of the call."""
-        variant, hidden = self._variant(values, target, device, wide=wide)
+        variant, captured = self._variant(values, target, device, index64=index64)
         with self._lock:
-            return variant.at(self.sizes(variant, values, hidden)), hidden
+            return variant.at(self.sizes(variant, values, captured)), captured
 
-    def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+    def _variant(self, values: Values, target: Target, device: torch.device, *, index64: bool) -> tuple[Variant, Captured]:
         """A known or a new variant. Its indices have 64 bits if asked for, or if an input needs them."""
         while True:
             with self._lock:
-                request = self._request(values, target, device, wide)
+                request = self._request(values, target, device, index64)
             try:
                 with self._lock:
                     known = (self._match(request, values) or self._from_known_trace(request, values)) if self._variants else None
@@ -129,13 +129,13 @@ class VariantCache:
             except NeedsFact as need:
                 self._learn(need, request)
 
-    def _from_other_kernel(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+    def _from_other_kernel(self, request: Request, values: Values) -> tuple[Variant, Captured] | None:
         """A variant made of another kernel's trace of this function, for a call that differs only in objects which the function
         cannot tell apart, e.g. a model's layers. The lock is held."""
         statics = {self.parameters.names.index(name): value for name, value in request.statics}
         for other in self._other_kernels() if statics else ():
             history, self.history = self.history, self.history.with_facts_of(other.history)
-            own_request = self._request(values, request.target, request.device, request.wide)
+            own_request = self._request(values, request.target, request.device, request.index64)
             for variant in other.like(own_request):
                 state = variant.state.for_counterparts(self.function, statics)
                 match = None if state is None else self._first_valid([replace(variant, state=state)], values)
@@ -170,7 +170,7 @@ class VariantCache:
         """
         while True:
             with self._lock:
-                request = self._request(values, target, device, wide=False)
+                request = self._request(values, target, device, index64=False)
             try:
                 return (request, *watched_trace(request, self.parameters.names))
             except NeedsFact as need:
@@ -209,35 +209,35 @@ class VariantCache:
         with self._lock:
             self.history.static.update(names)
 
-    def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+    def _match(self, request: Request, values: Values) -> tuple[Variant, Captured] | None:
         """A variant that serves a call, with the captured tensors."""
         return self._first_valid(self._variants.get(_trace_key(request), {}).get(_facts(request), ()), values)
 
-    def _from_known_trace(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+    def _from_known_trace(self, request: Request, values: Values) -> tuple[Variant, Captured] | None:
         """A new variant of a known trace, for a call that differs only in alignments, divisors and bounds: a trace depends on
         these through its guards alone. The lock is held."""
         kin = self._variants.get(_trace_key(request), {}).values()
         match = self._first_valid(itertools.chain.from_iterable(kin), values)
         if match is None:
             return None
-        variant, hidden = match
-        return self._remembered(request, _with_facts_of(request, variant), variant.state), hidden
+        variant, captured = match
+        return self._remembered(request, _with_facts_of(request, variant), variant.state), captured
 
-    def _first_valid(self, variants: Iterable[Variant], values: Values) -> tuple[Variant, Hidden] | None:
+    def _first_valid(self, variants: Iterable[Variant], values: Values) -> tuple[Variant, Captured] | None:
         """The first variant whose assumptions hold, with the captured tensors."""
         for variant in variants:
-            hidden = self._hidden(variant, values)
-            if hidden is None:
+            captured = self._captured(variant, values)
+            if captured is None:
                 continue
-            sizes = self.sizes(variant, values, hidden)
+            sizes = self.sizes(variant, values, captured)
             condition = condition_of(variant.conditions, sizes, self.parameters.names)
             if condition is not None and not condition(values):
                 continue
             if all(guard(sizes) for guard in variant.guards):
-                return variant, hidden
+                return variant, captured
         return None
 
-    def _hidden(self, variant: Variant, values: Values) -> Hidden | None:
+    def _captured(self, variant: Variant, values: Values) -> Captured | None:
         """The captured tensors; None if they, or other state that the function read, differ from what the variant assumes."""
         check = variant.state.check
         tensors = NOTHING if check is None else check(values)
@@ -246,11 +246,11 @@ class VariantCache:
         specs = {spec.name: spec for spec in variant.traced.inputs}
         for name, tensor in zip(variant.state.names, tensors, strict=True):
             check_values(self.name, name, tensor)
-            if hidden_spec(name, tensor) != specs[name]:
+            if captured_spec(name, tensor) != specs[name]:
                 return None
         return tensors
 
-    def _compile(self, request: Request, values: Values, trace: Trace, state: StateGuard) -> tuple[Variant, Hidden]:
+    def _compile(self, request: Request, values: Values, trace: Trace, state: StateGuard) -> tuple[Variant, Captured]:
         """The variant of a trace. Another thread may have compiled it meanwhile.
 
         Raises:
@@ -265,8 +265,8 @@ class VariantCache:
         if known is not None:
             return known
         if changes:
-            return replace(self._build(request, trace, state), state=state.failing()), trace.hidden
-        return self._remembered(request, trace, state), trace.hidden
+            return replace(self._build(request, trace, state), state=state.failing()), trace.captured
+        return self._remembered(request, trace, state), trace.captured
 
     def _build(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
         trace = replace(trace, graph=_with_facts_of_read_inputs(trace.graph))
@@ -286,7 +286,7 @@ class VariantCache:
             warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=7)
         return variant
 
-    def _request(self, values: Values, target: Target, device: torch.device, wide: bool) -> Request:
+    def _request(self, values: Values, target: Target, device: torch.device, index64: bool) -> Request:
         named = dict(zip(self.parameters.names, values, strict=True))
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
@@ -298,7 +298,7 @@ class VariantCache:
         scalars = {n: DType.FLOAT64 if isinstance(v, float) else DType.INT64 for n, v in others.items()}
         numbers = {n: v for n, v in numbers.items() if n in symbols or n in scalars}
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
-        wide = wide or any(span(t) >= WIDE for t in tensors.values())
+        index64 = index64 or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols, self.history.tied)
         arguments = tuple(CallerTensor.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
@@ -313,7 +313,7 @@ class VariantCache:
             sizes=sizes,
             target=target,
             device=device,
-            wide=wide,
+            index64=index64,
             numbers=tuple(numbers.items()),
             one_tensor_twice=twice,
             mutates=self.parameters.mutates,
@@ -321,9 +321,9 @@ class VariantCache:
             fast_math=self._fast_math,
         )
 
-    def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
+    def sizes(self, variant: Variant, values: Values, captured: Captured) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
-        named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, hidden, strict=True))
+        named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, captured, strict=True))
         sources = variant.request.sizes.sources
         sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in sources}
         for spec in variant.traced.inputs:
@@ -366,7 +366,7 @@ def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
     statics = tuple((name, static_part(value)) for name, value in request.statics)
     types = (*(each.type for each in request.arguments), *((name, type(value)) for name, value in request.numbers))
     modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
-    known = (features, request.sizes.shared, request.target, request.wide)
+    known = (features, request.sizes.shared, request.target, request.index64)
     return statics, (specs, request.scalars, types, *known, *modes)
 
 

@@ -46,8 +46,8 @@ def _signature(function: MathFunction) -> str:
 
 
 def _parameter_text(parameter: MathParameter) -> str:
-    if parameter.lanes > 1:
-        return f"const {parameter.dtype.spelling} (&{parameter.name})[{parameter.lanes}]"
+    if parameter.vec > 1:
+        return f"const {parameter.dtype.spelling} (&{parameter.name})[{parameter.vec}]"
     return f"{parameter.dtype.spelling} {parameter.name}"
 
 

@@ -74,7 +74,7 @@ class FragmentView:
 
 def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -> FragmentView:
     pointer = offsets.pointers[access.buffer]
-    shifted = {} if lane_axis is None else {lane_axis: lane_axis + LANE}
+    unaligned = {} if lane_axis is None else {lane_axis: lane_axis + LANE}
     return FragmentView(
         name=access.name,
         type=pointer.dtype.spelling,
@@ -83,9 +83,9 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         pattern=access.pattern.value,
         width=access.width,
         offset=offsets.text(access.offset),
-        lane_offset=offsets.text(sympy.sympify(access.offset).subs(shifted)),
+        lane_offset=offsets.text(sympy.sympify(access.offset).subs(unaligned)),
         condition=offsets.condition(access.conditions),
-        lane_condition=offsets.condition(shift(b, shifted) for b in access.conditions),
+        lane_condition=offsets.condition(shift(b, unaligned) for b in access.conditions),
         checked=has_checks([access.offset]),
         drawn=pointer.stream is not None,
         parts=access.parts,
@@ -102,15 +102,15 @@ class ChecksView:
     """Statements that check indices: once for all lanes, and for lane ``v``."""
 
     once: tuple[str, ...]
-    lanes: tuple[str, ...]
+    vec: tuple[str, ...]
 
 
 def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> ChecksView:
     """Returns the view of index checks. ``axes`` are those that lanes run along, the lanes' own last."""
-    shifted = {axes.symbols[-1]: axes.symbols[-1] + LANE}
+    unaligned = {axes.symbols[-1]: axes.symbols[-1] + LANE}
     along = set(axes.symbols)
     varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
-    per_lane = (c.moved(lambda index: sympy.sympify(index).subs(shifted)) for c in varying)
+    per_lane = (c.moved(lambda index: sympy.sympify(index).subs(unaligned)) for c in varying)
     return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, per_lane)))
 
 

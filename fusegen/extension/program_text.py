@@ -29,7 +29,7 @@ class CallGuards:
         rows: relations that select one of several valid programs.
         conditions: on numbers.
         constants: values of numbers that are not arguments.
-        wide: whether it uses 64-bit indexing.
+        index64: whether it uses 64-bit indexing.
         distinct: whether no tensor may occur twice.
     """
 
@@ -40,7 +40,7 @@ class CallGuards:
     conditions: Numbers
     rows: tuple[Relation, ...] = ()
     constants: tuple[tuple[str, int | float], ...] = ()
-    wide: bool = False
+    index64: bool = False
     distinct: bool = False
 
 
@@ -107,7 +107,7 @@ class _Guards:
         statements += self._numbers()
         if assumed.distinct:
             statements.append("if (fg::one_twice(t)) return false;")
-        return statements + ([] if assumed.wide else self._narrow())
+        return statements + ([] if assumed.index64 else self._narrow())
 
     def size_checks(self) -> list[str]:
         assumed = self._assumed
@@ -115,7 +115,7 @@ class _Guards:
         lines = [_require(f"{size_name(name)} >= 1") for name in sorted(names)]
         lines += [_require(_relation(relation)) for relation in assumed.relations]
         lines += [_require(f"any || {_relation(relation)}") for relation in assumed.rows]
-        return lines + self._conditions() + ([] if assumed.wide else self._narrow_counts())
+        return lines + self._conditions() + ([] if assumed.index64 else self._narrow_counts())
 
     def _kind(self, n: int, tensor: TensorArgument) -> list[str]:
         return [_require(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]

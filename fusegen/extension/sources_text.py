@@ -124,7 +124,11 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
     order = sorted(fields.values(), key=lambda field: "*" not in field.type)
     assumed = programs[0].assumed
     conditions = (assumed.conditions.text(index) for _, index in assumed.conditions.results)
-    required = [*map(str, assumed.relations), *conditions, *([] if assumed.wide else ["fewer than 2^31 elements in each tensor"])]
+    required = [
+        *map(str, assumed.relations),
+        *conditions,
+        *([] if assumed.index64 else ["fewer than 2^31 elements in each tensor"]),
+    ]
     context = {"banner": banner, "name": name, "arguments": arguments, "target": target, "required": required}
     return {
         f"{name}.h": render("binding/program.h.jinja", fields=order, **context),

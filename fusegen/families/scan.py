@@ -60,12 +60,12 @@ class ScanPlan(Plan):
     Attributes:
         threads: threads that share a row.
         rows: rows per block at a time; above 1 only if a row takes a warp.
-        lanes: vector width: neighbouring elements that a thread handles together.
+        vec: vector width: neighbouring elements that a thread handles together.
     """
 
     threads: int
     rows: int
-    lanes: int
+    vec: int
 
     @property
     def block(self) -> int:
@@ -104,7 +104,7 @@ class ScanBody(Body):
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
     def words(self, kind: str) -> str:
-        return f"{kind} along rows, {self.plan.threads * self.plan.lanes} elements of a row at a time"
+        return f"{kind} along rows, {self.plan.threads * self.plan.vec} elements of a row at a time"
 
 
 # Groups around scans: the pointwise math before and after a scan is computed in the same kernel.
@@ -263,7 +263,7 @@ class _ScanBuilder:
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:
         """Returns an access along the row. Lanes may share an element that differs from vector to vector: still a fragment."""
-        access = self.context.access(name, buffer, offset, self.lane_axis, self.plan.lanes, conditions)
+        access = self.context.access(name, buffer, offset, self.lane_axis, self.plan.vec, conditions)
         indices = [offset, *(b.index for b in conditions)]
         along = any(not isinstance(i, int) and i.has(self.lane_axis) for i in indices)
         return replace(access, pattern=AccessPattern.GATHER) if along and access.pattern is AccessPattern.UNIFORM else access
@@ -279,14 +279,14 @@ _BLOCK = 256  # threads of a block with several short rows
 def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples: Multiples) -> ScanPlan:
     """Returns the plan for rows of ``columns`` elements; ``itemsizes`` are those of fragments read or written along the row."""
     if not target.warp:
-        return ScanPlan(threads=1, rows=1, lanes=CHUNK)
-    lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
-    while divisor(columns, multiples) % lanes:
-        lanes //= 2
+        return ScanPlan(threads=1, rows=1, vec=CHUNK)
+    vec = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
+    while divisor(columns, multiples) % vec:
+        vec //= 2
     length, threads = literal(columns), _WARP
-    while threads < _MOST_THREADS and (length is None or threads * lanes < length):
+    while threads < _MOST_THREADS and (length is None or threads * vec < length):
         threads *= 2
-    return ScanPlan(threads, _BLOCK // threads if threads == _WARP else 1, lanes)
+    return ScanPlan(threads, _BLOCK // threads if threads == _WARP else 1, vec)
 
 
 # Text.
@@ -310,12 +310,12 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         entry=entry(kernel),
         overlaps=launch.overlaps,
         parameters=kernel_parameters(kernel),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
         row_decode=decode(body.row_axes, "row", "Index"),
         indices=[*offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
+        checks=checks.vec,
         reads=reads,
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         scans=[view(r) for r in body.scans],
@@ -343,7 +343,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
         row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
+        checks=checks.vec,
         reads=reads,
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         scans=[view(r) for r in body.scans],

@@ -79,7 +79,7 @@ class InputSpec:
     Attributes:
         strides: in elements, one per dim: expressions of sizes if the layout implies them, else symbols of their own.
         alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
-        hidden: True if the function captures the tensor instead of taking it as a parameter.
+        captured: True if the function captures the tensor instead of taking it as a parameter.
         given_away: True if nothing else uses the tensor, so that it can be freed before the call ends.
     """
 
@@ -88,7 +88,7 @@ class InputSpec:
     shape: Shape
     strides: tuple[Dim, ...]
     alignment: int = 16
-    hidden: bool = False
+    captured: bool = False
     given_away: bool = False
 
 

@@ -269,9 +269,9 @@ class _Plan:
                 value, items = _STEPS[kind](value, key), [*items, step]
         return ITEMS.join(items)
 
-    def _inputs_with_gradients(self, hidden: Iterable[str], trace: Trace) -> set[str]:
+    def _inputs_with_gradients(self, captured: Iterable[str], trace: Trace) -> set[str]:
         arguments = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
-        return arguments | {name for name, tensor in zip(hidden, trace.hidden, strict=True) if tensor.requires_grad}
+        return arguments | {name for name, tensor in zip(captured, trace.captured, strict=True) if tensor.requires_grad}
 
     def _with_saved(self, assumed: AssumedGraph, needed: set[str], device: torch.device) -> GraphOperator:
         """Returns the operator with saved values. If one input requires a gradient, all are differentiated, since torch.compile

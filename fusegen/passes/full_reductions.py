@@ -63,10 +63,10 @@ Cuts: TypeAlias = tuple[tuple[int, Cut], ...]
 """Split reductions, by node."""
 
 
-def cuts_of(graph: Graph, sizes: Mapping[str, int], processors: int) -> Cuts:
+def cuts_of(graph: Graph, sizes: Mapping[str, int], sms: int) -> Cuts:
     """Returns the rows of each reduction that has fewer results than the GPU has SMs and combines many elements."""
     reductions = (position for position, node in graph if node.op in _REDUCTIONS)
-    cuts = ((position, _RowChooser(graph, position, sizes, processors).cut()) for position in reductions)
+    cuts = ((position, _RowChooser(graph, position, sizes, sms).cut()) for position in reductions)
     return tuple((position, cut) for position, cut in cuts if cut is not None)
 
 
@@ -122,7 +122,7 @@ class _TwoStepReduction:
 class _RowChooser:
     """Chooses the row length for a reduction's operand at given sizes."""
 
-    def __init__(self, graph: Graph, position: int, sizes: Mapping[str, int], processors: int) -> None:
+    def __init__(self, graph: Graph, position: int, sizes: Mapping[str, int], sms: int) -> None:
         self._graph, self._sizes = graph, sizes
         node = graph.nodes[position]
         self._operand, self._dims = node.args[0], cast(tuple[int, ...], node.attr("dims"))
@@ -131,7 +131,7 @@ class _RowChooser:
         self._last = next((dim + 1 for dim in range(last - 1, -1, -1) if dim not in self._dims), 0)  # the rest is reduced
         self._elements = self._at(self._shape[dim] for dim in self._dims)
         self._results = self._at(node.shape)
-        self._processors = processors
+        self._processors = sms
 
     def cut(self) -> Cut | None:
         """The best rows; None if a result is little work, or if there are enough results."""

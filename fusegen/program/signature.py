@@ -88,7 +88,7 @@ class Signature:
         relations: relations of sizes that must hold.
         rows: relations that select between several applicable programs.
         conditions: conditions on numbers.
-        wide: whether it uses 64-bit indexing.
+        index64: whether it uses 64-bit indexing.
         distinct: whether all tensors must be distinct, since the function compares identities.
     """
 
@@ -100,7 +100,7 @@ class Signature:
     relations: tuple[Relation, ...]
     rows: tuple[Relation, ...]
     conditions: Numbers
-    wide: bool
+    index64: bool
     distinct: bool
 
     @property

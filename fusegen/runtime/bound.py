@@ -47,13 +47,13 @@ def _positions(parameters: Sequence[str]) -> dict[str, int]:
     return {name: position for position, name in enumerate(parameters)}
 
 
-Hidden: TypeAlias = tuple[torch.Tensor, ...]
+Captured: TypeAlias = tuple[torch.Tensor, ...]
 """The captured tensors, in the order of a variant's ``state.names``."""
 
 ByValue: TypeAlias = Callable[[Values], Any]
 """Runs a call with its scalars traced as constants."""
 
-NOTHING: Hidden = ()
+NOTHING: Captured = ()
 NO_SCALARS: Mapping[str, float] = {}
 
 
@@ -96,7 +96,7 @@ class BoundCall:
     Args:
         condition: on the values of a call; None if there is none.
         state: guards on the Python state that the function read; None if there is no function.
-        hidden: the captured tensors.
+        captured: the captured tensors.
 
     Attributes:
         names: of the captured tensors.
@@ -105,19 +105,19 @@ class BoundCall:
         hits: number of lookups that found the program.
     """
 
-    def __init__(self, condition: Condition | None, state: StateGuard | None, hidden: Hidden) -> None:
+    def __init__(self, condition: Condition | None, state: StateGuard | None, captured: Captured) -> None:
         self._condition = condition
         self._check = None if state is None else state.check
-        self._key_parts = tuple(map(tensor_part, hidden))
-        self._layouts_match = layout_test(hidden)
+        self._key_parts = tuple(map(tensor_part, captured))
+        self._layouts_match = layout_test(captured)
         self.names = () if state is None else state.names
-        self.find: Callable[[Values], Hidden | None] = self._find
-        if condition is None and not hidden:
+        self.find: Callable[[Values], Captured | None] = self._find
+        if condition is None and not captured:
             self.find = _always if self._check is None else self._check
         self.plain: Runner | None = None
         self.hits = 0
 
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
+    def __call__(self, values: Values, captured: Captured) -> Any:
         """Runs a call with all of its arguments and the current captured tensors."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class BoundCall:
         """Returns the part of a call that runs in the native module; None if Python has to take part."""
         return None
 
-    def _find(self, values: Values) -> Hidden | None:
+    def _find(self, values: Values) -> Captured | None:
         if self._condition is not None and not self._condition(values):
             return None
         if self._check is None:
@@ -133,7 +133,7 @@ class BoundCall:
         captured = self._check(values)
         return captured if not captured or self._have_same_layouts(captured) else None
 
-    def _have_same_layouts(self, captured: Hidden) -> bool:
+    def _have_same_layouts(self, captured: Captured) -> bool:
         try:
             if self._layouts_match is not None and self._layouts_match(captured):
                 return True
@@ -142,7 +142,7 @@ class BoundCall:
             return False
 
 
-def _always(_: Values) -> Hidden:
+def _always(_: Values) -> Captured:
     return NOTHING
 
 
@@ -162,11 +162,11 @@ class BoundPlan(BoundCall):
         facts: CallFacts,
         by_value: ByValue | None,
         state: StateGuard | None = None,
-        hidden: Hidden = NOTHING,
+        captured: Captured = NOTHING,
         further: Condition | None = None,
     ) -> None:
         condition = condition_of(facts.conditions, facts.sizes, facts.parameters)
-        super().__init__(conjunction(condition, further), state, hidden)
+        super().__init__(conjunction(condition, further), state, captured)
         self._program = program
         self._scalars = scalars_of(facts.call.scalars, facts.sizes, facts.parameters, facts.constants)
         self._by_value = by_value
@@ -180,8 +180,8 @@ class BoundPlan(BoundCall):
         run = None if self.names or self.find is not _always else self._program.native_call(module)
         return None if run is None else Native(run, self._order, self._scalars)
 
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
-        available = (*values, *hidden) if hidden else values
+    def __call__(self, values: Values, captured: Captured) -> Any:
+        available = (*values, *captured) if captured else values
         tensors = available if self._in_order else [available[position] for position in self._order]
         try:
             scalars = NO_SCALARS if self._scalars is None else self._scalars(values)

@@ -34,7 +34,7 @@ def index_of(device: torch.device) -> int:
 def _gpu_target(index: int) -> Target:
     """Returns the target of a GPU; one with fewer SMs than usual, such as a MIG slice, may not support large clusters."""
     target = targets.from_capability(*torch.cuda.get_device_capability(index))
-    has_all_sms = torch.cuda.get_device_properties(index).multi_processor_count >= target.processors
+    has_all_sms = torch.cuda.get_device_properties(index).multi_processor_count >= target.sms
     return target if has_all_sms else replace(target, cluster=min(target.cluster, PORTABLE_CLUSTER))
 
 

@@ -19,10 +19,10 @@ from fusegen.dtypes import autocast_dtype
 from fusegen.errors import FusegenError
 from fusegen.progress import first_call
 from fusegen.runtime.arguments import GREATEST, LEAST, CallKey, Values, is_scalar, key_function
-from fusegen.runtime.bound import NO_SCALARS, BoundCall, Hidden, check_of, without_dynamo
+from fusegen.runtime.bound import NO_SCALARS, BoundCall, Captured, check_of, without_dynamo
 from fusegen.threads import new_lock
 
-BoundMatch: TypeAlias = tuple[BoundCall, Hidden]
+BoundMatch: TypeAlias = tuple[BoundCall, Captured]
 """The program of a call, and the current captured tensors."""
 
 _MAX_KEYS = 1024  # exact shapes in the dictionary
@@ -61,15 +61,15 @@ class Executable:
 
     def __call__(self, values: Values) -> Any:
         """Runs a call with all of its arguments."""
-        program, hidden = self.recent_match(values) or self.lookup(values)
-        return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
+        program, captured = self.recent_match(values) or self.lookup(values)
+        return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def recent_match(self, values: Values) -> BoundMatch | None:
         """Returns the program of the call if the inline cache has it."""
         for test, program in self.inline_cache.entries:
-            hidden = test(values)
-            if hidden is not None:
-                return program, hidden
+            captured = test(values)
+            if captured is not None:
+                return program, captured
         return None
 
     def lookup(self, values: Values) -> BoundMatch:
@@ -82,7 +82,7 @@ class Executable:
         A program is not cached if it does not even match its own call, because the function modifies the state that it reads.
         """
         self._binder.check(values)
-        program, hidden = without_dynamo(self._bind)(values)
+        program, captured = without_dynamo(self._bind)(values)
         with self._lock:
             self._update_statics()
             if program.find(values) is not None:
@@ -90,7 +90,7 @@ class Executable:
                     self.forget()
                 key = self._key(values)
                 self._programs[key] = [program, *self._programs.get(key, ())[: _MAX_PER_KEY - 1]]
-        return program, hidden
+        return program, captured
 
     def _bind(self, values: Values) -> BoundMatch:
         with first_call(self._binder.name):
@@ -105,13 +105,13 @@ class Executable:
     def _cached(self, values: Values) -> BoundMatch | None:
         recent = self.inline_cache  # read before the lookup: a concurrently cleared program must not come back
         for program in self._candidates(values) if self._programs else ():
-            hidden = program.find(values)
-            if hidden is not None:
+            captured = program.find(values)
+            if captured is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:  # these see torch's operations, but not a kernel's
                     self._binder.check(values)
                 else:
                     recent.note_hit(program, values, self._statics)
-                return program, hidden
+                return program, captured
         return None
 
     def _candidates(self, values: Values) -> Sequence[BoundCall]:
@@ -138,7 +138,7 @@ def _without_key(_: Values) -> CallKey:
 # The inline cache: torch's tensor check and a few comparisons take less than half the time of a key.
 
 
-CallTest: TypeAlias = Callable[[Values], Hidden | None]
+CallTest: TypeAlias = Callable[[Values], Captured | None]
 """Returns the captured tensors if a call matches; None if it may differ."""
 
 _MAX_ENTRIES = 4  # each entry costs the other calls a check

@@ -23,7 +23,7 @@ from fusegen.native import NativeChoice
 from fusegen.program.numbers import ERRORS
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import Values
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, ByValue, Condition, Hidden, ScalarsOf
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, ByValue, Captured, Condition, ScalarsOf
 from fusegen.runtime.executable import Executable
 from fusegen.runtime.execute import PackResults
 from fusegen.runtime.instructions import Donated, drawn_key
@@ -205,7 +205,7 @@ class BoundAutogradCall(BoundCall):
         by_value: handles calls whose scalars Python cannot compute; None if the passes take no numbers.
         condition: on the values of a call.
         state: guards on the Python state that the function read; None if there is no function.
-        hidden: the captured tensors.
+        captured: the captured tensors.
     """
 
     def __init__(
@@ -219,9 +219,9 @@ class BoundAutogradCall(BoundCall):
         by_value: ByValue | None,
         condition: Condition | None,
         state: StateGuard | None = None,
-        hidden: Hidden = NOTHING,
+        captured: Captured = NOTHING,
     ) -> None:
-        super().__init__(condition, state, hidden)
+        super().__init__(condition, state, captured)
         self._source, self._draws = source, source.draws
         self._in_order = source.order == tuple(range(count))
         self._tensors = tensors if len(source.order) > tensors else None  # None without numbers
@@ -239,8 +239,8 @@ class BoundAutogradCall(BoundCall):
             return None
         return module.Recorded(self.node, native_part.executor), native_part.scalars
 
-    def __call__(self, values: Values, hidden: Hidden) -> Any:
-        available = (*values, *hidden) if hidden else values
+    def __call__(self, values: Values, captured: Captured) -> Any:
+        available = (*values, *captured) if captured else values
         source = self._source
         inputs = available if self._in_order else source.values(available, drawn_key(source.device) if self._draws else None)
         if self._native.call is not None and current_workspace() is None:

@@ -106,10 +106,10 @@ def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> AccessPattern:
     return AccessPattern.GATHER if remainder.has(lane_axis) else AccessPattern.VECTOR
 
 
-def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: int, itemsize: int, multiples: Multiples) -> int:
-    """Returns the widest aligned access to ``lanes`` neighbours that start at a multiple of ``lanes``. The alignment in bytes
+def vector_width(offset: Index, lane_axis: sympy.Symbol, vec: int, alignment: int, itemsize: int, multiples: Multiples) -> int:
+    """Returns the widest aligned access to ``vec`` neighbours that start at a multiple of ``vec``. The alignment in bytes
     divides the buffer's address and its symbolic strides."""
-    width = math.gcd(lanes, max(1, alignment // itemsize))
+    width = math.gcd(vec, max(1, alignment // itemsize))
     remainder = sympy.expand(sympy.expand(offset) - lane_axis)
     aligned = max(1, alignment // itemsize)
     for term in sympy.Add.make_args(remainder):
@@ -117,14 +117,14 @@ def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: 
     return width & -width
 
 
-def is_uniform(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Multiples) -> bool:
-    """True if a condition has one value for all ``lanes`` neighbours that start at a multiple of ``lanes``."""
+def is_uniform(bounds: Bounds, lane_axis: sympy.Symbol, vec: int, multiples: Multiples) -> bool:
+    """True if a condition has one value for all ``vec`` neighbours that start at a multiple of ``vec``."""
     pattern = pattern_of(bounds.index, lane_axis)
     if pattern is not AccessPattern.VECTOR:
         return pattern is AccessPattern.UNIFORM
     relative = sympy.expand(sympy.sympify(bounds.index) - lane_axis)
     ends = [sympy.expand(sympy.sympify(end)) for end in (bounds.lower, bounds.upper) if end is not None]
-    return all(divisor(term, multiples) % lanes == 0 for e in (relative, *ends) for term in sympy.Add.make_args(e))
+    return all(divisor(term, multiples) % vec == 0 for e in (relative, *ends) for term in sympy.Add.make_args(e))
 
 
 def divisor(term: Index, multiples: Multiples, stride_multiple: int = 1) -> int:

@@ -103,7 +103,7 @@ def _exists(extent: Dim) -> Bounds:
 
 def lane_function(context: Context, math: LaneMath, name: str, *, fast: Fast) -> LaneFunction:
     """Returns the math as a function, with the reads of its call."""
-    if not context.wide:
+    if not context.index64:
         axes = frozenset((*math.axes.symbols, *math.moves))
         math = replace(math, roots=tuple(narrowed(math.terms, math.roots, axes, math.limit)))
     return _Builder(context, math).build(name, fast=fast)
@@ -135,15 +135,15 @@ class _Builder:
     def __init__(self, context: Context, math: LaneMath) -> None:
         self.context, self.math, self.terms = context, math, math.terms
         self.leaves = leaves_of(math.terms, math.roots, math.checks).moved(math.moves)
-        self.lanes: dict[int, tuple[str, int]] = self._accumulators()
+        self.vec: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
-        self.arguments: dict[str, CallArgument] = {name: CallArgument(Origin.LANES, name) for name, _ in self.lanes.values()}
+        self.arguments: dict[str, CallArgument] = {name: CallArgument(Origin.LANES, name) for name, _ in self.vec.values()}
         self.reads = tuple(_group(self.leaves, self._second_lane_reads(), self._take_read))
         self._name_scalars()
 
     def build(self, name: str, *, fast: Fast) -> LaneFunction:
         """Builds the function of one lane if the lanes do not mix, else of both."""
-        partner = Partners(self.terms, self.lanes, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
+        partner = Partners(self.terms, self.vec, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
         self._name_coordinates(partner or {})
         lanewise = partner is not None
         function = self._function(name, lanewise, fast)
@@ -177,7 +177,7 @@ class _Builder:
         name = self.context.read_name(reads[0])
         both = len(members) == LANES
         if both:
-            self.lanes |= {t: (name, lane) for lane, t in enumerate(members)}
+            self.vec |= {t: (name, lane) for lane, t in enumerate(members)}
         else:
             self.values[members[0]] = name
         self.arguments[name] = CallArgument(Origin.LANES if both else Origin.VALUE, name)
@@ -242,7 +242,7 @@ class _Builder:
         results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
         parameters: dict[int, MathParameter] = {}
         texts = dict(self.values)
-        for position, (group, lane) in self.lanes.items():
+        for position, (group, lane) in self.vec.items():
             if lanewise and lane > 0:
                 continue  # passed by the other lane's call
             parameters[position] = MathParameter(group, terms[position].dtype, 1 if lanewise else LANES)
@@ -294,8 +294,8 @@ def _has(index: Index, symbol: sympy.Symbol) -> bool:
 class Partners:
     """Matches the terms of the first lane with those of the second lane, to find out if the lanes do not mix."""
 
-    def __init__(self, terms: Terms, lanes: Mapping[int, tuple[str, int]], leaves: Leaves) -> None:
-        self.terms, self.lanes, self.leaves = terms, lanes, leaves
+    def __init__(self, terms: Terms, vec: Mapping[int, tuple[str, int]], leaves: Leaves) -> None:
+        self.terms, self.vec, self.leaves = terms, vec, leaves
         self.partners: dict[int, int] = {}
 
     def of(self, first: Sequence[int], second: Sequence[int]) -> Mapping[int, int] | None:
@@ -320,9 +320,9 @@ class Partners:
         return left.payload == right.payload if left.args else self._match_leaves(a, b)
 
     def _match_leaves(self, a: int, b: int) -> bool:
-        if a in self.lanes or b in self.lanes:
-            name, lane = self.lanes.get(a, ("", -1))
-            return lane == 0 and self.lanes.get(b) == (name, 1)
+        if a in self.vec or b in self.vec:
+            name, lane = self.vec.get(a, ("", -1))
+            return lane == 0 and self.vec.get(b) == (name, 1)
         return a == b or self._is_step(a, b)
 
     def _is_step(self, a: int, b: int) -> bool:
@@ -392,16 +392,16 @@ def _origin(access: Access) -> Origin:
 _MOST = 4  # variables of one interleaved access
 
 
-def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol, lanes: int) -> tuple[Access, ...]:
+def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol, vec: int) -> tuple[Access, ...]:
     """Combines accesses that together touch all elements of a run into one interleaved access."""
     combined: list[Access] = []
     remaining = list(accesses)
     while remaining:
         first = remaining.pop(0)
         run = _run_of(first, remaining, axis)
-        if len(run) > 1 and all(is_uniform(b, axis, lanes, context.multiples) for b in first.conditions):
+        if len(run) > 1 and all(is_uniform(b, axis, vec, context.multiples) for b in first.conditions):
             remaining = [access for access in remaining if access not in run]
-            combined.append(_joined(context, run, axis, lanes))
+            combined.append(_joined(context, run, axis, vec))
         else:
             combined.append(first)
     return tuple(combined)
@@ -428,10 +428,10 @@ def _run_of(first: Access, candidates: Sequence[Access], axis: sympy.Symbol) -> 
     return [first]
 
 
-def _joined(context: Context, run: Sequence[Access], axis: sympy.Symbol, lanes: int) -> Access:
+def _joined(context: Context, run: Sequence[Access], axis: sympy.Symbol, vec: int) -> Access:
     first, step = run[0], len(run)
     dtype = context.dtype(first.buffer)
     start = sympy.expand(first.offset - (step - 1) * axis)
-    width = vector_width(start, axis, lanes * step, context.alignment(first.buffer), dtype.itemsize, context.multiples)
+    width = vector_width(start, axis, vec * step, context.alignment(first.buffer), dtype.itemsize, context.multiples)
     name = context.names.take(f"{first.name}_in_turn")
     return Access(name, first.buffer, first.offset, AccessPattern.INTERLEAVED, width, first.conditions, tuple(a.name for a in run))

@@ -46,7 +46,7 @@ class Context:
     """The state of lowering one kernel.
 
     Attributes:
-        wide: True for 64-bit indexing.
+        index64: True for 64-bit indexing.
         contracted: sums that are fused with a product (FMA).
         reads: the buffers of nodes that the kernel reads from memory.
         written: a buffer that holds the kernel's value already.
@@ -57,7 +57,7 @@ class Context:
     group: Group
     memory: Memory
     target: Target
-    wide: bool
+    index64: bool
     fast: Fast
     contracted: frozenset[int]
     name: str
@@ -133,15 +133,15 @@ class Context:
         return Pointer(buffer, plain(f"{spec.name}_ptr"), spec.dtype, writable, stream)
 
     def access(
-        self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, lanes: int, bounds: Sequence[Bounds] = ()
+        self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, vec: int, bounds: Sequence[Bounds] = ()
     ) -> Access:
         """Returns an access, with its pattern along an axis and the widest legal vectors."""
         pattern, width = pattern_of(offset, axis), 1
         if pattern is AccessPattern.VECTOR and axis is not None:
             dtype = self.dtype(buffer)
-            width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, self.multiples)
+            width = vector_width(offset, axis, vec, self.alignment(buffer), dtype.itemsize, self.multiples)
         if axis is not None and any(sympy.sympify(b.index).has(axis) for b in bounds):
-            uniform = width == lanes and all(is_uniform(b, axis, lanes, self.multiples) for b in bounds)
+            uniform = width == vec and all(is_uniform(b, axis, vec, self.multiples) for b in bounds)
             pattern, width = (pattern, width) if uniform else (AccessPattern.GATHER, 1)  # lanes have different conditions
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
@@ -211,7 +211,7 @@ def assemble(
         sizes=size_names(expressions, {*axes, *numbers}),
         scalars=tuple((name, dtype) for name, dtype in named if name in scalars),
         body=body,
-        wide=context.wide,
+        index64=context.index64,
         checks=has_checks(expressions),
     )
 

@@ -69,11 +69,6 @@ class Plan:
     fixes_threads: ClassVar[bool] = True
 
     @property
-    def traits(self) -> tuple[str, tuple[float, ...]]:
-        """A kind and numbers for finding the nearest candidate at other sizes; a factor of two between numbers counts as one."""
-        raise NotImplementedError(type(self).__name__)
-
-    @property
     def words(self) -> str:
         """A description that distinguishes it from the other candidates."""
         raise NotImplementedError(type(self).__name__)
@@ -140,7 +135,7 @@ class LoweredKernel:
     sizes: tuple[str, ...]
     scalars: tuple[tuple[str, DType], ...]
     body: Body
-    wide: bool = False
+    index64: bool = False
     checks: bool = False
 
     def __repr__(self) -> str:

@@ -29,7 +29,7 @@ class MathParameter:
 
     name: str
     dtype: DType
-    lanes: int = 1
+    vec: int = 1
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def whole_launch(parts: Sequence[Launch]) -> Launch:
         tuple(dict.fromkeys(name for kernel in kernels for name in kernel.sizes)),
         tuple(dict.fromkeys(scalar for kernel in kernels for scalar in kernel.scalars)),
         first.kernel.body,
-        any(kernel.wide for kernel in kernels),
+        any(kernel.index64 for kernel in kernels),
         any(kernel.checks for kernel in kernels),
     )
     grids = [part.grid for part in parts]

@@ -75,14 +75,14 @@ class Trace:
 
     Attributes:
         guards: assumptions about sizes.
-        hidden: the captured tensors.
+        captured: the captured tensors.
         conditions: assumptions about scalars.
         switches_gradients: True if autograd would record something that the graph does not show.
     """
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
-    hidden: tuple[torch.Tensor, ...]
+    captured: tuple[torch.Tensor, ...]
     structure: ResultTree
     conditions: ScalarProgram = NO_SCALARS
     switches_gradients: bool = False
@@ -162,7 +162,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         raise
     finally:
         tracer.finished = True
-        tracer.hidden.clear()  # traced values reference the tracer and may outlive the trace
+        tracer.captured.clear()  # traced values reference the tracer and may outlive the trace
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
@@ -203,8 +203,8 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
     if tracer.needs is not None:
         raise tracer.needs
     graph = tracer.builder.build(outputs, writes)
-    hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
-    return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions(), tracer.switches_gradients)
+    captured = tuple(tensor for tensor, _ in tracer.captured.values())
+    return Trace(graph, tuple(tracer.guards), captured, structure, tracer.conditions(), tracer.switches_gradients)
 
 
 def _require_computed(results: Sequence[object]) -> None:

@@ -72,7 +72,7 @@ class Tracer:
         self.hints = dict(hints)
         self.device = device
         self.guards: dict[sympy.Basic, None] = {}
-        self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
+        self.captured: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
         self.memories: list[TracedMemory] = []  # of the parameters
         self._arguments: dict[int, CallerTensor] = {}
         self.outside = outside
@@ -117,7 +117,7 @@ class Tracer:
             argument = self._arguments[source]
             self.outside.argument_asked(argument.name, "requires_grad", argument.requires_grad)
             return argument.requires_grad
-        tensor = next((tensor for tensor, value in self.hidden.values() if value._position == source), None)
+        tensor = next((tensor for tensor, value in self.captured.values() if value._position == source), None)
         if tensor is None:
             return False
         with torch._C.DisableTorchFunction():
@@ -214,11 +214,11 @@ class Tracer:
     def _capture(self, tensor: torch.Tensor) -> TracedTensor:
         if self.finished:
             raise stale()
-        if id(tensor) not in self.hidden:
+        if id(tensor) not in self.captured:
             spec = self.outside.input_of(tensor)
             position = self.builder.input(spec)
-            self.hidden[id(tensor)] = (tensor, self.value(position, TracedMemory(spec.name, captured=True, position=position)))
-        return self.hidden[id(tensor)][1]
+            self.captured[id(tensor)] = (tensor, self.value(position, TracedMemory(spec.name, captured=True, position=position)))
+        return self.captured[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
         """Adds a literal; with a dtype, a zero-dimensional tensor of that type."""

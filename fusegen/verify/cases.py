@@ -283,14 +283,14 @@ class _Cases:
     def few(self) -> Iterator[Case]:
         """The cases that depend on the element type: vector widths and hard values; the canonical one first."""
         yield self.case(CANONICAL, self.spec.sizes)
-        yield self.case("odd", self.sized(self.wide(4, 1)))
+        yield self.case("odd", self.sized(self.index64(4, 1)))
         yield self.case("unaligned", self.sized(rows=_EVEN_ROWS), self.of_rank(1, TensorLayout.shifted))
         yield from self.hard_values()
 
     def fewest(self, is_narrowest: bool) -> Iterator[Case]:
         yield self.case(CANONICAL, self.spec.sizes)
         if is_narrowest:
-            yield self.case("odd", self.sized(self.wide(4, 1)))
+            yield self.case("odd", self.sized(self.index64(4, 1)))
             yield self.case("unaligned", self.sized(rows=_EVEN_ROWS), self.of_rank(1, TensorLayout.shifted))
 
     # Sizes.
@@ -298,16 +298,16 @@ class _Cases:
     def lengths(self) -> Iterator[Case]:
         """Every vector width and every tail."""
         yield self.case("half as wide", self.sized())
-        yield self.case("odd", self.sized(self.wide(4, 1)))
-        yield self.case("of two", self.sized(self.wide(4, 2)))
-        yield self.case("of four", self.sized(self.wide(4, 4)))
-        yield self.case("of eight", self.sized(self.wide(4, 8)))
+        yield self.case("odd", self.sized(self.index64(4, 1)))
+        yield self.case("of two", self.sized(self.index64(4, 2)))
+        yield self.case("of four", self.sized(self.index64(4, 4)))
+        yield self.case("of eight", self.sized(self.index64(4, 8)))
         yield self.case("ones", dict.fromkeys(self.varied, 1))
         yield self.case("one row", self.sized(dict.fromkeys(self.rows, 1)))
         yield self.case("all 64", dict.fromkeys(self.varied, 64) | dict.fromkeys(self.rows[:-1], 2))
         first = self.arguments(self.sized())
-        yield self.case("another length, odd", self.sized(self.wide(2, 1)), before=first)
-        yield self.case("another length, of eight", self.sized(self.wide(2, 8)), before=first)
+        yield self.case("another length, odd", self.sized(self.index64(2, 1)), before=first)
+        yield self.case("another length, of eight", self.sized(self.index64(2, 8)), before=first)
 
     def long_rows(self) -> Iterator[Case]:
         """Every row strategy: one warp, one block, rows in shared memory, multi-pass."""
@@ -347,7 +347,7 @@ class _Cases:
         if ATTENTION not in self.kinds:
             return
         queries, keys = self.rows[-2:]
-        for width in (self.wide(1, 0), self.wide(2, 0)):
+        for width in (self.index64(1, 0), self.index64(2, 0)):
             (channels,) = width.values()
             for lengths in ((1, 1), (1, 300), (129, 127), (200, 1000), (1000, 200)):
                 name = f"{lengths[0]} queries, {lengths[1]} keys, {channels} channels"
@@ -382,13 +382,13 @@ class _Cases:
 
     # Helpers.
 
-    def wide(self, divisor: int, more: int) -> dict[str, int]:
+    def index64(self, divisor: int, more: int) -> dict[str, int]:
         return {name: self.spec.sizes[name] // divisor + more for name in self.features}
 
     def sized(self, overrides: NamedSizes | None = None, rows: tuple[int, ...] = _PRIME_ROWS) -> dict[str, int]:
         """Half the canonical features and few rows, with overrides."""
         few_rows = dict(zip(self.rows, rows[-len(self.rows) :], strict=True)) if self.rows else {}
-        sizes = few_rows | self.wide(2, 0) | dict(overrides or {})
+        sizes = few_rows | self.index64(2, 0) | dict(overrides or {})
         return {name: sizes[name] for name in self.varied}
 
     def arguments(self, sizes: NamedSizes, moves: Mapping[str, Move] | None = None) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _planned_step(step: Step) -> str:
 def _plan_fields(launch: Launch) -> list[str]:
     plan = launch.kernel.body.plan
     described = [_plan_field(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan) if _is_set(plan, field)]
-    return [*described, *(["64-bit"] if launch.kernel.wide else [])]
+    return [*described, *(["64-bit"] if launch.kernel.index64 else [])]
 
 
 def _is_set(plan: object, field: dataclasses.Field[object]) -> bool:

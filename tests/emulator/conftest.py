@@ -57,7 +57,7 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
         return dict.fromkeys(calls, RoundTimes(1.0, 1.0, 1.0))
 
     monkeypatch.setattr(tuning, "interleaved", interleaved)
-    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, sms=1))
 
 
 @pytest.fixture(params=["forms", pytest.param("all", marks=pytest.mark.deep)])
@@ -82,4 +82,4 @@ def small_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heuristics, "_STAGING_THREADS", range(32, 1025))
     monkeypatch.setattr(heuristics, "_STAGED_GROUPS", 32)
     monkeypatch.setattr(heuristics, "_STAGED_SHARE", 32)
-    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=16))
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, sms=16))

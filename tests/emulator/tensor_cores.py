@@ -67,7 +67,7 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
-    planner = GraphPlanner(variant.specializer.base.graph, target, wide=variant.request.wide, choose=ours)
+    planner = GraphPlanner(variant.specializer.base.graph, target, index64=variant.request.index64, choose=ours)
     variant = variant.with_specialization(planner.at(sizes))
     assert len(variant.program.launches) == len(variant.program.steps)
     return Ready(variant, values, sizes, dispatcher.parameters.names, device)
@@ -79,11 +79,11 @@ def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target
 
 
 def results(
-    cases: Mapping[Callable[..., Any], Sequence[Any]], target: str, processors: int, timings: Sequence[EmulatedTiming]
+    cases: Mapping[Callable[..., Any], Sequence[Any]], target: str, sms: int, timings: Sequence[EmulatedTiming]
 ) -> Iterator[tuple[Callable[..., Any], Any]]:
     """Each of some functions, whose kernels are compiled as one unit, and what it gives in each timing on a machine of some
     multiprocessors."""
-    lowered_for = replace(targets.target(target), processors=processors)
+    lowered_for = replace(targets.target(target), sms=sms)
     ready = {function: lowered(function, arguments, lowered_for, torch.device("cpu")) for function, arguments in cases.items()}
     load_together(source for each in ready.values() for source in each.variant.sources)
     for function, each in ready.items():
@@ -96,11 +96,9 @@ def load_together(sources: Iterable[Source]) -> None:
     load_emulated([EmulatedSource(source.kernel_text, source.entry) for source in sources])
 
 
-def run(
-    function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: EmulatedTiming = EARLY
-) -> Any:
+def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", sms: int = 1, timing: EmulatedTiming = EARLY) -> Any:
     """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
-    ((_, got),) = results({function: arguments}, target, processors, (timing,))
+    ((_, got),) = results({function: arguments}, target, sms, (timing,))
     return got
 
 
@@ -113,7 +111,7 @@ def check(
     function: Callable[..., Any],
     *arguments: Any,
     target: str = "sm_90a",
-    processors: int = 1,
+    sms: int = 1,
     timings: tuple[EmulatedTiming, ...] = EVERY_TIMING,
     unit: float = 0.0,
 ) -> None:
@@ -123,9 +121,9 @@ def check(
         processors: of the machine; with one, a block works on all tiles.
         unit: relative error that may be tripled; by default the result type's.
     """
-    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
-    wanted, dtype = function(*wide), function(*arguments).dtype
-    for timing, (_, got) in zip(timings, results({function: arguments}, target, processors, timings), strict=True):
+    index64 = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    wanted, dtype = function(*index64), function(*arguments).dtype
+    for timing, (_, got) in zip(timings, results({function: arguments}, target, sms, timings), strict=True):
         assert got.dtype is dtype and got.shape == wanted.shape
         error = (got.double() - wanted).abs().max().item()
         assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"

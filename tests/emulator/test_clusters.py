@@ -109,8 +109,8 @@ def test_what_torch_gives(name: str, shared_by: Callable[[int], list[RowPlan]]) 
     cluster, function, inputs = CASES[name]
     taken = shared_by(cluster)
     agree(function, inputs)
-    assert taken and all((plan.chunks == 0) is ("loop" in name) for plan in taken)
-    assert all(plan.shifted is ("odd" in name or "positions" in name) for plan in taken)
+    assert taken and all((plan.vectors_per_thread == 0) is ("loop" in name) for plan in taken)
+    assert all(plan.unaligned is ("odd" in name or "positions" in name) for plan in taken)
 
 
 @emulated

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times", "
 @pytest.fixture
 def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """With so many multiprocessors that more blocks than a cluster has share the rows of one or two tiles."""
-    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=24))
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, sms=24))
 
 
 def gradients(x: Tensor, dy: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:

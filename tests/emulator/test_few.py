@@ -21,8 +21,8 @@ PLANS: dict[str, tuple[int, Way]] = {
     "a part of a warp": (64, lambda plan: plan.threads < 32),
     "a warp": (264, lambda plan: plan.threads == 32),
     "a block": (1000, lambda plan: plan.threads > 32),
-    "at aligned places": (331, lambda plan: plan.shifted),
-    "read again": (1000, lambda plan: plan.persistence is Persistence.LOOPED),
+    "at aligned places": (331, lambda plan: plan.unaligned),
+    "read again": (1000, lambda plan: plan.persistence is Persistence.MULTI_PASS),
 }
 
 
@@ -48,7 +48,7 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 ORDERS: dict[str, tuple[int, Way]] = {
     "a part of a warp": (48, lambda plan: plan.threads < 32),
     "a warp": (128, lambda plan: plan.threads == 32 and plan.exact),
-    "groups of a warp": (264, lambda plan: plan.threads == 32 and plan.chunks > 2),
+    "groups of a warp": (264, lambda plan: plan.threads == 32 and plan.vectors_per_thread > 2),
     "a block": (1000, lambda plan: plan.threads > 64),
     "a block of single lanes": (331, lambda plan: plan.threads > 32),
 }

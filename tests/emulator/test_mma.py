@@ -52,9 +52,9 @@ def test_products_with_a_bias(name: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "processors"), [(1300, 264, 1), (300, 520, 108)], ids=["more-rows-than-are-walked-together", "wide"]
 )
-def test_blocks_cover_all_tiles(rows: int, columns: int, processors: int) -> None:
+def test_blocks_cover_all_tiles(rows: int, columns: int, sms: int) -> None:
     inputs = randn(rows, 40), randn(columns, 40), randn(rows, columns)
-    check(residual, *inputs, target=OLD, processors=processors, timings=ONCE)
+    check(residual, *inputs, target=OLD, sms=sms, timings=ONCE)
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(136, 152, 144), (70, 37, 45)], ids=["eights", "odd"])
@@ -67,7 +67,7 @@ def test_operands_contiguous_along_either_dim(rows: int, columns: int, depth: in
         with case(turned):
             a = randn(depth, rows) if turned[0] else randn(rows, depth)
             b = randn(columns, depth) if turned[1] else randn(depth, columns)
-            check(function, a, b, *turned, target=OLD, processors=16, timings=EVERY_TIMING[1:3])
+            check(function, a, b, *turned, target=OLD, sms=16, timings=EVERY_TIMING[1:3])
 
 
 @pytest.mark.parametrize("b_major", ["k", "n"])

@@ -55,9 +55,9 @@ def added(x: Tensor, r: Tensor) -> Tensor:
 
 
 def upcast(x: Tensor) -> tuple[Tensor, Tensor]:
-    wide = x.float()
-    mean = wide.mean(-1, keepdim=True)
-    return torch.rsqrt((wide - mean).square().mean(-1, keepdim=True)), mean
+    index64 = x.float()
+    mean = index64.mean(-1, keepdim=True)
+    return torch.rsqrt((index64 - mean).square().mean(-1, keepdim=True)), mean
 
 
 def with_sums(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,17 +98,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 PLANS: dict[str, tuple[int, Way]] = {
     "a part of a warp": (48, lambda plan: plan.threads < 32),
-    "a warp": (264, lambda plan: plan.threads == 32 and plan.chunks > 1),
+    "a warp": (264, lambda plan: plan.threads == 32 and plan.vectors_per_thread > 1),
     "a block": (1000, lambda plan: 32 < plan.threads < 1024 and not plan.exact),
-    "at aligned places": (331, lambda plan: plan.shifted),
-    "read again": (1000, lambda plan: plan.persistence is Persistence.LOOPED),
-    "read again at aligned places": (331, lambda plan: plan.persistence is Persistence.LOOPED and plan.shifted),
+    "at aligned places": (331, lambda plan: plan.unaligned),
+    "read again": (1000, lambda plan: plan.persistence is Persistence.MULTI_PASS),
+    "read again at aligned places": (331, lambda plan: plan.persistence is Persistence.MULTI_PASS and plan.unaligned),
 }
 
 LONG_PLANS: dict[str, tuple[int, Way]] = {
-    "a block": (3072, lambda plan: plan.slots > 0 and plan.cluster == 1),
-    "blocks": (3072, lambda plan: plan.slots > 0 and plan.cluster == 4),
-    "blocks at aligned places": (3001, lambda plan: plan.slots > 0 and plan.cluster == 2),
+    "a block": (3072, lambda plan: plan.stage_vectors > 0 and plan.cluster == 1),
+    "blocks": (3072, lambda plan: plan.stage_vectors > 0 and plan.cluster == 4),
+    "blocks at aligned places": (3001, lambda plan: plan.stage_vectors > 0 and plan.cluster == 2),
     "blocks that hold it": (3072, lambda plan: plan.persistence is Persistence.REGISTERS and plan.cluster > 1),
 }
 
@@ -185,8 +185,8 @@ def test_a_sum_of_squares_is_never_negative() -> None:
     """Each square is too small for a float, and the square of the sum is not."""
 
     def squares(x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide - wide.mean(-1, keepdim=True)).square().sum(-1)
+        index64 = x.float()
+        return (index64 - index64.mean(-1, keepdim=True)).square().sum(-1)
 
     x = torch.full((3, 1000), 2e-23, dtype=BF16)
     x[:, ::8] = 0  # the first values of threads
@@ -204,7 +204,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 
 @pytest.mark.usefixtures("all_rows")
 def test_what_lies_around_rows_is_none_of_them(take: Callable[[Way], list[RowPlan]]) -> None:
-    taken = take(lambda plan: plan.shifted)
+    taken = take(lambda plan: plan.unaligned)
     around = torch.full((3, 400), math.nan, dtype=BF16)
     around[:, 11:344] = torch.randn(3, 333)
     agree(added, (around[:, 11:344], randn(3, 333, dtype=BF16)))

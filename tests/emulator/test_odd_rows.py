@@ -150,7 +150,7 @@ def test_no_row_that_is_written_over_is_staged_at_aligned_places() -> None:
     (launch,) = fg.kernel(in_place, mutates=("x",)).lower(x, target="sm_90a").program.launches
     (other,) = fg.kernel(lambda x: F.softmax(x, -1)).lower(x, target="sm_90a").program.launches
     staged = [
-        [p for p in each.candidates if isinstance(p, RowPlan) and p.shifted and p.persistence is Persistence.STAGED]
+        [p for p in each.candidates if isinstance(p, RowPlan) and p.unaligned and p.persistence is Persistence.STAGED]
         for each in (launch, other)
     ]
     assert not staged[0] and staged[1]

@@ -14,13 +14,13 @@ from tests.unit.eager import agree, randn
 pytestmark = pytest.mark.usefixtures("emulated", "first_plans")
 
 
-def normalized_into(cache: Tensor, x: Tensor, weight: Tensor, slots: Tensor) -> None:
-    cache[slots] = F.rms_norm(x, x.shape[-1:], weight)
+def normalized_into(cache: Tensor, x: Tensor, weight: Tensor, stage_vectors: Tensor) -> None:
+    cache[stage_vectors] = F.rms_norm(x, x.shape[-1:], weight)
 
 
-def keys_into(cache: Tensor, x: Tensor, weight: Tensor, slots: Tensor) -> None:
+def keys_into(cache: Tensor, x: Tensor, weight: Tensor, stage_vectors: Tensor) -> None:
     """Rows of heads, of a projection whose heads come first."""
-    cache[slots] = F.rms_norm(x, x.shape[-1:], weight)[0].transpose(0, 1)
+    cache[stage_vectors] = F.rms_norm(x, x.shape[-1:], weight)[0].transpose(0, 1)
 
 
 def placed(x: Tensor, positions: Tensor) -> Tensor:
@@ -39,24 +39,24 @@ def slots_of(rows: int) -> Tensor:
 
 @pytest.mark.parametrize("columns", [8, 64, 1024, 33, 1001])
 def test_rows_at_slots(columns: int) -> None:
-    x, slots = randn(7, columns, dtype=torch.bfloat16), slots_of(7)
+    x, stage_vectors = randn(7, columns, dtype=torch.bfloat16), slots_of(7)
     cache, weight = randn(14, columns, dtype=torch.bfloat16), randn(columns, dtype=torch.bfloat16)
     wanted = cache.clone()
-    normalized_into(wanted, x, weight, slots)
+    normalized_into(wanted, x, weight, stage_vectors)
     kernel = fg.kernel(normalized_into, mutates=("cache",))
-    assert len(kernel.lower(cache, x, weight, slots, target="sm_90a").program.call.steps) == 1
-    kernel(cache, x, weight, slots)
+    assert len(kernel.lower(cache, x, weight, stage_vectors, target="sm_90a").program.call.steps) == 1
+    kernel(cache, x, weight, stage_vectors)
     torch.testing.assert_close(cache, wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_heads_at_slots() -> None:
-    x, slots = randn(1, 3, 5, 32), slots_of(5)
+    x, stage_vectors = randn(1, 3, 5, 32), slots_of(5)
     cache, weight = randn(10, 3, 32), randn(32)
     wanted = cache.clone()
-    keys_into(wanted, x, weight, slots)
+    keys_into(wanted, x, weight, stage_vectors)
     kernel = fg.kernel(keys_into, mutates=("cache",))
-    assert len(kernel.lower(cache, x, weight, slots, target="sm_90a").program.call.steps) == 1
-    kernel(cache, x, weight, slots)
+    assert len(kernel.lower(cache, x, weight, stage_vectors, target="sm_90a").program.call.steps) == 1
+    kernel(cache, x, weight, stage_vectors)
     torch.testing.assert_close(cache, wanted)
 
 

@@ -20,7 +20,7 @@ from tests.naming import case
 from tests.unit.eager import agree, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-SMALL = replace(targets.target("sm_90a"), wgmma=False, processors=1)
+SMALL = replace(targets.target("sm_90a"), wgmma=False, sms=1)
 pytestmark = pytest.mark.usefixtures("emulated", "first_plans")
 
 
@@ -89,7 +89,7 @@ def test_a_block_works_on_several_staged_rows(width: None) -> None:  # noqa: ARG
         with case(name):
             x = randn(rows, columns, dtype=dtype)
             plan = row_plan(standardized, x)
-            assert plan.persistence is Persistence.STAGED and plan.resident == 1 and plan.exact is (name == "whole")
+            assert plan.persistence is Persistence.STAGED and plan.persistent_blocks == 1 and plan.exact is (name == "whole")
             agree(standardized, (x,))
 
 

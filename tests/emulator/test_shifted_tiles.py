@@ -22,12 +22,12 @@ emulated = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
 
 
 @pytest.fixture
-def shifted(monkeypatch: pytest.MonkeyPatch) -> list[RowPlan]:
+def unaligned(monkeypatch: pytest.MonkeyPatch) -> list[RowPlan]:
     """Kernels of tiles have no plans but those that these tests are about, of one width; those that they have."""
     found: list[RowPlan] = []
 
     def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
-        tiles = [p for p in candidates if getattr(p, "tiled", False) and p.shifted and p.cluster in (1, 2, 16)]
+        tiles = [p for p in candidates if getattr(p, "tiled", False) and p.unaligned and p.cluster in (1, 2, 16)]
         self.candidates = tuple(p for p in tiles if p.threads == tiles[0].threads) or candidates
         found.extend(tiles)
         return self.candidates[0]
@@ -68,22 +68,24 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 @emulated
 @pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("name", CASES)
-def test_every_plan(name: str, shifted: list[RowPlan]) -> None:
+def test_every_plan(name: str, unaligned: list[RowPlan]) -> None:
     function, inputs = CASES[name]
     for launch in fg.tune(fg.kernel(function), *inputs).launches:
         assert not [each.error for each in launch.candidates if each.error]
     agree(function, inputs)
-    assert shifted
+    assert unaligned
 
 
 @emulated
 @pytest.mark.parametrize("timing", [EmulatedTiming.LATE, EmulatedTiming.LATE | EmulatedTiming.BACKWARDS])
 @pytest.mark.parametrize("name", ["a norm's weights", "results of rows too"])
-def test_whenever_things_arrive(name: str, timing: EmulatedTiming, shifted: list[RowPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whenever_things_arrive(
+    name: str, timing: EmulatedTiming, unaligned: list[RowPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = backends.emulated_machine
     monkeypatch.setattr(backends, "emulated_machine", lambda target, _=EARLY: machine(target, timing))
     agree(*CASES[name])
-    assert shifted
+    assert unaligned
 
 
 # What is offered.
@@ -96,7 +98,7 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 def plans(function: Callable[..., Any], *inputs: Tensor) -> list[RowPlan]:
     """Those whose groups of lanes start at aligned places."""
     launch = fg.kernel(function).lower(*inputs, target="sm_90a").program.launches[0]
-    return [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.shifted]
+    return [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.unaligned]
 
 
 OTHERS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {

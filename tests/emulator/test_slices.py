@@ -93,12 +93,12 @@ def norm_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, ..
 
 LAYOUTS: dict[str, tuple[tuple[int, int], torch.dtype, Callable[[RowPlan], bool]]] = {
     "several-rows-a-block": ((19, 256), BF16, lambda p: p.rows > 1 and p.warps == 1),
-    "one-lane-a-thread": ((9, 33), F32, lambda p: p.lanes == 1),
+    "one-lane-a-thread": ((9, 33), F32, lambda p: p.vec == 1),
     "half-empty-warp": ((3, 24), BF16, lambda p: not p.exact),
     "several-warps": ((2, 2048), BF16, lambda p: p.warps > 1 and p.persistence is Persistence.REGISTERS),
     "several-warps-with-a-tail": ((2, 5000), F32, lambda p: p.warps > 1 and not p.exact),
-    "looped": ((1, 130_000), F32, lambda p: p.persistence is Persistence.LOOPED),
-    "doubles": ((2, 100), F64, lambda p: p.lanes <= 2),
+    "looped": ((1, 130_000), F32, lambda p: p.persistence is Persistence.MULTI_PASS),
+    "doubles": ((2, 100), F64, lambda p: p.vec <= 2),
 }
 
 

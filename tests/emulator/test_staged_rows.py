@@ -23,9 +23,11 @@ Way = Callable[[RowPlan], RowPlan]
 
 WAYS: dict[str, Way] = {
     "as the rules have it": lambda plan: plan,
-    "held in shared memory": lambda plan: replace(plan, drains=False),
-    "asked for ahead": lambda plan: replace(plan, keeps_shared=False, drains=False, foresees=min(2, plan.chunks)),
-    "one ahead": lambda plan: replace(plan, keeps_shared=False, drains=True, foresees=1),
+    "held in shared memory": lambda plan: replace(plan, stage_to_registers=False),
+    "asked for ahead": lambda plan: replace(
+        plan, cache_weights=False, stage_to_registers=False, prefetch=min(2, plan.vectors_per_thread)
+    ),
+    "one ahead": lambda plan: replace(plan, cache_weights=False, stage_to_registers=True, prefetch=1),
 }
 """What a staged plan is made of."""
 
@@ -48,7 +50,9 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Way], list[RowPlan
 
         def chosen(self: context.Context, candidates: tuple[RowPlan, ...]) -> RowPlan:
             self.candidates = candidates
-            found = [p for p in candidates if p.persistence is Persistence.STAGED and p.chunks > 1 and p.cluster == cluster]
+            found = [
+                p for p in candidates if p.persistence is Persistence.STAGED and p.vectors_per_thread > 1 and p.cluster == cluster
+            ]
             taken.append(way(found[-1]))
             return taken[-1]
 
@@ -76,6 +80,6 @@ def test_staged_rows(
 
 @pytest.mark.usefixtures("own_cache", "emulated", "made_up_times", "small_clusters")
 def test_what_only_the_last_phase_needs_is_read_there(staged: Callable[..., list[RowPlan]]) -> None:
-    taken = staged(2, lambda plan: replace(plan, defers=True, keeps_shared=False, foresees=1, drains=False))
+    taken = staged(2, lambda plan: replace(plan, late_loads=True, cache_weights=False, prefetch=1, stage_to_registers=False))
     agree(norm_gelu_add, norm_inputs(19, 3072, BF16))
-    assert taken and all(plan.defers for plan in taken)
+    assert taken and all(plan.late_loads for plan in taken)

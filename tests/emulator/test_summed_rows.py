@@ -26,7 +26,7 @@ Choose = Callable[[Callable[[RowPlan], bool]], list[RowPlan]]
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One multiprocessor, so that each of its few blocks has several rows to work on, and sums their columns as well."""
     monkeypatch.setattr(specialize, "is_faster_split", lambda *_: False)
-    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
+    monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, sms=1))
 
 
 @pytest.fixture
@@ -70,26 +70,28 @@ def test_staged_rows(choose: Choose, blocks: int, form: str) -> None:
     columns, dtype = FORMS[form]
     plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.blocks_per_sm == blocks)
     agree(gradients, *(inputs(rows, columns, dtype) for rows in (2, 3, 11)))
-    assert plans and all(plan.resident == blocks and plan.exact is (form == "whole") for plan in plans)
+    assert plans and all(plan.persistent_blocks == blocks and plan.exact is (form == "whole") for plan in plans)
 
 
 def test_room_for_parts_of_rows(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no two rows have room, groups of a row are brought while the groups before are still in use; else rows are whole."""
-    for room, slots in ((1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)):
+    for room, stage_vectors in ((1.4, 5), (1.75, 7), (2.5, 8), (3.75, 12)):
         with case(room):
             shared = 2 * (4096 + int(room * 2048 * 2 * 4))
-            machine = replace(targets.target("sm_90a"), wgmma=False, processors=1, shared_bytes=shared)
+            machine = replace(targets.target("sm_90a"), wgmma=False, sms=1, shared_bytes=shared)
             monkeypatch.setattr(backends, "_EMULATED", machine)
-            plans = choose(lambda plan: plan.persistence is Persistence.STAGED and plan.chunks == 4 and plan.blocks_per_sm == 2)
+            plans = choose(
+                lambda plan: plan.persistence is Persistence.STAGED and plan.vectors_per_thread == 4 and plan.blocks_per_sm == 2
+            )
             agree(gradients, inputs(6, 2048, F32))
-            assert {plan.slots for plan in plans} == {slots}
+            assert {plan.stage_vectors for plan in plans} == {stage_vectors}
 
 
 def test_several_rows_of_a_warp_each(choose: Choose) -> None:
     """The row groups of a block add up what they have summed, and blocks that have rows leave a part."""
     plans = choose(lambda plan: plan.rows > 1)
     agree(gradients, *(inputs(rows, 40, F32) for rows in (3, 70)))
-    assert plans and all(plan.threads == 32 and plan.rows * plan.resident < 70 for plan in plans)
+    assert plans and all(plan.threads == 32 and plan.rows * plan.persistent_blocks < 70 for plan in plans)
 
 
 def test_what_all_rows_share_is_loaded_once(choose: Choose) -> None:
@@ -101,7 +103,7 @@ def test_what_all_rows_share_is_loaded_once(choose: Choose) -> None:
 
     plans = choose(lambda plan: plan.persistence is Persistence.STAGED)
     agree(scaled, (randn(9, 1024), randn(1024), randn(1024), ints(1024, low=0, high=1024)))
-    assert plans and all(plan.keeps_shared for plan in plans)
+    assert plans and all(plan.cache_weights for plan in plans)
 
 
 def test_rows_of_two_tensors_one_behind_the_other_are_not_staged(choose: Choose) -> None:

@@ -63,7 +63,7 @@ PRODUCTS = {
 def test_products_with_a_bias(name: str) -> None:
     rows, columns, depth, dtype = PRODUCTS[name]
     inputs = (randn(*shape, dtype=dtype) for shape in ((rows, depth), (columns, depth), (columns,)))
-    check(bias_relu, *inputs, processors=16)
+    check(bias_relu, *inputs, sms=16)
 
 
 def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
@@ -76,9 +76,9 @@ def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
     [(1300, 512, 16, 1), (1300, 72, 64, 3), (300, 520, 128, 3)],
     ids=["more-rows-of-tiles-than-are-walked-together", "one-chunk-a-tile", "rows-and-columns-of-tiles"],
 )
-def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, processors: int) -> None:
+def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, sms: int) -> None:
     inputs = randn(rows, depth), randn(columns, depth), randn(rows, columns)
-    check(residual, *inputs, processors=processors, timings=EVERY_TIMING[1:3])
+    check(residual, *inputs, sms=sms, timings=EVERY_TIMING[1:3])
 
 
 def test_tiles_of_an_odd_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_operands_contiguous_along_either_dim() -> None:
         with case(turned):
             a = randn(depth, rows) if turned[0] else randn(rows, depth)
             b = randn(columns, depth) if turned[1] else randn(depth, columns)
-            check(function, a, b, *turned, processors=16, timings=EVERY_TIMING[1:3])
+            check(function, a, b, *turned, sms=16, timings=EVERY_TIMING[1:3])
 
 
 def test_operands_at_an_offset_with_gaps_between_their_rows() -> None:
@@ -253,8 +253,8 @@ def test_a_sink_that_takes_all_of_the_weight_leaves_nothing() -> None:
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
-        wide = torch.float32 if q.dtype is BF16 else q.dtype
-        return (plain(q, k, v).to(wide) + bias) * gate
+        index64 = torch.float32 if q.dtype is BF16 else q.dtype
+        return (plain(q, k, v).to(index64) + bias) * gate
 
     check(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=ONCE, unit=UNIT[BF16])
 
@@ -273,7 +273,7 @@ def test_keys_that_no_query_of_a_tile_sees(name: str) -> None:
                 k, v = k[..., :queries, :], v[..., :queries, :]  # else the last queries see none
                 q = q[..., : k.shape[-2], :]
             timings = EVERY_TIMING[1:3] if queries == 200 else ONCE
-            check(function, *(x.contiguous() for x in (q, k, v)), processors=3, timings=timings)
+            check(function, *(x.contiguous() for x in (q, k, v)), sms=3, timings=timings)
 
 
 @pytest.mark.parametrize("keys", [130, 77])
@@ -321,8 +321,8 @@ def of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def of_wide_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As in GPT-J: what is multiplied has 16 bits all the same."""
-    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
-    scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / 8
+    index64 = torch.float64 if q.dtype is torch.float64 else torch.float32
+    scores = q.to(index64) @ k.to(index64).transpose(-1, -2) / 8
     return torch.softmax(scores, -1).to(v.dtype) @ v
 
 

@@ -94,13 +94,13 @@ def test_what_another_thread_reads_is_not_written_in_place() -> None:
     """Halves that lie apart by no part of all channels."""
 
     @fg.kernel(mutates=("x",))
-    def shifted(x: Tensor) -> Tensor:
+    def unaligned(x: Tensor) -> Tensor:
         return x.copy_(x + torch.cat((x[..., 10:], x[..., :10]), -1))
 
     x = randn(4, 32)
     wanted = x + torch.cat((x[..., 10:], x[..., :10]), -1)
-    assert len(shifted.lower(x, target="sm_90a").program.call.steps) > 1
-    torch.testing.assert_close(shifted(x), wanted)
+    assert len(unaligned.lower(x, target="sm_90a").program.call.steps) > 1
+    torch.testing.assert_close(unaligned(x), wanted)
 
 
 def normalized_and_rotated(x: Tensor, w: Tensor, c: Tensor) -> Tensor:

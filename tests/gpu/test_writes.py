@@ -30,13 +30,13 @@ def test_random_sequences(seed: int) -> None:
 
 
 def test_the_caches_of_a_model() -> None:
-    tokens, heads, dim, slots = 513, 32, 128, 8192
+    tokens, heads, dim, stage_vectors = 513, 32, 128, 8192
     tables = [torch.randn(4096, dim, dtype=BF16) for _ in range(2)]
-    caches = [torch.randn(slots, heads, dim, dtype=BF16) for _ in range(2)]
+    caches = [torch.randn(stage_vectors, heads, dim, dtype=BF16) for _ in range(2)]
     qkv, positions, at = (
         torch.randn(tokens, 3 * heads * dim, dtype=BF16),
         torch.randint(4096, (tokens,)),
-        torch.randperm(slots)[:tokens],
+        torch.randperm(stage_vectors)[:tokens],
     )
     agree_in_place(written.split_rotate_write, ("k_cache", "v_cache"), on_gpu((qkv, *tables, *caches, positions, at)))
 

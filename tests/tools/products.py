@@ -173,7 +173,7 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
     choices = [*(ProductChoice(plan) for plan in plans), ProductChoice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
-        planner = GraphPlanner(whole.graph, machine.target, wide=False, choose=_always(choice))
+        planner = GraphPlanner(whole.graph, machine.target, index64=False, choose=_always(choice))
         chosen = variant.with_specialization(planner.at(sizes))
         yield None if choice.takes_library else choice.plan, machine.bound(chosen, sizes, device)
 

@@ -148,7 +148,7 @@ def _makes() -> None:
     """Compiles a kernel for the CPU and for a GPU, and keeps a measurement."""
     kernel = fg.kernel(lambda x: x * 3 + 1)
     assert torch.equal(kernel(torch.ones(4)), torch.full((4,), 4.0))
-    tuned.write_record(tuned.TuningKey("launch", "device", (4, 4)), tuned.TuningRecord((4, 4), {}, ("", ()), ()))
+    tuned.write_record(tuned.TuningKey("launch", "device", (4, 4)), tuned.TuningRecord((4, 4), {}, ()))
     low = kernel.lower(torch.empty(4, device="meta"), target="sm_90a")
     for source in low.sources:
         assert nvrtc.compile_cubin(source, low.target.name).cubin[:4] == b"\x7fELF"

@@ -40,11 +40,11 @@ def chosen(kernel: str, rows: int, columns: int, depth: int, products: int) -> t
     """What is chosen for a product with an epilogue."""
     epilogue = EPILOGUES[kernel]
     shape = ProductShape(rows, [columns], depth, products=products, words=1 + int(epilogue.written), epilogue=epilogue)
-    costs, processors = H200, HOPPER.processors
-    expected = {plan: product_time(costs, plan, shape.sizes, epilogue, processors) for plan in candidates(shape, HOPPER)}
+    costs, sms = H200, HOPPER.sms
+    expected = {plan: product_time(costs, plan, shape.sizes, epilogue, sms) for plan in candidates(shape, HOPPER)}
     plan = min(expected, key=lambda plan: expected[plan])
     moved = 2 * (products + epilogue.read + 1 + epilogue.written - SAVED.get(kernel, 0)) * rows * columns
-    library = library_time(costs, shape.sizes, round(moved), processors)
+    library = library_time(costs, shape.sizes, round(moved), sms)
     return None if ProductChoice(plan, expected[plan], library).takes_library else (plan.consumers, plan.tile_n)
 
 

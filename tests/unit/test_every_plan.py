@@ -18,7 +18,7 @@ def form(plan: object) -> str:
     words = [type(plan).__name__]
     if isinstance(plan, RowPlan):
         words += [plan.persistence.value, *(flag for flag in FLAGS if getattr(plan, flag))]
-        words += ["resident"] * (plan.resident > 0) + ["shared"] * (plan.cluster > 1) + ["in a warp"] * (plan.threads < 32)
+        words += ["resident"] * (plan.persistent_blocks > 0) + ["shared"] * (plan.cluster > 1) + ["in a warp"] * (plan.threads < 32)
     if isinstance(plan, PointwisePlan) and plan.wraps:
         words.append("wraps")
     return " ".join(words)

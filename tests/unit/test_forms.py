@@ -245,7 +245,7 @@ def test_texts_of_two_plans_with_one_call_stay_apart(plans: Callable[[], int], m
         return [kernel.lower(meta(rows, 1024), target="sm_90a").sources for rows in chosen]
 
     (launch,) = fg.kernel(lambda x: F.gelu(x) * 2).lower(meta(64, 1024), target="sm_90a").program.launches
-    layouts = {plan: (plan.threads, plan.lanes * plan.unroll) for plan in launch.candidates if isinstance(plan, PointwisePlan)}
+    layouts = {plan: (plan.threads, plan.vec * plan.unroll) for plan in launch.candidates if isinstance(plan, PointwisePlan)}
     alike = next(pair for pair in itertools.combinations(layouts, 2) if layouts[pair[0]] == layouts[pair[1]])
     planned = texts(*alike)
     assert planned[0] != planned[1] and texts(*alike) == planned

@@ -64,7 +64,7 @@ def test_the_gradient_of_a_parameter_a_head_keeps_all_blocks_busy() -> None:
     low = fg.kernel(scaled_heads).backward.lower(meta(8, 16, 2048, 128), meta(16), target="sm_90a")
     first, *others = low.program.launches
     moved = 2 * 3 * 8 * 16 * 2048 * 128
-    assert first.grid(low.sizes) >= low.target.processors
+    assert first.grid(low.sizes) >= low.target.sms
     assert sum(launch.traffic.moved(low.sizes) for launch in low.program.launches) < 1.05 * moved
     assert len(others) == 1 and others[0].traffic.moved(low.sizes) < 0.01 * moved
 

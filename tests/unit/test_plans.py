@@ -33,25 +33,25 @@ def features(columns: int, itemsize: int, held: float, sums: int, reductions: in
 
 def covered(plan: RowPlan) -> int:
     """Columns that a block's threads hold."""
-    return plan.span * plan.chunks
+    return plan.span * plan.vectors_per_thread
 
 
 def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int, reductions: int, inputs: int, sums: int) -> None:
-    assert plan.block <= 1024 and plan.lanes * itemsize <= 16 and columns % plan.lanes == 0
+    assert plan.block <= 1024 and plan.vec * itemsize <= 16 and columns % plan.vec == 0
     assert plan.block % 32 == 0 and (plan.threads in (4, 8, 16) if plan.threads % 32 else plan.rows == 1 or plan.threads == 32)
     assert plan.block * plan.blocks_per_sm <= 2048
-    if plan.persistence is not Persistence.LOOPED:
+    if plan.persistence is not Persistence.MULTI_PASS:
         assert covered(plan) >= columns and plan.exact is (covered(plan) == columns and plan.threads >= 32)
         assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
     if plan.persistence is Persistence.STAGED:
-        assert plan.chunks < plan.slots <= (4 if sums else 3) * plan.chunks and inputs
+        assert plan.vectors_per_thread < plan.stage_vectors <= (4 if sums else 3) * plan.vectors_per_thread and inputs
         scratch = (plan.warps + 1) * 2 * 8 * reductions  # and barriers
-        taken = plan.slots * plan.span // plan.cluster * inputs * itemsize + scratch + 1024
+        taken = plan.stage_vectors * plan.span // plan.cluster * inputs * itemsize + scratch + 1024
         assert taken * plan.blocks_per_sm <= machine.shared_bytes + 1024  # which a multiprocessor has beside that of one block
-        assert plan.resident == plan.blocks_per_sm * machine.clusters(plan.cluster) and plan.cluster <= machine.cluster
+        assert plan.persistent_blocks == plan.blocks_per_sm * machine.clusters(plan.cluster) and plan.cluster <= machine.cluster
     else:
-        assert plan.slots == 0
-    assert bool(plan.resident) is (bool(sums) or plan.persistence is Persistence.STAGED)
+        assert plan.stage_vectors == 0
+    assert bool(plan.persistent_blocks) is (bool(sums) or plan.persistence is Persistence.STAGED)
 
 
 @pytest.mark.parametrize("machine", cuda_targets(), ids=lambda machine: machine.name)

@@ -21,7 +21,7 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.runtime import arguments
 from fusegen.runtime.arguments import key_function
-from fusegen.runtime.bound import NOTHING, Hidden
+from fusegen.runtime.bound import NOTHING, Captured
 from fusegen.runtime.executable import call_test
 from tests.naming import case
 from tests.unit.eager import randn
@@ -237,7 +237,7 @@ def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:
     ((bound,),) = executable._programs.values()
     find = bound.find
 
-    def forgetting(values: arguments.Values) -> Hidden | None:
+    def forgetting(values: arguments.Values) -> Captured | None:
         executable.forget()
         return find(values)
 

@@ -153,7 +153,7 @@ def test_sizes_nearby_take_a_plan_that_is_alike(fastest: Callable[..., None], ro
         first = plan_of(softmax, x)
     found = plan_of(softmax, x)
     assert found is not None and first is not None
-    assert found.traits == launch.plan.traits if is_near else found == first
+    assert found == (launch.plan if is_near else first)
 
 
 def test_another_dtype_or_chain_is_something_else(fastest: Callable[..., None]) -> None:
@@ -296,7 +296,7 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
 
 @pytest.mark.parametrize(
     "text",
-    ["{", '{"format": 2}', '{"format": 2, "entry": {}}', '{"format": 2, "entry": []}', "[" * 100_000],
+    ["{", '{"format": 3}', '{"format": 3, "entry": {}}', '{"format": 3, "entry": []}', "[" * 100_000],
     ids=["cut off", "without an entry", "an empty entry", "a list", "nested deeply"],
 )
 def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastest: Callable[..., None], text: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "fusegen"
 FIRST_WORDS = ("What", "How", "Who", "Which", "Whether", "Where", "When", "Why", "Of", "That")
 PRIVATE_WORDS = {
-    "cone", "defers", "drains", "foresees", "likeness", "mend", "octet", "reframed", "resident", "rivals", "skeleton", "someone",
+    "cone", "defers", "drains", "foresees", "likeness", "mend", "octet", "reframed", "rivals", "skeleton", "someone",
     "standing", "unserved",
 }  # fmt: skip
 """Parts of names that only this project would understand; docs/glossary.md has the terms to use."""

@@ -98,28 +98,28 @@ H100: Mapping[int, AttentionCosts] = {
 _MARGIN = 0.95  # if both are expected to take about as long, the generated kernel also fuses adjacent operations
 
 
-def takes_library(sizes: Sequence[AttentionSize], processors: int) -> bool:
+def takes_library(sizes: Sequence[AttentionSize], sms: int) -> bool:
     """True if torch's kernels are expected to be faster than generated ones for all attentions together."""
-    ours, library = (sum(time(size, processors) for size in sizes) for time in (generated_time, library_time))
+    ours, library = (sum(time(size, sms) for size in sizes) for time in (generated_time, library_time))
     return library < _MARGIN * ours
 
 
-def generated_time(size: AttentionSize, processors: int) -> float:
+def generated_time(size: AttentionSize, sms: int) -> float:
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     key, end = (costs.causal_key, costs.causal_end) if size.is_causal else (costs.key, costs.end)
     block = size.mean_keys * key + end
-    return _START + overlapped_time(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
+    return _START + overlapped_time(math.ceil(blocks / sms) * block, size.bytes / _BANDWIDTH)
 
 
-def library_time(size: AttentionSize, processors: int) -> float:
+def library_time(size: AttentionSize, sms: int) -> float:
     if size.queries == 1:
         return _LIBRARY_START + size.bytes / _SINGLE
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
-    waves = math.ceil(blocks / processors) * processors  # in blocks, including idle SMs of the last wave
+    waves = math.ceil(blocks / sms) * sms  # in blocks, including idle SMs of the last wave
     flops = 4 * waves * _TILE * size.mean_keys * size.channels
-    rate = (costs.causal_flops if size.is_causal else costs.flops) * processors / _PROCESSORS
+    rate = (costs.causal_flops if size.is_causal else costs.flops) * sms / _PROCESSORS
     return _LIBRARY_START + overlapped_time(flops / rate, size.bytes / _BANDWIDTH)
 
 

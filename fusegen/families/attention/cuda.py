@@ -32,7 +32,7 @@ _WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, AttentionBody)
-    fields, parameters, values = operand_parts(kernel, "i64" if kernel.wide else "i32")
+    fields, parameters, values = operand_parts(kernel, "i64" if kernel.index64 else "i32")
     (out,) = (p for p in kernel.pointers if p.writable)
     pipeline = render(
         "cuda/attention.cu.jinja",
@@ -51,7 +51,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
-    index = "i64" if kernel.wide else "i32"
+    index = "i64" if kernel.index64 else "i32"
     keys, channels = PairCoordinates(_COORDINATES, "key", index), PairCoordinates(_COORDINATES, "channel", index)
     score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),))
     finish = Wrapper(

@@ -57,7 +57,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
     recurrence, operands = match.recurrence, match.operands
     for word in _RESERVED:
         context.names.take(word)
-    plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.sharing)
+    plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.gqa_group)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place_output(
         context, root, lane_position(result_axes, 0), result_axes, lambda offset: is_in_octets(context, result_axes, offset)
@@ -172,7 +172,7 @@ def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands
             tensor_map(context.reads[operands.k.base], operands.k, (1, 1, plan.tile_k, _LINE)),
             tensor_map(context.reads[operands.v.base], operands.v, (1, 1, plan.tile_k, _LINE)),
         ),
-        grid=_grid(batches, heads, queries, plan, context.target.processors),
+        grid=_grid(batches, heads, queries, plan, context.target.sms),
         block=plan.threads,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
@@ -180,9 +180,9 @@ def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands
     )
 
 
-def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, processors: int) -> Formula:
+def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, sms: int) -> Formula:
     """Returns the number of blocks, which are persistent and stride over tiles of queries."""
-    return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), processors)
+    return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), sms)
 
 
 # The weights of a streaming recurrence, relative to an anchor, as functions of scores.
@@ -323,7 +323,7 @@ _PLANS = {
 """Plans by the largest head dim that they support."""
 
 
-def attention_plan(head_dim: int, value_dim: int, sharing: int = 1) -> AttentionPlan:
+def attention_plan(head_dim: int, value_dim: int, gqa_group: int = 1) -> AttentionPlan:
     """Returns the plan for head dims and the size of a GQA group."""
     widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
-    return replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, sharing=sharing)
+    return replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)

@@ -179,13 +179,13 @@ _MOST_CHANNELS = 256
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous. `sharing` is the
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous. `gqa_group` is the
     size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245)."""
 
     q: StridedView
     k: StridedView
     v: StridedView
-    sharing: int
+    gqa_group: int
 
     @property
     def views(self) -> tuple[StridedView, ...]:
@@ -264,7 +264,7 @@ def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperan
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return None
     candidates = (
-        _shared_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _group_sizes(graph, q, keys)
+        _shared_operands(graph, strided_view(graph, q), keys, values, gqa_group) for gqa_group in _group_sizes(graph, q, keys)
     )
     itemsize = graph.nodes[values].dtype.itemsize
     readable = (o for o in candidates if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
@@ -290,19 +290,19 @@ def _group_sizes(graph: Graph, q: int, keys: int) -> list[int]:
     return [1]
 
 
-def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int) -> AttentionOperands | None:
-    kt, v = (_unrepeated(graph, p, sharing) for p in (keys, values))
+def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
+    kt, v = (_unrepeated(graph, p, gqa_group) for p in (keys, values))
     if kt is None or v is None:
         return None
     k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
-    batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * sharing, q.shape[1]) for view in (k, v))
-    return AttentionOperands(q, k, v, sharing) if batched else None
+    batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * gqa_group, q.shape[1]) for view in (k, v))
+    return AttentionOperands(q, k, v, gqa_group) if batched else None
 
 
-def _unrepeated(graph: Graph, position: int, sharing: int) -> StridedView | None:
+def _unrepeated(graph: Graph, position: int, gqa_group: int) -> StridedView | None:
     """Returns keys or values with each head once: without the view that repeats heads, or the broadcast by the matmul."""
-    is_plain = sharing == 1 or same(graph.nodes[position].shape[1], 1)
-    return strided_view(graph, position) if is_plain else repeated_view(graph, position, 1, sharing)
+    is_plain = gqa_group == 1 or same(graph.nodes[position].shape[1], 1)
+    return strided_view(graph, position) if is_plain else repeated_view(graph, position, 1, gqa_group)
 
 
 def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -20,7 +20,7 @@ class AttentionPlan(Plan):
         head_dim: channels of a query and a key.
         value_dim: channels of a value and of the result.
         stages, q_stages: pipeline stages of key and value tiles, and of query tiles.
-        sharing: size of the GQA group.
+        gqa_group: size of the GQA group.
         consumers: warpgroups that compute 64 queries each.
     """
 
@@ -29,7 +29,7 @@ class AttentionPlan(Plan):
     tile_k: int
     stages: int
     q_stages: int = 2
-    sharing: int = 1
+    gqa_group: int = 1
     consumers: int = 2
     producer_registers: int = 24
     consumer_registers: int = 240

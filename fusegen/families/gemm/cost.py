@@ -23,7 +23,7 @@ class ProductCosts:
     """Constants of a machine; times in µs, rates per µs.
 
     Attributes:
-        processors: SMs of the measured machine.
+        sms: SMs of the measured machine.
         start: start-up of a kernel.
         steps, ends: time of a tile's step and end, by consumer warpgroups and columns multiplied at once.
         reads, writes: extra time of an end per 16-bit value an element that the epilogue reads, and writes beside the first; by
@@ -34,7 +34,7 @@ class ProductCosts:
         epilogue_start, epilogue_bandwidth: a separate kernel for the epilogue.
     """
 
-    processors: int
+    sms: int
     start: float
     bandwidth: float
     steps: Mapping[tuple[int, int], float]
@@ -64,7 +64,7 @@ NO_EPILOGUE = EpilogueSize()
 _WIDTHS = [(consumers, width) for consumers in (1, 2) for width in (64, 128, 192, 256)]
 
 H200 = ProductCosts(
-    processors=132,
+    sms=132,
     start=2.84,
     bandwidth=3.91e6,
     steps=dict(zip(_WIDTHS, (0.166, 0.217, 0.268, 0.330, 0.261, 0.344, 0.470, 0.632), strict=True)),
@@ -99,7 +99,7 @@ class ProductSize:
 
 
 def product_time(
-    costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, processors: int
+    costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, sms: int
 ) -> float:
     """Returns the time of one generated launch, for the sizes of its parts' matmuls, or of all matmuls of its only part."""
     first = sizes[0]
@@ -107,7 +107,7 @@ def product_time(
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])
     kind = (plan.consumers, plan.tile_n * plan.products)
     by_tile = (plan.consumers, plan.tile_n)
-    waves = math.ceil(tiles / processors)
+    waves = math.ceil(tiles / sms)
     longer = epilogue.written * costs.writes[by_tile] + epilogue.read * costs.reads[by_tile]
     longer *= _ALONE if waves == 1 else 1.0
     multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind] + longer)
@@ -116,14 +116,14 @@ def product_time(
     return costs.start + (1 + costs.ragged * missing) * overlapped_time(multiplying, moving)
 
 
-def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
+def drawing_time(costs: ProductCosts, elements: int, sms: int) -> float:
     """Returns the time of random bits in an epilogue, which nothing hides."""
-    return elements / costs.draws * costs.processors / processors
+    return elements / costs.draws * costs.sms / sms
 
 
-def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_bytes: int, processors: int) -> float:
+def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_bytes: int, sms: int) -> float:
     """Returns the time of the library's matmuls in sequence, and of a separate epilogue kernel if it moves bytes."""
-    time, rate = 0.0, costs.library_flops * processors / costs.processors
+    time, rate = 0.0, costs.library_flops * sms / costs.sms
     for size in sizes:
         rows = 64 * math.ceil(size.rows / 64)
         flops = 2 * rows * size.columns * size.depth
@@ -131,10 +131,10 @@ def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_b
     return time + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 
-def unaligned_time(costs: ProductCosts, size: ProductSize, processors: int) -> float:
+def unaligned_time(costs: ProductCosts, size: ProductSize, sms: int) -> float:
     """Returns the time of a library matmul whose rows do not start at multiples of 16 bytes."""
     slow = replace(costs, library_flops=costs.library_flops / costs.library_unaligned)
-    return library_time(slow, (size,), 0, processors)
+    return library_time(slow, (size,), 0, sms)
 
 
 def overlapped_time(first: float, second: float) -> float:

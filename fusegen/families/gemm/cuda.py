@@ -295,4 +295,4 @@ def _coordinates(kernel: LoweredKernel, part: ProductPart) -> PairCoordinates:
 
 def _index(kernel: LoweredKernel) -> str:
     """Returns the type of rows, columns and offsets."""
-    return "i64" if kernel.wide else "i32"
+    return "i64" if kernel.index64 else "i32"

@@ -191,11 +191,11 @@ def _checked_part(
 def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> tuple[Producers, int]:
     """Returns the producers of a part's results, and the number of columns that one tile must hold for them."""
     axes = domain_axes(part.domain)
-    producers, lanes = Producers(), _Lanes(graph, part, axes)
+    producers, vec = Producers(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
         at = result_index(graph, output, order, part.domain, axes.symbols, axes)
-        walk(graph, output, at, axes, lanes, producers, frozenset(materialized) - set(part.outputs))
-    return producers, lanes.head
+        walk(graph, output, at, axes, vec, producers, frozenset(materialized) - set(part.outputs))
+    return producers, vec.head
 
 
 def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:

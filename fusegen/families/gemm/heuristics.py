@@ -118,8 +118,8 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
 
 
 def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
-    costs, processors = COSTS[target.name], target.processors
-    return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, processors))
+    costs, sms = COSTS[target.name], target.sms
+    return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, sms))
 
 
 def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
@@ -157,7 +157,7 @@ def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) ->
         for tile in _MMA_TILES
         if tile[3] in allowed and tile[2] * tile[3] * shape.products <= _MOST_ACCUMULATED
     ]
-    plan = min((plan for plan in plans if plan.copies_evenly), key=lambda plan: _mma_time(shape, plan, target.processors))
+    plan = min((plan for plan in plans if plan.copies_evenly), key=lambda plan: _mma_time(shape, plan, target.sms))
     return replace(plan, stages=_mma_stages(plan, target))
 
 
@@ -167,13 +167,13 @@ def _mma_stages(plan: MmaPlan, target: Target) -> int:
     return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // stage_bytes))
 
 
-def _mma_time(shape: ProductShape, plan: MmaPlan, processors: int) -> float:
+def _mma_time(shape: ProductShape, plan: MmaPlan, sms: int) -> float:
     """Estimates the time of the busiest SM: matmuls and reads of shared and global memory."""
     columns = plan.tile_n * shape.products
     reads = _SHARED_READS * (1 / plan.warp_m + 1 / (plan.warp_n * shape.products))
     reads += _GLOBAL_READS * (1 / plan.tile_m + 1 / columns)
     tiles = sum(-(-c // plan.tile_n) for c in shape.columns) * -(-shape.rows // plan.tile_m)
-    return -(-tiles // processors) * plan.tile_m * columns * (1 + reads)
+    return -(-tiles // sms) * plan.tile_m * columns * (1 + reads)
 
 
 _MARGIN = 0.97  # a generated kernel that is expected to take about as long as the library stays one launch
@@ -198,9 +198,9 @@ def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Pr
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
-    ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.processors)
-    ours += drawing_time(costs, _random_elements(graph, group, shape), target.processors)
-    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.processors))
+    ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.sms)
+    ours += drawing_time(costs, _random_elements(graph, group, shape), target.sms)
+    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms))
 
 
 def _epilogue_bytes(graph: Graph, group: Group, shape: ProductShape) -> int:

@@ -181,7 +181,7 @@ def _tma_layout(products: Products) -> ProductLayout:
     context = products.context
     plan = context.plans[context.group.anchors]
     assert isinstance(plan, ContractionPlan)
-    grid = minimum(_tiles(products, plan), context.target.processors * plan.blocks_per_sm)  # persistent blocks
+    grid = minimum(_tiles(products, plan), context.target.sms * plan.blocks_per_sm)  # persistent blocks
     return ProductLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
@@ -302,8 +302,8 @@ def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int
     ends = f"_{number}" if len(context.group.parts) > 1 else ""
 
     def function(math: _PairMath, word: str) -> LaneFunction:
-        lanes = LaneMath(math.evaluator.terms, math.roots, merged, words, moves, _optional(part), math.checks)
-        return lane_function(context, lanes, f"{context.name}_{word}", fast=context.fast)
+        vec = LaneMath(math.evaluator.terms, math.roots, merged, words, moves, _optional(part), math.checks)
+        return lane_function(context, vec, f"{context.name}_{word}", fast=context.fast)
 
     width = literal(part.domain.shape[-1]) or 1
     statistics = tuple(

@@ -279,7 +279,7 @@ def _pays(graph: Graph, matmul: int, copies: _Copies, target: Target) -> bool:
     values = [*copies.operands, *([matmul] if copies.result or copies.depth is not None else [])]
     byte_counts = [2 * graph.nodes[value].dtype.itemsize * nominal(product(graph.nodes[value].shape)) for value in values]
     copying = sum(costs.epilogue_start + count / costs.epilogue_bandwidth for count in byte_counts)
-    return library_time(costs, (size,), 0, target.processors) + copying < unaligned_time(costs, size, target.processors)
+    return library_time(costs, (size,), 0, target.sms) + copying < unaligned_time(costs, size, target.sms)
 
 
 def _even_depth(graph: Graph, matmul: int) -> int | None:

@@ -67,15 +67,15 @@ class PointwiseFamily(KernelFamily):
         if any(plan.repeats > 1 for plan in plans):
             return {}
         work = _work(launch, body, sizes)
-        return {plan: pointwise_time(costs.points, plan, work, target.processors) for plan in plans}
+        return {plan: pointwise_time(costs.points, plan, work, target.sms) for plan in plans}
 
     def preferred(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
         """Chooses by time. For tiles and plans that hoist math, the choice depends on the number of busy SMs."""
         body, first = launch.kernel.body, next(iter(launch.candidates), None)
         if isinstance(body, TileBody):
-            return _tiled(body, launch.candidates, sizes, target.processors)
+            return _tiled(body, launch.candidates, sizes, target.sms)
         if isinstance(body, PointwiseBody) and isinstance(first, PointwisePlan) and first.repeats > 1:
-            return _repeated(body, launch.candidates, sizes, target.processors)
+            return _repeated(body, launch.candidates, sizes, target.sms)
         return super().preferred(launch, sizes, target)
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
@@ -95,7 +95,7 @@ def pointwise_group(graph: Graph, root: int, materialized: Materialized) -> Grou
     return Group(POINTWISE, (root,), tuple(sorted(producers.inputs)), domain)
 
 
-def _tiled(body: TileBody, candidates: Sequence[Plan], sizes: Mapping[str, int], processors: int) -> Plan:
+def _tiled(body: TileBody, candidates: Sequence[Plan], sizes: Mapping[str, int], sms: int) -> Plan:
     """Returns the first plan whose tiles keep all SMs busy, else the one with most tiles. Short axes get a plan without tiles."""
     extents = {axis: formula(extent)(sizes) for axis, extent in zip(body.axes.symbols, body.axes.extents, strict=True)}
     rows, columns = extents[body.row_axis], extents[body.column_axis]
@@ -104,15 +104,15 @@ def _tiled(body: TileBody, candidates: Sequence[Plan], sizes: Mapping[str, int],
     batches = math.prod(extents.values()) // (rows * columns)
     plans = [plan for plan in candidates if isinstance(plan, TilePlan)]
     tiles = {plan: math.ceil(rows / plan.rows) * math.ceil(columns / plan.columns) * batches for plan in plans}
-    return next((plan for plan in plans if tiles[plan] >= processors), max(plans, key=lambda plan: tiles[plan]))
+    return next((plan for plan in plans if tiles[plan] >= sms), max(plans, key=lambda plan: tiles[plan]))
 
 
-def _repeated(body: PointwiseBody, candidates: Sequence[Plan], sizes: Mapping[str, int], processors: int) -> Plan:
+def _repeated(body: PointwiseBody, candidates: Sequence[Plan], sizes: Mapping[str, int], sms: int) -> Plan:
     """Returns the first plan whose threads keep all SMs busy, else one that does not repeat."""
     elements = math.prod(formula(extent)(sizes) for extent in body.axes.extents)
     plans = [plan for plan in candidates if isinstance(plan, PointwisePlan)]
-    enough = processors * _BUSY
-    return next((plan for plan in plans if plan.repeats == 1 or elements >= enough * plan.lanes * plan.repeats), candidates[0])
+    enough = sms * _BUSY
+    return next((plan for plan in plans if plan.repeats == 1 or elements >= enough * plan.vec * plan.repeats), candidates[0])
 
 
 def _is_short(body: PointwiseBody) -> bool:

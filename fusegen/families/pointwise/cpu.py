@@ -31,8 +31,8 @@ _ROWS = 128  # rows per task with transposed operands, chunk by chunk, so that t
 def cpu_plans(axes: Axes, offsets: Iterable[Index]) -> tuple[PointwisePlan, ...]:
     """Returns the candidates of a pointwise kernel, the fastest expected first. ``offsets`` are those of all reads and writes."""
     if any(_is_transposed(offset, axes) for offset in offsets):
-        return tuple(PointwisePlan(threads=1, lanes=lanes, unroll=1, tail=True, rows=_ROWS) for lanes in _LANES_ACROSS)
-    return tuple(PointwisePlan(threads=1, lanes=lanes, unroll=_SPAN * CHUNK // lanes, tail=True) for lanes in chunk_lanes(axes))
+        return tuple(PointwisePlan(threads=1, vec=vec, unroll=1, tail=True, rows=_ROWS) for vec in _LANES_ACROSS)
+    return tuple(PointwisePlan(threads=1, vec=vec, unroll=_SPAN * CHUNK // vec, tail=True) for vec in chunk_lanes(axes))
 
 
 def _is_transposed(offset: Index, axes: Axes) -> bool:
@@ -47,10 +47,10 @@ def chunk_lanes(axes: Axes) -> tuple[int, ...]:
     """Returns the candidates for elements per chunk, the best first. Short last axes get short chunks, since all lanes take part in
     the end of a row."""
     extent = literal(axes.extents[-1])
-    lanes = CHUNK
-    while extent is not None and lanes > _FEWEST_LANES and lanes // 2 >= extent:
-        lanes //= 2
-    return (lanes, lanes // 2, 2 * lanes) if lanes == CHUNK else (lanes,)
+    vec = CHUNK
+    while extent is not None and vec > _FEWEST_LANES and vec // 2 >= extent:
+        vec //= 2
+    return (vec, vec // 2, 2 * vec) if vec == CHUNK else (vec,)
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -66,7 +66,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         names=names_of(kernel),
         nest=NestView.of(body.axes, "row"),
         indices=[*offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
+        checks=checks.vec,
         reads=reads,
         places=[*placed.lines.values()],
         writes=[replace(fragment(a, placed, lane_axis), checked=kernel.checks) for a in body.writes],

@@ -31,12 +31,12 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
     return render(
         "cuda/pointwise.cu.jinja",
         **head(launch),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         count=c_text(product(body.axes.extents)),
         decode=decode(body.axes, "position", "Index"),
         indices=[*offsets.lines.values()],
         once=checks.once,
-        checks=checks.lanes,
+        checks=checks.vec,
         reads=[fragment(a, offsets, lane_axis) for a in body.reads],
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
@@ -54,7 +54,7 @@ def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, laun
     return render(
         "cuda/pointwise_repeated.cu.jinja",
         **head(launch),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         count=c_text(product(threads.extents)),
         decode=decode(threads, "position", "Index"),
         axis=hoisted.axis.name,
@@ -99,7 +99,7 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     pipeline = render(
         "cuda/tiles.cu.jinja",
         **head(launch),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         row_axis=body.row_axis.name,
         column_axis=body.column_axis.name,
         row_count=c_text(extents[body.row_axis]),
@@ -108,7 +108,7 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         crossing=[_tile(a, at, body, offsets) for a, at in zip(body.crossing, body.shared.staged, strict=True)],
         reads=[fragment(a, offsets, body.column_axis) for a in body.reads],
         writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
-        whole=" && ".join(f"{c_text(Modulo(size, body.plan.lanes))} == 0" for size in body.multiples),
+        whole=" && ".join(f"{c_text(Modulo(size, body.plan.vec))} == 0" for size in body.multiples),
         call=call_view(body.call, offsets, body.column_axis),
         plan=body.plan,
     )

@@ -28,8 +28,8 @@ _ROOM, _MOST_MOVED = 1024, 48  # threads per SM, of 64 registers each; most of t
 
 def widest(itemsizes: Sequence[int]) -> int:
     """Returns the vector width: as many of the narrowest elements as one access moves, at most 8 unless all are bytes."""
-    lanes = _VECTOR_BYTES // min(itemsizes, default=4)
-    return max(1, lanes if max(itemsizes, default=4) == 1 else min(_MOST_LANES, lanes))
+    vec = _VECTOR_BYTES // min(itemsizes, default=4)
+    return max(1, vec if max(itemsizes, default=4) == 1 else min(_MOST_LANES, vec))
 
 
 @dataclass(frozen=True)
@@ -64,32 +64,32 @@ def pointwise_plans(features: PointwiseFeatures, target: Target, multiples: Mult
 
 def _vectorized(features: PointwiseFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
     axes, itemsizes = features.axes, features.itemsizes
-    inner, lanes = axes.extents[-1], _lanes(features)
-    least = min(itemsizes, default=4) * lanes
-    dividing = _dividing(divisor(inner, multiples), lanes)
-    has_no_tail = divisor(math.prod(divisor(e, multiples) for e in axes.extents), {}) % lanes == 0
-    if dividing == lanes:
-        return _variants(lanes, tail=False)
+    inner, vec = axes.extents[-1], _lanes(features)
+    least = min(itemsizes, default=4) * vec
+    dividing = _dividing(divisor(inner, multiples), vec)
+    has_no_tail = divisor(math.prod(divisor(e, multiples) for e in axes.extents), {}) % vec == 0
+    if dividing == vec:
+        return _variants(vec, tail=False)
     if len(axes.symbols) == 1:  # one long row: only its end is partial
-        return _variants(lanes, tail=True)
+        return _variants(vec, tail=True)
     narrow = _variants(dividing, tail=False)
     if not features.may_wrap or least < _LEAST_BYTES:
         return narrow
-    wrapped = _variants(lanes, tail=not has_no_tail, wraps=True)
+    wrapped = _variants(vec, tail=not has_no_tail, wraps=True)
     columns = literal(inner)
-    return (*wrapped, *narrow) if dividing * 4 <= lanes and (columns is None or columns >= SHORT) else (*narrow, *wrapped)
+    return (*wrapped, *narrow) if dividing * 4 <= vec and (columns is None or columns >= SHORT) else (*narrow, *wrapped)
 
 
 def _lanes(features: PointwiseFeatures) -> int:
-    lanes = widest(features.itemsizes)
-    return min(lanes, max(1, _VECTOR_BYTES // features.interleaved_bytes)) if features.interleaved_bytes else lanes
+    vec = widest(features.itemsizes)
+    return min(vec, max(1, _VECTOR_BYTES // features.interleaved_bytes)) if features.interleaved_bytes else vec
 
 
-def _variants(lanes: int, *, tail: bool, wraps: bool = False) -> tuple[PointwisePlan, ...]:
+def _variants(vec: int, *, tail: bool, wraps: bool = False) -> tuple[PointwisePlan, ...]:
     """Returns plans that differ in threads per block and loads in flight. On an H200, the first is within 1% of the best above 64
     MB; 256 threads that load two vectors ahead lose 2%."""
-    all_of = [PointwisePlan(threads, lanes, unroll, tail, wraps=wraps) for threads in _THREADS for unroll in _UNROLLS]
-    fewer = [replace(plan, lanes=lanes // 2) for plan in all_of if plan.threads == _NARROW_THREADS and lanes > 1 and not wraps]
+    all_of = [PointwisePlan(threads, vec, unroll, tail, wraps=wraps) for threads in _THREADS for unroll in _UNROLLS]
+    fewer = [replace(plan, vec=vec // 2) for plan in all_of if plan.threads == _NARROW_THREADS and vec > 1 and not wraps]
     return (*all_of, *fewer)
 
 
@@ -98,10 +98,10 @@ def _repeated(features: PointwiseFeatures, multiples: Multiples) -> tuple[Pointw
     angles."""
     if features.along is None:
         return ()
-    lanes = _dividing(divisor(features.axes.extents[-1], multiples), _lanes(features))
+    vec = _dividing(divisor(features.axes.extents[-1], multiples), _lanes(features))
     extent = literal(features.along)
     plans = [
-        PointwisePlan(threads, lanes, unroll, tail=False, repeats=count)
+        PointwisePlan(threads, vec, unroll, tail=False, repeats=count)
         for count in _REPEATS
         for threads in _THREADS[:2]
         for unroll in _REPEATED_UNROLLS
@@ -111,15 +111,15 @@ def _repeated(features: PointwiseFeatures, multiples: Multiples) -> tuple[Pointw
 
 def _with_room(plan: PointwisePlan, itemsizes: Sequence[int]) -> PointwisePlan:
     """Limits registers so that half of an SM's threads fit, if that costs no spills."""
-    moved = sum(itemsizes) * plan.lanes * plan.unroll // 4
+    moved = sum(itemsizes) * plan.vec * plan.unroll // 4
     is_light = moved <= _MOST_MOVED and max(itemsizes, default=4) <= 4 and plan.repeats == 1
     return replace(plan, blocks_per_sm=_ROOM // plan.threads) if is_light else plan
 
 
-def _dividing(extent_multiple: int, lanes: int) -> int:
-    while extent_multiple % lanes:
-        lanes //= 2
-    return lanes
+def _dividing(extent_multiple: int, vec: int) -> int:
+    while extent_multiple % vec:
+        vec //= 2
+    return vec
 
 
 # Plans of pointwise kernels with transposed operands.
@@ -134,17 +134,17 @@ _BLOCKS_OF_TILES = 8  # blocks per SM that shared memory must leave room for
 _LEAST_IN_FLIGHT = 32  # bytes in flight per thread that hide the memory latency on a full SM
 
 
-def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], target: Target) -> tuple[TilePlan, ...]:
+def tile_plans(rows: Dim, columns: Dim, vec: int, itemsizes: Sequence[int], target: Target) -> tuple[TilePlan, ...]:
     """Returns the candidates for an iteration space, the fastest expected first.
 
     Args:
         rows, columns: elements along the axes in which transposed operands and results are contiguous.
-        lanes: vector width of results.
+        vec: vector width of results.
         itemsizes: bytes per element of the transposed operands.
     """
     if not target.warp or not all(is_long(extent) for extent in (rows, columns)):
         return ()
-    plans = [TilePlan(threads, lanes, *sides) for *sides, threads in _TILE_SHAPES if _fits(sides, rows, columns)]
+    plans = [TilePlan(threads, vec, *sides) for *sides, threads in _TILE_SHAPES if _fits(sides, rows, columns)]
     fitting = (plan for plan in plans if plan.unroll and _room(plan, itemsizes) * _BLOCKS_OF_TILES <= target.shared_bytes)
     return tuple(sorted(fitting, key=lambda plan: plan.rows * plan.columns * sum(itemsizes) < _LEAST_IN_FLIGHT * plan.threads))
 

@@ -67,11 +67,11 @@ def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
     """Returns the axes in the order that is best for the L2 cache. The last axis stays, since vectors run along it."""
     if not context.target.warp or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
         return axes  # rows that vectors do not divide are fastest in sequence
-    lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
+    vec = Axes(axes.symbols[-1:], axes.extents[-1:])
     itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
     outer = Axes(axes.symbols[:-1], axes.extents[:-1])
-    outer = order_for_reuse(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
-    return Axes((*outer.symbols, *lanes.symbols), (*outer.extents, *lanes.extents))
+    outer = order_for_reuse(outer, vec, [read.offset for read in points.leaves.reads.values()], itemsizes)
+    return Axes((*outer.symbols, *vec.symbols), (*outer.extents, *vec.extents))
 
 
 def _points_over(context: Context, space: Space) -> PointwiseMath:
@@ -121,13 +121,13 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     axes = points.axes if hoisting is None else hoisting.ordered(points.axes)
 
     def access(name: str, read: BufferRead) -> Access:
-        found = context.access(name, read.buffer, read.offset, axes.symbols[-1], plan.lanes, read.conditions)
-        return wrapped(context, found, axes, plan.lanes) if plan.wraps else found
+        found = context.access(name, read.buffer, read.offset, axes.symbols[-1], plan.vec, read.conditions)
+        return wrapped(context, found, axes, plan.vec) if plan.wraps else found
 
     def joined(accesses: Sequence[Access]) -> tuple[Access, ...]:
         if not context.target.warp or plan.wraps:
             return tuple(accesses)
-        return interleaved(context, accesses, axes.symbols[-1], plan.lanes)
+        return interleaved(context, accesses, axes.symbols[-1], plan.vec)
 
     fragments = Fragments(context, points.terms, points.leaves, access, [offset for _, offset in points.stores])
     writes = tuple(access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
@@ -136,7 +136,7 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
     reads = joined([each for t, each in fragments.reads.items() if t not in once])
     body = PointwiseBody(axes, reads, joined(writes), fragments.checks, call, plan, hoisted)
-    grid = ceil_div(product(body.threads.extents), plan.threads * plan.lanes * (plan.unroll if hoisting is None else 1))
+    grid = ceil_div(product(body.threads.extents), plan.threads * plan.vec * (plan.unroll if hoisting is None else 1))
     kernel = fragments.kernel(body, writes, [axes])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 
@@ -278,11 +278,11 @@ def tile_candidates(context: Context, points: PointwiseMath, crossing: Crossing)
     """Returns the tile plans of a kernel with transposed operands; empty if tiles do not pay."""
     extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
     columns = extents[crossing.column_axis]
-    lanes = min(_MOST_LANES, _VECTOR_BYTES // min(context.dtype(buffer).itemsize for buffer, _ in points.touched))
-    while (literal(columns) or 0) % lanes:
-        lanes //= 2
+    vec = min(_MOST_LANES, _VECTOR_BYTES // min(context.dtype(buffer).itemsize for buffer, _ in points.touched))
+    while (literal(columns) or 0) % vec:
+        vec //= 2
     itemsizes = [context.dtype(read.buffer).itemsize for read in points.leaves.reads.values() if read in crossing.reads]
-    return tile_plans(extents[crossing.row_axis], columns, lanes, itemsizes, context.target)
+    return tile_plans(extents[crossing.row_axis], columns, vec, itemsizes, context.target)
 
 
 def lower_tiles(context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> Launch:
@@ -333,8 +333,8 @@ class _TileBuilder:
             return self.context.access(name, read.buffer, read.offset, self.crossing.row_axis, self._widest(read), read.conditions)
         assumed = sympy.Add(*(term for term, _ in self._assumed(read)))
         plain = sympy.expand(sympy.sympify(read.offset) - assumed)
-        axis, lanes = self.crossing.column_axis, self.plan.lanes
-        return replace(self.context.access(name, read.buffer, plain, axis, lanes, read.conditions), offset=read.offset)
+        axis, vec = self.crossing.column_axis, self.plan.vec
+        return replace(self.context.access(name, read.buffer, plain, axis, vec, read.conditions), offset=read.offset)
 
     def _widest(self, read: BufferRead) -> int:
         """Returns the vector width for a transposed operand, at most a thread's part of a tile."""
@@ -344,7 +344,7 @@ class _TileBuilder:
     def _multiples(self) -> Iterator[sympy.Expr]:
         """Yields sizes that must be multiples of the vector width for whole, aligned vectors."""
         extent = sympy.sympify(self.extents[self.crossing.column_axis])
-        if divisor(extent, self.context.multiples) % self.plan.lanes:
+        if divisor(extent, self.context.multiples) % self.plan.vec:
             yield extent
         reads = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
         for read in (*reads, *(BufferRead(b, o) for b, o in self.points.stores)):
@@ -359,7 +359,7 @@ class _TileBuilder:
         for term in sympy.Add.make_args(sympy.expand(sympy.sympify(read.offset) - axis)):
             sizes, _ = term.as_independent(*self.points.axes.symbols, as_Add=False)
             is_known_at_the_call = sizes.free_symbols and not any(isinstance(s, Stride) for s in sizes.free_symbols)
-            if is_known_at_the_call and divisor(term, context.multiples, own) % self.plan.lanes:
+            if is_known_at_the_call and divisor(term, context.multiples, own) % self.plan.vec:
                 yield term, sizes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import sympy
@@ -22,7 +21,7 @@ class PointwisePlan(Plan):
 
     Attributes:
         threads: threads per block.
-        lanes: vector width: neighbouring elements that a thread handles together.
+        vec: vector width: neighbouring elements that a thread handles together.
         unroll: vectors that a thread loads before it computes the first.
         tail: whether the last vector can be partial.
         rows: on the CPU, indices of the outer axes that a task handles before it advances along the last axis.
@@ -33,7 +32,7 @@ class PointwisePlan(Plan):
     """
 
     threads: int
-    lanes: int
+    vec: int
     unroll: int
     tail: bool
     rows: int = 1
@@ -47,11 +46,7 @@ class PointwisePlan(Plan):
     def words(self) -> str:
         across = f", {self.rows} rows in turn" if self.rows > 1 else ", across rows" if self.wraps else ""
         repeated = f", {self.repeats} times" if self.repeats > 1 else ""
-        return f"{self.threads} threads, {self.unroll} x {self.lanes} elements each{across}{repeated}"
-
-    @property
-    def traits(self) -> tuple[str, tuple[float, ...]]:
-        return "pointwise", tuple(map(math.log2, (self.lanes, self.unroll, self.threads, self.rows, self.repeats)))
+        return f"{self.threads} threads, {self.unroll} x {self.vec} elements each{across}{repeated}"
 
 
 @dataclass(frozen=True)
@@ -60,27 +55,23 @@ class TilePlan(Plan):
 
     Attributes:
         threads: threads per block, which works on one tile.
-        lanes: vector width of results.
+        vec: vector width of results.
         rows: elements of a tile along the axis in which the transposed operands are contiguous.
         columns: elements of a tile along the axis in which results are contiguous.
     """
 
     threads: int
-    lanes: int
+    vec: int
     rows: int
     columns: int
 
     @property
-    def traits(self) -> tuple[str, tuple[float, ...]]:
-        return "tiles", tuple(map(math.log2, (self.lanes, self.threads, self.rows, self.columns)))
-
-    @property
     def words(self) -> str:
-        return f"tiles of {self.rows} x {self.columns}: {self.threads} threads, {self.unroll} x {self.lanes} elements each"
+        return f"tiles of {self.rows} x {self.columns}: {self.threads} threads, {self.unroll} x {self.vec} elements each"
 
     @property
     def unroll(self) -> int:
-        return self.rows * self.columns // (self.threads * self.lanes)
+        return self.rows * self.columns // (self.threads * self.vec)
 
     def pitch(self, itemsize: int) -> int:
         """Returns the elements between columns of a tile in shared memory, padded by a word against bank conflicts."""
@@ -130,7 +121,7 @@ class PointwiseBody(Body):
 
     def words(self, kind: str) -> str:
         along = f", {self.plan.repeats} times along {self.hoisted.axis}" if self.hoisted is not None else ""
-        return f"{kind}, {self.plan.lanes} elements a thread at a time{along}"
+        return f"{kind}, {self.plan.vec} elements a thread at a time{along}"
 
     @property
     def threads(self) -> Axes:

@@ -49,11 +49,11 @@ class RowFamily(KernelFamily):
         plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
         if body.plan.tiled:
             columns = _column_work(launch, body, sizes)
-            return {plan: column_time(costs.columns, plan, columns, target.processors) for plan in plans}
+            return {plan: column_time(costs.columns, plan, columns, target.sms) for plan in plans}
         if body.partials or _is_gathered(body):
             return {}
         rows = _row_work(launch, body, sizes)
-        return {plan: row_time(costs, plan, rows, target.processors) for plan in plans}
+        return {plan: row_time(costs, plan, rows, target.sms) for plan in plans}
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
         """Only a plan with a single block can change its threads."""

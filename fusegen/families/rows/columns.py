@@ -49,7 +49,7 @@ def row_blocks(context: Context, plan: RowPlan, row_axes: Axes) -> Dim | None:
 def parts_of(context: Context, plan: RowPlan, row_axes: Axes) -> Formula:
     """Returns the number of parts of the rows; each is one block's work and has its own partial column sums."""
     blocks = row_blocks(context, plan, row_axes)
-    return formula_of(plan.resident) if blocks is None else minimum(formula(blocks), plan.resident)
+    return formula_of(plan.persistent_blocks) if blocks is None else minimum(formula(blocks), plan.persistent_blocks)
 
 
 def partials_buffers(context: Context, node: int, parts: Formula, column_axes: Axes) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], row_axes:
     threads = plan_of_columns.columns * plan_of_columns.rows
     shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
     blocks = row_blocks(context, plan, row_axes)
-    body = ColumnBody(sums, column_axes, plan.resident, blocks, shared, plan_of_columns)
+    body = ColumnBody(sums, column_axes, plan.persistent_blocks, blocks, shared, plan_of_columns)
     extents = column_axes.extents if blocks is None else (*column_axes.extents, blocks)
     uses = uses_of([(a.offset, ()) for a in (*partials, *writes)], (), (), extents)
     pointers = context.pointers((a.buffer for a in partials), (a.buffer for a in writes))
@@ -191,7 +191,7 @@ def has_alignment_of(context: Context, buffer: int, offset: Index, axis: sympy.S
     return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
 
 
-def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, lanes: int, other: AccessPattern) -> Access:
+def unaligned(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, vec: int, other: AccessPattern) -> Access:
     """Returns an access whose vectors start at aligned addresses of the anchor, not with the row.
 
     ``other`` is the pattern for contiguous data of another alignment.
@@ -202,7 +202,7 @@ def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor
         return access
     # With a condition, a concatenated part may end inside a vector.
     if has_alignment_of(context, access.buffer, access.offset, axis, anchor) and not access.conditions:
-        return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
+        return replace(access, width=min(vec, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
     return replace(access, pattern=other, width=1)
 
 
@@ -212,7 +212,7 @@ def may_wrap(context: Context, touched: Iterable[tuple[int, Index]], written: It
     return is_plain and all(_is_flat(context, buffer, offset, axes) for buffer, offset in written)
 
 
-def wrapped(context: Context, access: Access, axes: Axes, lanes: int) -> Access:
+def wrapped(context: Context, access: Access, axes: Axes, vec: int) -> Access:
     """Returns an access whose vectors start at aligned positions in the order of the axes, and may continue in the next row."""
     indices = [access.offset, *(b.index for b in access.conditions)]
     if not any(sympy.sympify(index).has(*axes.symbols) for index in indices):
@@ -220,7 +220,7 @@ def wrapped(context: Context, access: Access, axes: Axes, lanes: int) -> Access:
     axis = axes.symbols[-1]
     is_within = access.pattern is AccessPattern.VECTOR and not any(sympy.sympify(index).has(axis) for index in indices[1:])
     if is_within and not access.conditions and _is_flat(context, access.buffer, access.offset, axes):
-        return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
+        return replace(access, width=min(vec, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
     return replace(access, pattern=AccessPattern.WINDOW if is_within else AccessPattern.GATHER, width=1)
 
 

@@ -28,7 +28,7 @@ class StagedPrices:
     Attributes:
         start: per launch.
         megabyte: per MB to or from memory, by cluster size.
-        shifted: surcharge on traffic for vectors at aligned addresses of unaligned rows.
+        unaligned: surcharge on traffic for vectors at aligned addresses of unaligned rows.
         thin: surcharge on traffic for vectors below the widest access.
         uneven: surcharge on traffic for blocks that idle in the last round.
         fill: per vector of the first row.
@@ -43,7 +43,7 @@ class StagedPrices:
 
     start: float
     megabyte: Mapping[int, float]
-    shifted: float
+    unaligned: float
     thin: float
     uneven: float
     fill: float
@@ -59,7 +59,7 @@ class StagedPrices:
 STAGED_H200 = StagedPrices(
     start=4.04,
     megabyte={1: 0.250, 2: 0.248, 4: 0.261, 8: 0.242, 16: 0.248},
-    shifted=0.211,
+    unaligned=0.211,
     thin=0.121,
     uneven=0.294,
     fill=0.0632,
@@ -73,27 +73,27 @@ STAGED_H200 = StagedPrices(
 )
 
 
-def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: int) -> float:
+def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, sms: int) -> float:
     """Returns the time of a launch with staged rows, in µs."""
-    parts = max(1, min(work.rows, plan.resident))
-    rounds, busy = max(1, math.ceil(work.rows / parts)), min(processors, parts * plan.cluster / plan.blocks_per_sm)
+    parts = max(1, min(work.rows, plan.persistent_blocks))
+    rounds, busy = max(1, math.ceil(work.rows / parts)), min(sms, parts * plan.cluster / plan.blocks_per_sm)
     own = work.moved / _MILLION / rounds / busy  # MB per SM and round
     a_round = _round(prices, plan, work, own)
-    first = a_round + prices.fill * plan.chunks + prices.drained_megabyte * own * plan.drains
-    if plan.keeps_shared and plan.shifted:
-        first += prices.kept_window * work.shared * plan.chunks
-    moving = work.moved / _MILLION * prices.megabyte[plan.cluster] * (1 + prices.shifted * plan.shifted)
-    moving *= 1 + prices.thin * (plan.lanes * work.itemsize < _WIDEST)
+    first = a_round + prices.fill * plan.vectors_per_thread + prices.drained_megabyte * own * plan.stage_to_registers
+    if plan.cache_weights and plan.unaligned:
+        first += prices.kept_window * work.shared * plan.vectors_per_thread
+    moving = work.moved / _MILLION * prices.megabyte[plan.cluster] * (1 + prices.unaligned * plan.unaligned)
+    moving *= 1 + prices.thin * (plan.vec * work.itemsize < _WIDEST)
     moving *= 1 + prices.uneven * (rounds * parts / max(1, work.rows) - 1)
-    overlap, waiting = _DRAINED_OVERLAP if plan.drains else _OVERLAP, (rounds - 1) * a_round
+    overlap, waiting = _DRAINED_OVERLAP if plan.stage_to_registers else _OVERLAP, (rounds - 1) * a_round
     return prices.start + first + math.pow(moving**overlap + waiting**overlap, 1 / overlap)
 
 
 def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> float:
     waiting = work.reductions * (prices.reduction + prices.exchange[plan.cluster])
-    if not plan.keeps_shared:
-        waiting += work.shared * plan.chunks * (prices.late + prices.late_window * plan.shifted)
-    return waiting if plan.drains else waiting + prices.waiting * own / plan.blocks_per_sm
+    if not plan.cache_weights:
+        waiting += work.shared * plan.vectors_per_thread * (prices.late + prices.late_window * plan.unaligned)
+    return waiting if plan.stage_to_registers else waiting + prices.waiting * own / plan.blocks_per_sm
 
 
 # The work of a row kernel, for any plan.
@@ -149,7 +149,7 @@ class RowPrices:
         million_shuffles: per million warp shuffles.
         thousand: per 1024 accesses of the threads of an SM's first blocks.
         access: per access of one thread, in sequence.
-        shifted: surcharge on it for shifted vectors.
+        unaligned: surcharge on it for shifted vectors.
         window: per window of a thread.
         kept_window: surcharge on a window loaded together with the row.
         barrier: per reduction that several warps share.
@@ -172,7 +172,7 @@ class RowPrices:
     million_shuffles: float
     thousand: float
     access: float
-    shifted: float
+    unaligned: float
     window: float
     kept_window: float
     barrier: float
@@ -217,7 +217,7 @@ H200 = LaneCosts(
         million_shuffles=6.22,
         thousand=0.0160,
         access=0.0111,
-        shifted=0.0657,
+        unaligned=0.0657,
         window=0.131,
         kept_window=0.279,
         barrier=0.186,
@@ -247,60 +247,60 @@ class PointwiseWork:
     operands: int
 
 
-def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, processors: int) -> float:
+def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, sms: int) -> float:
     """Returns the time of a row kernel's launch, in µs."""
     if plan.persistence is Persistence.STAGED:
-        return staged_time(costs.staged, plan, work, processors)
-    prices, looped = costs.rows, plan.persistence is Persistence.LOOPED
-    groups = math.ceil(work.columns / plan.span) if looped else plan.chunks
+        return staged_time(costs.staged, plan, work, sms)
+    prices, looped = costs.rows, plan.persistence is Persistence.MULTI_PASS
+    groups = math.ceil(work.columns / plan.span) if looped else plan.vectors_per_thread
     accesses = groups * work.operands * (work.reductions + 1 if looped else 1)
-    blocks, resident = math.ceil(work.rows / plan.rows) * plan.cluster, _resident(plan, work)
-    waves = max(1.0, blocks / processors / resident)
-    windows = groups * work.shared * plan.shifted
+    blocks, persistent_blocks = math.ceil(work.rows / plan.rows) * plan.cluster, _resident_blocks(plan, work)
+    waves = max(1.0, blocks / sms / persistent_blocks)
+    windows = groups * work.shared * plan.unaligned
 
-    once = accesses * (prices.access + prices.shifted * plan.shifted)
-    once += windows * (prices.window + prices.kept_window * plan.keeps_shared)
+    once = accesses * (prices.access + prices.unaligned * plan.unaligned)
+    once += windows * (prices.window + prices.kept_window * plan.cache_weights)
     once += work.reductions * (prices.barrier * (plan.warps > 1) + prices.exchange * (plan.cluster > 1))
-    once += prices.late * groups * work.shared * (not plan.keeps_shared)
-    once += prices.thousand * accesses * plan.block * min(resident, math.ceil(blocks / processors)) / _THOUSAND
-    moved = work.moved + _read_again(prices, plan, work, processors)
-    once += prices.own_megabyte * moved / _MILLION / waves / min(processors, max(1, blocks))
+    once += prices.late * groups * work.shared * (not plan.cache_weights)
+    once += prices.thousand * accesses * plan.block * min(persistent_blocks, math.ceil(blocks / sms)) / _THOUSAND
+    moved = work.moved + _read_again(prices, plan, work, sms)
+    once += prices.own_megabyte * moved / _MILLION / waves / min(sms, max(1, blocks))
     wave = work.reductions * (math.log2(plan.warps) * prices.wave_barrier + prices.wave_exchange * (plan.cluster > 1))
-    wave += windows * prices.wave_window + prices.wave_alone * (resident == 1)
+    wave += windows * prices.wave_window + prices.wave_alone * (persistent_blocks == 1)
     total = moved * prices.megabyte + work.rows * _row_throughput(prices, plan, work, accesses, groups)
     return prices.start + total / _MILLION + once + (waves - 1) * wave
 
 
 def _row_throughput(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: int, groups: int) -> float:
     """Returns the throughput cost of a row in millionths of a µs: accesses, shifted vectors, shuffles and missing registers."""
-    price = accesses * prices.million + groups * plan.shifted * prices.million_shifted
+    price = accesses * prices.million + groups * plan.unaligned * prices.million_shifted
     price += work.reductions * math.log2(min(_WARP, plan.threads)) / _WARP * prices.million_shuffles
-    if plan.persistence is Persistence.LOOPED:
+    if plan.persistence is Persistence.MULTI_PASS:
         return plan.threads * price + work.reductions * work.columns * work.itemsize * prices.cached_megabyte
-    needed = plan.chunks * plan.lanes * work.held / 4 + _BESIDE_A_ROW
+    needed = plan.vectors_per_thread * plan.vec * work.held / 4 + _BESIDE_A_ROW
     return plan.threads * (price + max(0.0, needed - _REGISTERS // (plan.block * plan.blocks_per_sm)) * prices.million_spilled)
 
 
-def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, processors: int) -> int:
+def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, sms: int) -> int:
     """Returns the bytes of multi-pass rows that are read from memory again, since L2 does not hold all rows in flight."""
-    in_flight = min(work.rows, processors * _resident(plan, work) // plan.cluster) * work.columns * work.itemsize
-    if plan.persistence is not Persistence.LOOPED or in_flight <= prices.cache:
+    in_flight = min(work.rows, sms * _resident_blocks(plan, work) // plan.cluster) * work.columns * work.itemsize
+    if plan.persistence is not Persistence.MULTI_PASS or in_flight <= prices.cache:
         return 0
     return work.reductions * work.rows * work.columns * work.itemsize
 
 
-def _resident(plan: RowPlan, work: RowWork) -> int:
+def _resident_blocks(plan: RowPlan, work: RowWork) -> int:
     """Returns the blocks that fit an SM; for large blocks, the number that registers must leave room for."""
-    elements, shared = plan.lanes * (plan.chunks or 1), plan.keeps_shared * work.shared * work.itemsize
+    elements, shared = plan.vec * (plan.vectors_per_thread or 1), plan.cache_weights * work.shared * work.itemsize
     registers = min(255, _OWN_REGISTERS + elements * (work.held / 8 + shared / 4))
     room = plan.blocks_per_sm if plan.block > _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)
     return max(1, int(min(room, _MOST_THREADS // plan.block, _MOST_BLOCKS)))
 
 
-def pointwise_time(prices: PointwisePrices, plan: PointwisePlan, work: PointwiseWork, processors: int) -> float:
+def pointwise_time(prices: PointwisePrices, plan: PointwisePlan, work: PointwiseWork, sms: int) -> float:
     """Returns the time of a pointwise kernel's launch, in µs."""
     accesses = plan.unroll * work.operands
-    threads = math.ceil(work.points / (plan.lanes * plan.unroll))
-    waves = threads / (processors * _MOST_THREADS)
+    threads = math.ceil(work.points / (plan.vec * plan.unroll))
+    waves = threads / (sms * _MOST_THREADS)
     once = accesses * (prices.access + prices.wrapped_access * plan.wraps)
     return prices.start + work.moved / _MILLION * prices.megabyte + once + max(0.0, waves - 1) * accesses * prices.wave_access

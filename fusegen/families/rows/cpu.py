@@ -33,18 +33,27 @@ def cpu_plans(axes: Axes, reductions: int, column_sums: float, computed: int, se
         computed: bytes per element of values that later phases could reuse.
         segment: columns per segment, the least vector width; 0 without segments.
     """
-    every, parts = [lanes for lanes in chunk_lanes(axes) if lanes >= segment], _PARTS if column_sums else 0
+    every, parts = [vec for vec in chunk_lanes(axes) if vec >= segment], _PARTS if column_sums else 0
     if column_sums and not reductions:
-        return tuple(_plan(lanes, _TILE * CHUNK // lanes, Persistence.REGISTERS, parts, tiled=True) for lanes in every)
+        return tuple(_plan(vec, _TILE * CHUNK // vec, Persistence.REGISTERS, parts, tiled=True) for vec in every)
     columns = literal(axes.extents[0]) if len(axes.symbols) == 1 else None
-    looped = [_plan(lanes, 0, Persistence.LOOPED, parts) for lanes in every]
+    looped = [_plan(vec, 0, Persistence.MULTI_PASS, parts) for vec in every]
     if not computed or columns is None or columns * computed > _MOST_KEPT:
         return tuple(looped)
-    return (*(_plan(lanes, max(1, -(-columns // lanes)), Persistence.REGISTERS, parts) for lanes in every), *looped)
+    return (*(_plan(vec, max(1, -(-columns // vec)), Persistence.REGISTERS, parts) for vec in every), *looped)
 
 
-def _plan(lanes: int, chunks: int, persistence: Persistence, parts: int, *, tiled: bool = False) -> RowPlan:
-    return RowPlan(threads=1, rows=1, lanes=lanes, chunks=chunks, persistence=persistence, exact=False, resident=parts, tiled=tiled)
+def _plan(vec: int, vectors_per_thread: int, persistence: Persistence, parts: int, *, tiled: bool = False) -> RowPlan:
+    return RowPlan(
+        threads=1,
+        rows=1,
+        vec=vec,
+        vectors_per_thread=vectors_per_thread,
+        persistence=persistence,
+        exact=False,
+        persistent_blocks=parts,
+        tiled=tiled,
+    )
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -63,7 +72,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         columns=c_text(extent),
         columns_known=literal(extent) is not None,
         row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
+        checks=checks.vec,
         nest=NestView.of(body.column_axes, "column_outer"),
         phases=phase_views(body, offsets),
         kinds=kinds(r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions)),
@@ -82,12 +91,12 @@ def _pairwise(body: RowBody) -> int:
     *outer, last = (literal(extent) for extent in body.column_axes.extents)
     if last is None or any(extent is None for extent in outer):
         return _CHUNKS
-    chunks = -(-last // body.plan.lanes) * math.prod(extent for extent in outer if extent is not None)
-    return _CHUNKS if chunks > _CHUNKS else 0
+    vectors_per_thread = -(-last // body.plan.vec) * math.prod(extent for extent in outer if extent is not None)
+    return _CHUNKS if vectors_per_thread > _CHUNKS else 0
 
 
 def _pipeline(plan: RowPlan) -> str:
-    return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
+    return "tiles" if plan.tiled else "parts" if plan.persistent_blocks else "rows"
 
 
 def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:

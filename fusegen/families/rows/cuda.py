@@ -27,12 +27,12 @@ def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, bo
     pipeline = render(
         "cuda/column_tiles.cu.jinja",
         **head(launch),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
         row_decode=decode(body.row_axes, "row", "Index"),
         indices=[*offsets.indices(row_accesses(body)), *checks.once],
-        checks=checks.lanes,
+        checks=checks.vec,
         column_decode=decode(body.column_axes, "column", "Index"),
         phase=phase,
         sums=[column_sum(s, offsets, body.column_axes.symbols[-1]) for s in body.sums],
@@ -57,16 +57,16 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         f"cuda/rows/{_pipeline(body.plan)}.cu.jinja",
-        alignment=f"cuda/rows/{'unaligned' if body.plan.shifted else 'aligned'}.cuh.jinja",
+        alignment=f"cuda/rows/{'unaligned' if body.plan.unaligned else 'aligned'}.cuh.jinja",
         sharing=f"cuda/rows/{_sharing(body.plan)}.cuh.jinja",
         **head(launch),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(product(body.column_axes.extents)),
         row_decode=decode(body.row_axes, "row", "Index"),
         indices=[*offsets.indices(a for a in touched if a not in staged), *checks.once],
         staged_indices=offsets.indices(staged),
-        checks=checks.lanes,
+        checks=checks.vec,
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
@@ -86,8 +86,8 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
 
 
 def _pipeline(plan: RowPlan) -> str:
-    held = "summed" if plan.resident else "registers"
-    return {Persistence.REGISTERS: held, Persistence.STAGED: "shared", Persistence.LOOPED: "multi_pass"}[plan.persistence]
+    held = "summed" if plan.persistent_blocks else "registers"
+    return {Persistence.REGISTERS: held, Persistence.STAGED: "shared", Persistence.MULTI_PASS: "multi_pass"}[plan.persistence]
 
 
 def _sharing(plan: RowPlan) -> str:
@@ -106,7 +106,7 @@ def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Sourc
     pipeline = render(
         "cuda/columns.cu.jinja",
         **head(launch),
-        index_type="i64" if kernel.wide else "i32",
+        index_type="i64" if kernel.index64 else "i32",
         columns=c_text(product(body.column_axes.extents)),
         decode=decode(body.column_axes, "column", "Index"),
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],

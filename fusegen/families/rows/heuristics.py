@@ -139,92 +139,97 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         return cpu_plans(features.axes, features.reductions, features.column_sums, features.computed, features.segment)
     if features.segment:
         return _segmented(features, target, multiples, bounds)
-    lanes, widest = _lanes(features, multiples), _widest(features)
+    vec, widest = _lanes(features, multiples), _widest(features)
     columns, known = _columns(features.axes, bounds)
     if features.column_sums and not features.reductions:
-        return _tiles(columns if known else None, lanes, widest, features, target)
-    plans = _plans(columns, known, lanes, features, target)
+        return _tiles(columns if known else None, vec, widest, features, target)
+    plans = _plans(columns, known, vec, features, target)
     if features.orders:
-        return _ordering(columns or 1, lanes, plans, features, target)
-    if lanes == widest or not _may_be_shifted(features, columns, widest):
-        return (*plans, *_shared(plans, columns, known, lanes, features, target))
-    shifted = _shifted(columns, known, widest, features, target)
-    return (*shifted, *plans) if columns is None or columns >= _LONG * lanes else (*plans, *shifted)
+        return _ordering(columns or 1, vec, plans, features, target)
+    if vec == widest or not _may_be_shifted(features, columns, widest):
+        return (*plans, *_shared(plans, columns, known, vec, features, target))
+    unaligned = _shifted(columns, known, widest, features, target)
+    return (*unaligned, *plans) if columns is None or columns >= _LONG * vec else (*plans, *unaligned)
 
 
-def _ordering(columns: int, lanes: int, plans: Sequence[RowPlan], features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+def _ordering(columns: int, vec: int, plans: Sequence[RowPlan], features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
     """Returns plans that sort rows in the registers of one block; elements per thread are rounded up to a power of two."""
-    largest = _held(None, lanes, _BLOCK_OF_ORDER, -(-columns // (lanes * _BLOCK_OF_ORDER)), features, target)
+    largest = _held(None, vec, _BLOCK_OF_ORDER, -(-columns // (vec * _BLOCK_OF_ORDER)), features, target)
     held = [p for p in plans if p.persistence is Persistence.REGISTERS and p.cluster == 1 and p.threads.bit_count() == 1]
-    ordering = [replace(p, chunks=1 << (p.chunks - 1).bit_length(), keeps_shared=False, foresees=0) for p in held or [largest]]
-    exact = [columns == p.chunks * lanes * p.threads and p.threads >= _WARP for p in ordering]
+    ordering = [
+        replace(p, vectors_per_thread=1 << (p.vectors_per_thread - 1).bit_length(), cache_weights=False, prefetch=0)
+        for p in held or [largest]
+    ]
+    exact = [columns == p.vectors_per_thread * vec * p.threads and p.threads >= _WARP for p in ordering]
     return tuple(dict.fromkeys(replace(p, exact=fills) for p, fills in zip(ordering, exact, strict=True)))
 
 
 def _segmented(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
-    lanes = max(_lanes(features, multiples), features.segment // _WARP)
+    vec = max(_lanes(features, multiples), features.segment // _WARP)
     columns, known = _columns(features.axes, bounds)
-    plans = _plans(columns, known, lanes, features, target)
-    candidates = (*plans, *_shared(plans, columns, known, lanes, features, target))
-    return tuple(plan for plan in candidates if plan.threads % (features.segment // lanes) == 0)
+    plans = _plans(columns, known, vec, features, target)
+    candidates = (*plans, *_shared(plans, columns, known, vec, features, target))
+    return tuple(plan for plan in candidates if plan.threads % (features.segment // vec) == 0)
 
 
-def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    plans = column_tile_plans(columns, lanes, features.read, features.column_sums, target)
-    if lanes == widest or features.row_step is None or not _is_worth_a_shift(features, columns, widest):
+def _tiles(columns: int | None, vec: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+    plans = column_tile_plans(columns, vec, features.read, features.column_sums, target)
+    if vec == widest or features.row_step is None or not _is_worth_a_shift(features, columns, widest):
         return plans
     period = widest // math.gcd(widest, features.row_step)
     return (*plans, *shifted_tile_plans(columns, widest, features.read, features.column_sums, period, target))
 
 
-def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    looped = _looped(lanes, target, features)
+def _plans(columns: int | None, known: bool, vec: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+    looped = _looped(vec, target, features)
     if columns is None:
         return (looped,)
-    held = partial(_held_by, columns, known, lanes, features, target)
-    groups = max(1, -(-columns // lanes))  # a row of no columns still has one
+    held = partial(_held_by, columns, known, vec, features, target)
+    groups = max(1, -(-columns // vec))  # a row of no columns still has one
     powers = [held(threads) for threads in _THREADS if threads == _WARP or threads < 2 * groups]
-    fewest = [held(-(-groups // (chunks * _WARP)) * _WARP) for chunks in range(_MOST_ELEMENTS // lanes, 0, -1)]
+    fewest = [
+        held(-(-groups // (vectors_per_thread * _WARP)) * _WARP) for vectors_per_thread in range(_MOST_ELEMENTS // vec, 0, -1)
+    ]
     if features.column_sums:  # held in registers over all rows
         in_registers = [plan for plan in (*powers, *fewest) if plan is not None]
-        staged = _summing(columns, known, lanes, features, target)
+        staged = _summing(columns, known, vec, features, target)
         ordered = [*staged, *in_registers] if groups >= _BLOCK else [*in_registers, *staged]
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
     at_once = [_with_early_shared(plan, features) for plan in powers]
     # Copies that wait for an index are not ahead: an embedding with a norm takes 132 µs staged on an H100, 110 in registers.
     waits = features.indexed and any(powers)
-    staged = [] if waits else _staged(columns, known, lanes, features, target)
+    staged = [] if waits else _staged(columns, known, vec, features, target)
     return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
 
 
 def _with_early_shared(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
     """Returns the plan with values shared by all rows loaded together with the row, if they need few registers: few rows then pay
     the memory latency once."""
-    if plan is None or not 0 < plan.chunks * plan.lanes * features.shared <= _EARLY_REGISTERS:
+    if plan is None or not 0 < plan.vectors_per_thread * plan.vec * features.shared <= _EARLY_REGISTERS:
         return None
-    return replace(plan, keeps_shared=True, foresees=0)
+    return replace(plan, cache_weights=True, prefetch=0)
 
 
-def _may_be_shifted(features: RowFeatures, columns: int | None, lanes: int) -> bool:
+def _may_be_shifted(features: RowFeatures, columns: int | None, vec: int) -> bool:
     """True if vectors may start at aligned addresses. Column sums need the same lanes in each row of a thread."""
     if features.shifted_stage_bytes is None or features.column_sums:
         return False
-    return _is_worth_a_shift(features, columns, lanes)
+    return _is_worth_a_shift(features, columns, vec)
 
 
-def _is_worth_a_shift(features: RowFeatures, columns: int | None, lanes: int) -> bool:
+def _is_worth_a_shift(features: RowFeatures, columns: int | None, vec: int) -> bool:
     """True if a row has at least a warp of vectors, each large enough for a window."""
-    is_long = columns is None or columns >= _WARP * lanes
-    return is_long and min(features.itemsizes, default=4) * lanes >= _LEAST_BYTES
+    is_long = columns is None or columns >= _WARP * vec
+    return is_long and min(features.itemsizes, default=4) * vec >= _LEAST_BYTES
 
 
-def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
+def _shifted(columns: int | None, known: bool, vec: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
     """Returns plans whose vectors start at aligned addresses; a row may then have one vector more."""
-    longest = None if columns is None else columns + lanes - 1
+    longest = None if columns is None else columns + vec - 1
     features = replace(features, stage_bytes=features.shifted_stage_bytes or 0)
-    plans = _plans(longest, known, lanes, features, target)
-    clustered = _shared(plans, longest, known, lanes, features, target)
+    plans = _plans(longest, known, vec, features, target)
+    clustered = _shared(plans, longest, known, vec, features, target)
     return tuple(_with_shift(plan, features.row_step) for plan in (*plans, *clustered) if plan.rows == 1)
 
 
@@ -232,18 +237,18 @@ def _with_shift(plan: RowPlan, row_step: int | None) -> RowPlan:
     """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. their
     numbers differ by a multiple of the period. A block that visits rows by alignment would not need that; it took a fifth longer
     on an H200, for its counters and their registers."""
-    plan = replace(plan, shifted=True, exact=False)
-    if not plan.keeps_shared or not plan.resident:
+    plan = replace(plan, unaligned=True, exact=False)
+    if not plan.cache_weights or not plan.persistent_blocks:
         return plan
-    period = plan.lanes // math.gcd(plan.lanes, row_step or 1)
-    persistent = plan.resident // period * period
+    period = plan.vec // math.gcd(plan.vec, row_step or 1)
+    persistent = plan.persistent_blocks // period * period
     if row_step is not None and persistent > 0:
-        return replace(plan, resident=persistent)
-    return replace(plan, keeps_shared=False, foresees=1)
+        return replace(plan, persistent_blocks=persistent)
+    return replace(plan, cache_weights=False, prefetch=1)
 
 
 def _shared(
-    plans: Sequence[RowPlan], columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target
+    plans: Sequence[RowPlan], columns: int | None, known: bool, vec: int, features: RowFeatures, target: Target
 ) -> tuple[RowPlan, ...]:
     """Returns plans of rows shared by a cluster; none if one of `plans` holds a row in a block's registers.
 
@@ -256,11 +261,11 @@ def _shared(
     if columns is None or is_held or not features.sendable or not features.reductions or not clusters:
         return ()
     elements = min(_MOST_ELEMENTS, int(_CLUSTER_REGISTERS / max(0.5, features.held)))
-    held = partial(_held_by_clusters, clusters, columns, known, lanes, features, target)
-    most, (usual, largest) = elements // lanes, _CLUSTER_BLOCKS
+    held = partial(_held_by_clusters, clusters, columns, known, vec, features, target)
+    most, (usual, largest) = elements // vec, _CLUSTER_BLOCKS
     in_registers = [*held(most, usual)[:2], *held(most // 2, usual)[:1]]
     in_registers = in_registers or [replace(plan, blocks_per_sm=1) for plan in held(2 * most, usual)[:1]]
-    looped = [replace(_looped(lanes, target, features), threads=largest * c, cluster=c) for c in reversed(clusters[-2:])]
+    looped = [replace(_looped(vec, target, features), threads=largest * c, cluster=c) for c in reversed(clusters[-2:])]
     return tuple(dict.fromkeys([*in_registers, *held(most, largest)[:1]] or looped))
 
 
@@ -268,33 +273,35 @@ def _held_by_clusters(
     clusters: Sequence[int],
     columns: int,
     known: bool,
-    lanes: int,
+    vec: int,
     features: RowFeatures,
     target: Target,
-    chunks: int,
+    vectors_per_thread: int,
     most_threads: int,
 ) -> list[RowPlan]:
     """Returns plans with the row in the registers of a cluster, for each size that can hold it."""
-    if chunks == 0:
+    if vectors_per_thread == 0:
         return []
-    blocks = {cluster: -(-columns // (lanes * chunks * cluster * _WARP)) * _WARP for cluster in clusters}
+    blocks = {cluster: -(-columns // (vec * vectors_per_thread * cluster * _WARP)) * _WARP for cluster in clusters}
     length = columns if known else None
     return [
-        replace(_held(length, lanes, block * cluster, chunks, features, target), cluster=cluster, blocks_per_sm=_blocks(block))
+        replace(
+            _held(length, vec, block * cluster, vectors_per_thread, features, target), cluster=cluster, blocks_per_sm=_blocks(block)
+        )
         for cluster, block in blocks.items()
         if block <= most_threads
     ]
 
 
-def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
+def _held_by(columns: int, known: bool, vec: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
     """Returns the plan with a row in the registers of so many threads, if it fits. With column sums, the largest block takes any
     row, since there is no alternative."""
-    chunks = max(1, -(-columns // (lanes * threads)))
+    vectors_per_thread = max(1, -(-columns // (vec * threads)))
     if threads < _MOST_THREADS:
-        fits = _fits(chunks * lanes, max(0.5, features.held + features.column_sums))
+        fits = _fits(vectors_per_thread * vec, max(0.5, features.held + features.column_sums))
     else:
         fits = threads == _MOST_THREADS and features.column_sums > 0
-    return _held(columns if known else None, lanes, threads, chunks, features, target) if fits else None
+    return _held(columns if known else None, vec, threads, vectors_per_thread, features, target) if fits else None
 
 
 def _fits(elements: int, held: float) -> bool:
@@ -306,10 +313,10 @@ def _widest(features: RowFeatures) -> int:
 
 
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:
-    lanes = _widest(features)
-    while divisor(features.axes.extents[-1], multiples) % lanes:
-        lanes //= 2
-    return lanes
+    vec = _widest(features)
+    while divisor(features.axes.extents[-1], multiples) % vec:
+        vec //= 2
+    return vec
 
 
 def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
@@ -331,71 +338,93 @@ def _bound(extent: Dim, bounds: Mapping[str, int]) -> int | None:
     return bounds.get(str(extent)) or (math.prod(known) if len(known := [b for b in sizes if b]) == len(sizes) else None)
 
 
-def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: RowFeatures, target: Target) -> RowPlan:
+def _held(columns: int | None, vec: int, threads: int, vectors_per_thread: int, features: RowFeatures, target: Target) -> RowPlan:
     rows = _BLOCK // threads if threads <= _WARP else 1
-    exact = columns == chunks * lanes * threads and threads >= _WARP  # the last rows of a warp may be missing
+    exact = columns == vectors_per_thread * vec * threads and threads >= _WARP  # the last rows of a warp may be missing
     if features.column_sums:  # no more blocks than run at a time: column sums take all registers they can get
-        resident = _resident(threads * rows, target)
-        blocks = resident // target.processors
-        needed = _OWN_REGISTERS + chunks * lanes * (features.held + features.column_sums + features.shared)
+        persistent_blocks = _persistent_blocks(threads * rows, target)
+        blocks = persistent_blocks // target.sms
+        needed = _OWN_REGISTERS + vectors_per_thread * vec * (features.held + features.column_sums + features.shared)
         keeps = features.shared > 0 and needed * threads * rows * blocks <= _REGISTERS
-        return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, resident, blocks, keeps_shared=keeps)
-    needed = _OWN_REGISTERS + chunks * lanes * min(features.held, sum(features.read) / 4)
+        return RowPlan(
+            threads, rows, vec, vectors_per_thread, Persistence.REGISTERS, exact, persistent_blocks, blocks, cache_weights=keeps
+        )
+    needed = _OWN_REGISTERS + vectors_per_thread * vec * min(features.held, sum(features.read) / 4)
     fits_twice = threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS
     blocks = 2 if fits_twice else _blocks(threads * rows)
-    return RowPlan(threads, rows, lanes, chunks, Persistence.REGISTERS, exact, 0, blocks)
+    return RowPlan(threads, rows, vec, vectors_per_thread, Persistence.REGISTERS, exact, 0, blocks)
 
 
 def _blocks(threads: int) -> int:
     return max(1, _THREADS_PER_SM // threads)
 
 
-def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
+def _staged(columns: int, known: bool, vec: int, features: RowFeatures, target: Target) -> list[RowPlan]:
     """Returns plans with rows staged in the shared memory of a block or cluster, and the next rows prefetched as room allows."""
-    groups, staged = -(-columns // lanes), partial(_staged_by, columns, known, lanes, features, target)
-    if not features.stage_bytes or groups < _STAGED_GROUPS or 2 * lanes < _widest(features):
+    groups, staged = -(-columns // vec), partial(_staged_by, columns, known, vec, features, target)
+    if not features.stage_bytes or groups < _STAGED_GROUPS or 2 * vec < _widest(features):
         return []
     most = min(target.cluster, groups // _STAGED_SHARE) if features.sendable and features.reductions else 1
     ways = [(cluster, blocks) for cluster, blocks in _STAGING if cluster <= max(1, most)]
-    plans = [staged(c, n, -(-groups // (c * chunks * _WARP)) * _WARP) for c, n in ways for chunks in _STAGING_CHUNKS]
+    plans = [
+        staged(c, n, -(-groups // (c * vectors_per_thread * _WARP)) * _WARP)
+        for c, n in ways
+        for vectors_per_thread in _STAGING_CHUNKS
+    ]
     return list(dict.fromkeys(filter(None, plans)))
 
 
 def _staged_by(
-    columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, cluster: int, blocks: int, threads: int
+    columns: int, known: bool, vec: int, features: RowFeatures, target: Target, cluster: int, blocks: int, threads: int
 ) -> RowPlan | None:
     """Returns a plan of `cluster` blocks per row, `blocks` per SM and `threads` per block, if there is room for prefetched rows.
     Data that only the last phase needs is read late if there is none otherwise."""
-    chunks = -(-columns // (lanes * threads * cluster))
-    if threads * blocks not in _STAGING_THREADS or threads > _MOST_THREADS or chunks * lanes > _MOST_STAGED:
+    vectors_per_thread = -(-columns // (vec * threads * cluster))
+    if threads * blocks not in _STAGING_THREADS or threads > _MOST_THREADS or vectors_per_thread * vec > _MOST_STAGED:
         return None
-    slots = _slots(lanes, threads, blocks, features, target, cluster)
-    defers = slots < 2 * chunks and 0 < features.deferred < features.stage_bytes
-    if defers:
+    stage_vectors = _slots(vec, threads, blocks, features, target, cluster)
+    late_loads = stage_vectors < 2 * vectors_per_thread and 0 < features.deferred < features.stage_bytes
+    if late_loads:
         features = replace(features, stage_bytes=features.stage_bytes - features.deferred)
-        slots = _slots(lanes, threads, blocks, features, target, cluster)
-    if not _is_worth_it(slots, chunks):
+        stage_vectors = _slots(vec, threads, blocks, features, target, cluster)
+    if not _is_worth_it(stage_vectors, vectors_per_thread):
         return None
-    exact = known and columns == chunks * lanes * threads * cluster
+    exact = known and columns == vectors_per_thread * vec * threads * cluster
     parts, total = target.clusters(cluster) * blocks, threads * cluster
-    plan = RowPlan(total, 1, lanes, chunks, Persistence.STAGED, exact, parts, blocks, slots, cluster=cluster, defers=defers)
+    plan = RowPlan(
+        total,
+        1,
+        vec,
+        vectors_per_thread,
+        Persistence.STAGED,
+        exact,
+        parts,
+        blocks,
+        stage_vectors,
+        cluster=cluster,
+        late_loads=late_loads,
+    )
     return _in_registers(plan, features)
 
 
 def _in_registers(plan: RowPlan, features: RowFeatures) -> RowPlan:
     """Returns a staged plan that fills the remaining registers: first with values shared by all rows, then with the row itself,
     which frees its stage at once. If the shared values do not fit, they are prefetched."""
-    elements, (own, of_group) = plan.chunks * plan.lanes, _SUMMING_REGISTERS
-    registers = _registers_of(plan) - own - plan.chunks * of_group
+    elements, (own, of_group) = plan.vectors_per_thread * plan.vec, _SUMMING_REGISTERS
+    registers = _registers_of(plan) - own - plan.vectors_per_thread * of_group
     keeps = 0 < features.shared * elements <= registers
     registers -= int(features.shared * elements) if keeps else 0
-    drains = plan.slots >= 2 * plan.chunks and features.stage_bytes / 4 * elements + _SPARE <= registers
-    registers -= int(features.stage_bytes / 4 * elements) if drains else 0
-    late = (features.deferred / 4 if plan.defers else 0) + (0 if keeps else features.shared)
-    foresees = max(1, min(_FORESEEN, plan.chunks, int(registers / (late * plan.lanes)))) if late else 0
-    rows = min(plan.slots / plan.chunks, 2 if drains else _STAGING_ROWS)
-    slots = int(rows) * plan.chunks if rows >= 2 else plan.slots  # whole rows need no address arithmetic
-    return replace(plan, slots=slots, keeps_shared=keeps, drains=drains, foresees=foresees)
+    stage_to_registers = (
+        plan.stage_vectors >= 2 * plan.vectors_per_thread and features.stage_bytes / 4 * elements + _SPARE <= registers
+    )
+    registers -= int(features.stage_bytes / 4 * elements) if stage_to_registers else 0
+    late = (features.deferred / 4 if plan.late_loads else 0) + (0 if keeps else features.shared)
+    prefetch = max(1, min(_FORESEEN, plan.vectors_per_thread, int(registers / (late * plan.vec)))) if late else 0
+    rows = min(plan.stage_vectors / plan.vectors_per_thread, 2 if stage_to_registers else _STAGING_ROWS)
+    stage_vectors = (
+        int(rows) * plan.vectors_per_thread if rows >= 2 else plan.stage_vectors
+    )  # whole rows need no address arithmetic
+    return replace(plan, stage_vectors=stage_vectors, cache_weights=keeps, stage_to_registers=stage_to_registers, prefetch=prefetch)
 
 
 def _registers_of(plan: RowPlan) -> int:
@@ -404,50 +433,52 @@ def _registers_of(plan: RowPlan) -> int:
     return min(_REGISTER_LIMIT, _REGISTERS // threads // 8 * 8)
 
 
-def _summing(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
+def _summing(columns: int, known: bool, vec: int, features: RowFeatures, target: Target) -> list[RowPlan]:
     """Returns plans with rows in shared memory and column sums in registers, the fastest expected first."""
-    groups = -(-columns // lanes)
-    blocks = dict.fromkeys(-(-groups // (chunks * _WARP)) * _WARP for chunks in _SUMMING_CHUNKS)
-    plans = [_summing_by(columns, known, lanes, features, target, b, n) for n in _SUMMING_BLOCKS for b in blocks]
+    groups = -(-columns // vec)
+    blocks = dict.fromkeys(-(-groups // (vectors_per_thread * _WARP)) * _WARP for vectors_per_thread in _SUMMING_CHUNKS)
+    plans = [_summing_by(columns, known, vec, features, target, b, n) for n in _SUMMING_BLOCKS for b in blocks]
     usual = _SUMMING_BYTES / max(1, columns * features.stage_bytes)
     return sorted(filter(None, plans), key=lambda plan: (abs(math.log2(plan.blocks_per_sm / usual)), plan.threads))
 
 
 def _summing_by(
-    columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int, blocks: int
+    columns: int, known: bool, vec: int, features: RowFeatures, target: Target, threads: int, blocks: int
 ) -> RowPlan | None:
     """Returns the plan of `threads` per block and `blocks` per SM, if there is room for sums and prefetched rows."""
-    chunks = -(-columns // (lanes * threads))
-    elements, (own, of_group) = chunks * lanes, _SUMMING_REGISTERS
-    registers = min(_REGISTER_LIMIT, _REGISTERS // (threads * blocks)) - own - chunks * of_group
+    vectors_per_thread = -(-columns // (vec * threads))
+    elements, (own, of_group) = vectors_per_thread * vec, _SUMMING_REGISTERS
+    registers = min(_REGISTER_LIMIT, _REGISTERS // (threads * blocks)) - own - vectors_per_thread * of_group
     if not features.stage_bytes or threads < _LEAST_SUMMING or threads * blocks not in _SUMMING_THREADS:
         return None
     if elements * features.column_sums > registers:
         return None
-    slots = min(_SUMMING_ROWS * chunks, _slots(lanes, threads, blocks, features, target))
-    slots = slots // chunks * chunks if slots >= 2 * chunks else slots  # whole rows need no address arithmetic
-    if not _is_worth_it(slots, chunks):
+    stage_vectors = min(_SUMMING_ROWS * vectors_per_thread, _slots(vec, threads, blocks, features, target))
+    stage_vectors = (
+        stage_vectors // vectors_per_thread * vectors_per_thread if stage_vectors >= 2 * vectors_per_thread else stage_vectors
+    )  # whole rows need no address arithmetic
+    if not _is_worth_it(stage_vectors, vectors_per_thread):
         return None
-    exact = known and columns == chunks * lanes * threads
-    plan = RowPlan(threads, 1, lanes, chunks, Persistence.STAGED, exact, target.processors * blocks, blocks, slots)
-    return replace(plan, keeps_shared=features.shared > 0 and elements * (features.column_sums + features.shared) <= registers)
+    exact = known and columns == vectors_per_thread * vec * threads
+    plan = RowPlan(threads, 1, vec, vectors_per_thread, Persistence.STAGED, exact, target.sms * blocks, blocks, stage_vectors)
+    return replace(plan, cache_weights=features.shared > 0 and elements * (features.column_sums + features.shared) <= registers)
 
 
-def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target, cluster: int = 1) -> int:
+def _slots(vec: int, threads: int, blocks: int, features: RowFeatures, target: Target, cluster: int = 1) -> int:
     scratch = max(_SCRATCH, _SYSTEM + (threads * cluster // _WARP + 1) * 2 * SCRATCH_BYTES * features.reductions)
-    return max(0, target.shared_bytes // blocks - scratch) // (lanes * threads * features.stage_bytes)
+    return max(0, target.shared_bytes // blocks - scratch) // (vec * threads * features.stage_bytes)
 
 
-def _is_worth_it(slots: int, chunks: int) -> bool:
-    return slots * _LEAST_AHEAD[1] >= chunks * _LEAST_AHEAD[0]
+def _is_worth_it(stage_vectors: int, vectors_per_thread: int) -> bool:
+    return stage_vectors * _LEAST_AHEAD[1] >= vectors_per_thread * _LEAST_AHEAD[0]
 
 
-def _looped(lanes: int, target: Target, features: RowFeatures) -> RowPlan:
+def _looped(vec: int, target: Target, features: RowFeatures) -> RowPlan:
     """Returns the multi-pass plan, which reads the row again in each phase, from L2 if it fits."""
-    resident = _resident(_MOST_THREADS, target) if features.column_sums else 0
-    return RowPlan(_MOST_THREADS, 1, lanes, 0, Persistence.LOOPED, False, resident)
+    persistent_blocks = _persistent_blocks(_MOST_THREADS, target) if features.column_sums else 0
+    return RowPlan(_MOST_THREADS, 1, vec, 0, Persistence.MULTI_PASS, False, persistent_blocks)
 
 
-def _resident(block: int, target: Target) -> int:
+def _persistent_blocks(block: int, target: Target) -> int:
     """Returns the blocks that share the rows of column sums: few, so that few partial sums remain."""
-    return target.processors * max(1, _MOST_THREADS // (2 * block))
+    return target.sms * max(1, _MOST_THREADS // (2 * block))

@@ -8,7 +8,7 @@ from typing import cast
 
 import sympy
 
-from fusegen.families.rows.columns import PART, partial_offset, parts_of, shifted
+from fusegen.families.rows.columns import PART, partial_offset, parts_of, unaligned
 from fusegen.families.rows.phases import PhaseTerms, Root, ValueNames, statistic_name
 from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, RowPlan, Segments
 from fusegen.ir.formula import ceil_div, formula
@@ -96,12 +96,12 @@ class RowKernelBuilder:
         self.reads = self._joined_reads()
         self.reductions = {node: self._reduction(node) for node in math.states}
         self.fragments.values |= self._values()
-        self.kept = self._kept() if plan.keeps_shared else ()
+        self.kept = self._kept() if plan.cache_weights else ()
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
         phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
-        partials = tuple(access for node in self.workspace for access in self._partials(node, self.plan.lanes))
+        partials = tuple(access for node in self.workspace for access in self._partials(node, self.plan.vec))
         sums = self._sums() if self.plan.tiled else ()
         body = RowBody(
             row_axes=self.math.row_axes,
@@ -113,7 +113,7 @@ class RowKernelBuilder:
             shared=self._shared(phases),
             plan=self.plan,
             sums=sums,
-            anchor=self.math.anchor if self.plan.shifted else None,
+            anchor=self.math.anchor if self.plan.unaligned else None,
             segment=self.math.segment,
         )
         writes = [a for p in phases for a in (*p.writes, *p.segment_writes, *(w for w, _ in p.row_writes))]
@@ -127,7 +127,7 @@ class RowKernelBuilder:
     def _read(self, name: str, read: BufferRead) -> Access:
         along = self._is_along(read.offset, *(b.index for b in read.conditions))
         axis = self.lane_axis if along else None
-        access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
+        access = self.context.access(name, read.buffer, read.offset, axis, self.plan.vec, read.conditions)
         if along and access.pattern is AccessPattern.UNIFORM:
             # Lanes of a vector may share an element that differs from vector to vector: still a fragment.
             return replace(access, pattern=AccessPattern.GATHER)
@@ -146,16 +146,16 @@ class RowKernelBuilder:
 
     def _joined(self, accesses: Sequence[Access]) -> tuple[Access, ...]:
         """Merges interleaved accesses along the row into one."""
-        if not self.context.target.warp or self.plan.shifted or self.plan.tiled:
+        if not self.context.target.warp or self.plan.unaligned or self.plan.tiled:
             return tuple(accesses)
-        return interleaved(self.context, accesses, self.lane_axis, self.plan.lanes)
+        return interleaved(self.context, accesses, self.lane_axis, self.plan.vec)
 
     def _accesses(self, terms: Iterable[int]) -> tuple[Access, ...]:
         return tuple(dict.fromkeys(self.reads[t] for t in terms))
 
     def _shifted(self, access: Access, other: AccessPattern) -> Access:
-        anchor = self.math.anchor if self.plan.shifted else None
-        return access if anchor is None else shifted(self.context, access, self.lane_axis, anchor, self.plan.lanes, other)
+        anchor = self.math.anchor if self.plan.unaligned else None
+        return access if anchor is None else unaligned(self.context, access, self.lane_axis, anchor, self.plan.vec, other)
 
     def _reduction(self, node: int) -> Reduction:
         graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
@@ -200,22 +200,22 @@ class RowKernelBuilder:
             for part in parts
         }
 
-    def _partials(self, node: int, lanes: int) -> list[Access]:
+    def _partials(self, node: int, vec: int) -> list[Access]:
         position = partial_offset(self.math.column_axes)
         components = zip(self.reductions[node].components, self.workspace[node], strict=True)
-        return [self.context.access(c.name, key, position, self.lane_axis, lanes) for c, key in components]
+        return [self.context.access(c.name, key, position, self.lane_axis, vec) for c, key in components]
 
     def _sums(self) -> tuple[ColumnSum, ...]:
         """Returns the column sums of a tile. Threads store whole vectors if no other thread or block adds to them."""
-        lanes = self.plan.lanes if self.plan.block == self.plan.threads and self.plan.cluster == 1 else 1
-        return tuple(ColumnSum(self.reductions[node], (), tuple(self._totals(node, lanes))) for node in self.totals)
+        vec = self.plan.vec if self.plan.block == self.plan.threads and self.plan.cluster == 1 else 1
+        return tuple(ColumnSum(self.reductions[node], (), tuple(self._totals(node, vec))) for node in self.totals)
 
-    def _totals(self, node: int, lanes: int) -> list[Access]:
+    def _totals(self, node: int, vec: int) -> list[Access]:
         if node in self.workspace:
-            return self._partials(node, lanes)
+            return self._partials(node, vec)
         nodes, names = self.context.graph.nodes, [c.name for c in self.reductions[node].components]
         targets = [(names[component(nodes[part])], s) for part, stores in self.totals[node].items() for s in stores]
-        return [self.context.access(name, s.buffer, s.offset, self.lane_axis, lanes) for name, s in targets]
+        return [self.context.access(name, s.buffer, s.offset, self.lane_axis, vec) for name, s in targets]
 
     # Phases.
 
@@ -244,7 +244,7 @@ class RowKernelBuilder:
 
     def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
         """Returns the accesses loaded at the start of a phase. A held row is loaded at once in the first, so that loads overlap."""
-        if self.plan.persistence is Persistence.LOOPED:
+        if self.plan.persistence is Persistence.MULTI_PASS:
             return ()
         later = [(t, p) for p in self.phases[1:] for t in p.reads] if number == 0 else []
         early = [t for t, p in later if self._is_of_row(t) and not self._is_late(t, p)]
@@ -254,9 +254,9 @@ class RowKernelBuilder:
 
     def _is_late(self, term: int, phase: PhaseTerms) -> bool:
         """True if a fragment is loaded at its use: e.g. weights shared by all rows, which would take too many registers."""
-        if self.plan.persistence is Persistence.LOOPED:
+        if self.plan.persistence is Persistence.MULTI_PASS:
             return True
-        if self.plan.defers and phase is self.phases[-1] and len(self.phases) > 1 and self._is_of_row(term):
+        if self.plan.late_loads and phase is self.phases[-1] and len(self.phases) > 1 and self._is_of_row(term):
             return all(term not in before.reads for before in self.phases[:-1])
         return not self._is_of_row(term) and term not in phase.held and term not in self.kept
 
@@ -271,7 +271,7 @@ class RowKernelBuilder:
 
     def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
         store = self.math.stores[root.key]
-        access = self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
+        access = self.context.access(name, store.buffer, store.offset, axis, self.plan.vec)
         return access if axis is None else self._shifted(access, AccessPattern.GATHER)
 
     def _row_value(self, term: int) -> str:
@@ -357,8 +357,8 @@ class RowKernelBuilder:
         rows = product(self.math.row_axes.extents)
         if self.plan.tiled:
             tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
-            return tiles * self.plan.resident
-        if self.plan.resident:
+            return tiles * self.plan.persistent_blocks
+        if self.plan.persistent_blocks:
             return parts_of(self.context, self.plan, self.math.row_axes) * self.plan.cluster
         if self.plan.cluster > 1:
             return formula(rows) * self.plan.cluster
@@ -368,15 +368,22 @@ class RowKernelBuilder:
         """Returns the shared memory: two scratch slots per warp and component, room for column sums, and stages. A cluster has one
         barrier per slot; one slot is enough if each block handles one row."""
         plan, reductions = self.plan, [r for p in phases for r in p.reductions]
-        components, slots = [c for r in reductions for c in r.components], 2 if plan.cluster == 1 or plan.resident else 1
+        components, stage_vectors = (
+            [c for r in reductions for c in r.components],
+            2 if plan.cluster == 1 or plan.persistent_blocks else 1,
+        )
         partials = [key for keys in self.workspace.values() for key in keys]
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arranged(
-            scratch=[plan.warps * slots * SCRATCH_BYTES for _ in components if plan.warps > 1],
-            ordered=[plan.span * max(1, plan.chunks) * SCRATCH_BYTES for p in phases if p.orders and plan.warps > 1][:1],
+            scratch=[plan.warps * stage_vectors * SCRATCH_BYTES for _ in components if plan.warps > 1],
+            ordered=[plan.span * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for p in phases if p.orders and plan.warps > 1][
+                :1
+            ],
             sums=self._shared_sums(partials),
-            staged=[plan.slots * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED],
-            barriers=[BARRIER_BYTES for _ in reductions for _ in range(slots) if plan.cluster > 1],
+            staged=[
+                plan.stage_vectors * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED
+            ],
+            barriers=[BARRIER_BYTES for _ in reductions for _ in range(stage_vectors) if plan.cluster > 1],
         )
 
     def _shared_sums(self, partials: Sequence[int]) -> list[int]:
@@ -385,4 +392,4 @@ class RowKernelBuilder:
         if plan.tiled:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
             return [padded(plan.rows * plan.span) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
-        return [plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1]
+        return [plan.span * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]

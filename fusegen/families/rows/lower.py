@@ -39,7 +39,7 @@ from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of
 from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
-_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
+_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.MULTI_PASS: Keep.NOTHING}
 """Element values that live across phases: registers hold those of a short row, shared memory those of a staged one."""
 
 _SMALLEST_COPY = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,13 +20,13 @@ class Persistence(Enum):
 
     REGISTERS = "registers"  # read once; each thread keeps its part
     STAGED = "staged"  # read once into shared memory, while the next rows are prefetched
-    LOOPED = "looped"  # multi-pass: read again in each phase
+    MULTI_PASS = "looped"  # multi-pass: read again in each phase
 
 
 _PERSISTENCE_TEXT = {
     Persistence.REGISTERS: "read once, held in registers",
     Persistence.STAGED: "read once, staged in shared memory",
-    Persistence.LOOPED: "read again in each phase",
+    Persistence.MULTI_PASS: "read again in each phase",
 }
 
 
@@ -38,73 +37,66 @@ class RowPlan(Plan):
     Attributes:
         threads: threads that share a row, over all blocks of a cluster.
         rows: rows per block at a time; above 1 only if a row takes a warp or less.
-        lanes: vector width: neighbouring elements that a thread handles together.
-        chunks: vectors of a row per thread; 0 if the row is read in several passes.
-        slots: pipeline stages in vectors: room per thread in shared memory for this row and the next ones; 0 unless staged.
+        vec: vector width: neighbouring elements that a thread handles together.
+        vectors_per_thread: vectors of a row per thread; 0 if the row is read in several passes.
+        stage_vectors: pipeline stages in vectors: room per thread in shared memory for this row and the next ones; 0 unless staged.
         persistence: the memory that holds the row between phases.
         exact: whether the row fills all vectors, so that bounds checks are dropped.
-        resident: persistent blocks that loop over the rows; 0 if each block has its own.
+        persistent_blocks: persistent blocks that loop over the rows; 0 if each block has its own.
         blocks_per_sm: blocks per SM that registers must leave room for, so that one loads while another reduces.
         tiled: whether the grid covers tiles of columns, for kernels that reduce nothing along rows. A tile has ``threads`` along
-            its columns and ``rows`` times as many along its rows, which ``resident`` blocks share.
-        shifted: whether vectors start at aligned addresses although rows do not, so that the first and last vector of a row are
+            its columns and ``rows`` times as many along its rows, which ``persistent_blocks`` blocks share.
+        unaligned: whether vectors start at aligned addresses although rows do not, so that the first and last vector of a row are
             partial. In a tile, ``rows`` is a multiple of the rows after which the alignment repeats.
         cluster: blocks of a cluster, which share a row and exchange partial reductions, or share a tile and finish its sums.
         unroll: rows of a tile that a thread loads ahead.
-        keeps_shared: whether values shared by all rows stay in registers, loaded before a block's first row or with its only one.
-        drains: whether threads move a staged row to registers at once, which frees its stage for the next row.
-        foresees: vectors of late reads that a thread prefetches before it uses the first.
-        defers: whether row data that only the last phase needs is read late instead of staged.
+        cache_weights: whether values shared by all rows stay in registers, loaded before a block's first row or with its only one.
+        stage_to_registers: whether threads move a staged row to registers at once, which frees its stage for the next row.
+        prefetch: vectors of late reads that a thread prefetches before it uses the first.
+        late_loads: whether row data that only the last phase needs is read late instead of staged.
     """
 
     threads: int
     rows: int
-    lanes: int
-    chunks: int
+    vec: int
+    vectors_per_thread: int
     persistence: Persistence
     exact: bool
-    resident: int
+    persistent_blocks: int
     blocks_per_sm: int = 1
-    slots: int = 0
+    stage_vectors: int = 0
     tiled: bool = False
-    shifted: bool = False
+    unaligned: bool = False
     cluster: int = 1
     unroll: int = 1
-    keeps_shared: bool = False
-    foresees: int = 0
-    defers: bool = False
-    drains: bool = False
+    cache_weights: bool = False
+    prefetch: int = 0
+    late_loads: bool = False
+    stage_to_registers: bool = False
 
     @property
     def finishes(self) -> bool:
         """True if the kernel writes final column sums: one block or cluster handles all rows of a tile."""
-        return self.tiled and self.resident == self.cluster
-
-    @property
-    def traits(self) -> tuple[str, tuple[float, ...]]:
-        """See `Plan.traits`. Staged rows of blocks on one SM count as being in flight at the same time."""
-        rows = self.rows * self.blocks_per_sm if self.slots else self.rows
-        numbers = (max(1, self.chunks) * self.lanes, self.lanes, rows, self.cluster)
-        return self.persistence.value, (*map(math.log2, numbers), float(self.keeps_shared), float(self.drains))
+        return self.tiled and self.persistent_blocks == self.cluster
 
     @property
     def words(self) -> str:
         if self.tiled:
-            blocks = f"{self.cluster} blocks together" if self.finishes else f"{self.resident} blocks"
-            each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.lanes} elements each"
-            return f"tiles of {self.span} columns: {blocks}, {each}" + _AT_ALIGNED_PLACES * self.shifted
-        groups = f"{self.chunks} x {self.lanes}" if self.chunks else f"{self.lanes} at a time"
+            blocks = f"{self.cluster} blocks together" if self.finishes else f"{self.persistent_blocks} blocks"
+            each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.vec} elements each"
+            return f"tiles of {self.span} columns: {blocks}, {each}" + _AT_ALIGNED_PLACES * self.unaligned
+        groups = f"{self.vectors_per_thread} x {self.vec}" if self.vectors_per_thread else f"{self.vec} at a time"
         rows = f", {self.rows} rows" if self.rows > 1 else ""
-        rows = f", {self.blocks_per_sm} blocks a multiprocessor" if self.slots and self.blocks_per_sm > 1 else rows
+        rows = f", {self.blocks_per_sm} blocks a multiprocessor" if self.stage_vectors and self.blocks_per_sm > 1 else rows
         threads = f"{self.cluster} blocks of {self.block}" if self.cluster > 1 else str(self.threads)
-        shared = ", what rows share at once" if self.keeps_shared and not self.resident else ""
+        shared = ", what rows share at once" if self.cache_weights and not self.persistent_blocks else ""
         how = f"{self.persistence.value}: {threads} threads"
-        return f"{how}, {groups} elements each{rows}{shared}" + _AT_ALIGNED_PLACES * self.shifted
+        return f"{how}, {groups} elements each{rows}{shared}" + _AT_ALIGNED_PLACES * self.unaligned
 
     @property
     def sums(self) -> int:
         """Independent accumulators per thread for reductions along a row."""
-        return min(self.lanes, _SUMS)
+        return min(self.vec, _SUMS)
 
     @property
     def block(self) -> int:
@@ -122,7 +114,7 @@ class RowPlan(Plan):
     @property
     def span(self) -> int:
         """Columns that the threads of a row cover with one vector each; in a shifted tile, those covered at any alignment."""
-        return (self.threads - (self.tiled and self.shifted)) * self.lanes
+        return (self.threads - (self.tiled and self.unaligned)) * self.vec
 
 
 @dataclass(frozen=True)
@@ -244,7 +236,7 @@ class RowBody(Body):
     @property
     def reason(self) -> str:
         plan = self.plan
-        elements = plan.chunks * plan.lanes
+        elements = plan.vectors_per_thread * plan.vec
         if plan.tiled:
             return "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"
         if plan.persistence is Persistence.STAGED and self.partials:
@@ -252,7 +244,7 @@ class RowBody(Body):
         sharing = f"{plan.cluster} blocks" if plan.cluster > 1 else "a block"
         if plan.persistence is Persistence.STAGED:
             return f"a row lies in the shared memory of {sharing} while the next ones come"
-        if plan.persistence is Persistence.LOOPED:
+        if plan.persistence is Persistence.MULTI_PASS:
             return f"a row is too long for {sharing} to keep, or may be"
         threads = f"{plan.threads} threads" + (f" of {sharing}" if plan.cluster > 1 else "")
         return f"a row fits the registers of {threads}, {elements} element{'s' if elements > 1 else ''} each"
@@ -260,7 +252,7 @@ class RowBody(Body):
     @property
     def peers(self) -> int:
         """Neighbouring threads of a warp that share a segment."""
-        return self.segment // self.plan.lanes
+        return self.segment // self.plan.vec
 
 
 @dataclass(frozen=True)

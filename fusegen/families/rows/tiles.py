@@ -54,52 +54,52 @@ _BLOCKS_PER_SM = 2  # blocks per SM that share them if a second kernel combines 
 _PARTS = 32  # parts of a tile's rows if the number of tiles is unknown
 
 
-def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums: float, target: Target) -> tuple[RowPlan, ...]:
+def column_tile_plans(columns: int | None, vec: int, read: Sequence[int], sums: float, target: Target) -> tuple[RowPlan, ...]:
     """Returns the candidates of a kernel that sums columns and reduces nothing along rows; the first suits unknown sizes.
 
     Args:
         columns: columns per row, if known.
-        lanes: vector width.
+        vec: vector width.
         read: bytes per element of each fragment that differs from row to row.
         sums: 32-bit registers per element for column sums.
     """
-    unroll = _unroll(lanes, read)
-    held = sum(unroll * max(1, lanes * itemsize // 4) for itemsize in read) + 2 * sums * lanes
-    shapes = _shapes(columns, lanes, has_large=held <= _LARGE_BLOCK_REGISTERS)
-    plans = (RowPlan(threads, rows, lanes, 1, _IN_REGISTERS, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
+    unroll = _unroll(vec, read)
+    held = sum(unroll * max(1, vec * itemsize // 4) for itemsize in read) + 2 * sums * vec
+    shapes = _shapes(columns, vec, has_large=held <= _LARGE_BLOCK_REGISTERS)
+    plans = (RowPlan(threads, rows, vec, 1, _IN_REGISTERS, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
     return tuple(dict.fromkeys(plan for tile in plans for plan in _shared(tile, columns, target)))
 
 
 def shifted_tile_plans(
-    columns: int | None, lanes: int, read: Sequence[int], sums: float, period: int, target: Target
+    columns: int | None, vec: int, read: Sequence[int], sums: float, period: int, target: Target
 ) -> tuple[RowPlan, ...]:
     """Returns candidates whose vectors start at aligned addresses although rows do not. Alignment repeats after ``period`` rows, a
     power of two."""
     shapes = [(threads, max(period, _BLOCK // threads)) for threads in _SHIFTED_THREADS]
     shapes = [(threads, rows) for threads, rows in shapes if threads * rows <= _LARGEST_SHIFTED]
-    unroll = _unroll(lanes, read)
-    plans = (RowPlan(t, r, lanes, 1, _IN_REGISTERS, False, 1, tiled=True, shifted=True, unroll=unroll) for t, r in shapes)
+    unroll = _unroll(vec, read)
+    plans = (RowPlan(t, r, vec, 1, _IN_REGISTERS, False, 1, tiled=True, unaligned=True, unroll=unroll) for t, r in shapes)
     room = target.shared_bytes // 2  # leaves the other half to a second block
     fitting = (tile for tile in plans if padded(tile.rows * tile.span) * sums * _REGISTER <= room)
     return tuple(plan for tile in fitting for plan in _shared(tile, columns, target))
 
 
-def _unroll(lanes: int, read: Sequence[int]) -> int:
-    in_flight = _SCALARS_IN_FLIGHT if lanes == 1 else _IN_FLIGHT
-    return max(1, min(_MOST_UNROLLED, in_flight // (lanes * max(1, sum(read)))))
+def _unroll(vec: int, read: Sequence[int]) -> int:
+    in_flight = _SCALARS_IN_FLIGHT if vec == 1 else _IN_FLIGHT
+    return max(1, min(_MOST_UNROLLED, in_flight // (vec * max(1, sum(read)))))
 
 
 def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowPlan]:
     """Yields the plan of a tile for each number of blocks that may share its rows."""
-    exact = columns is not None and columns % tile.span == 0 and not tile.shifted
+    exact = columns is not None and columns % tile.span == 0 and not tile.unaligned
     for parts, cluster in _sharing(None if columns is None else -(-columns // tile.span), target):
         if tile.rows > 1 or cluster == 1:
-            yield replace(tile, exact=exact, resident=parts, cluster=cluster)
+            yield replace(tile, exact=exact, persistent_blocks=parts, cluster=cluster)
 
 
-def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[int, int], ...]:
+def _shapes(columns: int | None, vec: int, *, has_large: bool) -> tuple[tuple[int, int], ...]:
     """Returns the threads along the columns of a tile and along its rows. Large blocks need enough registers."""
-    groups = _WARP if columns is None else -(-columns // lanes)
+    groups = _WARP if columns is None else -(-columns // vec)
     threads = min(_WARP, 1 << (groups - 1).bit_length())
     blocks = (_BLOCK, _LARGE_BLOCK) if has_large else (_BLOCK,)
     usual = tuple((threads, block // threads) for block in blocks)
@@ -109,7 +109,7 @@ def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[
 def _sharing(tiles: int | None, target: Target) -> Iterator[tuple[int, int]]:
     """Yields the number of blocks that share the rows of a tile, and the cluster size."""
     clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
-    parts = _PARTS if tiles is None else -(-target.processors * _BLOCKS_PER_SM // max(1, tiles))
+    parts = _PARTS if tiles is None else -(-target.sms * _BLOCKS_PER_SM // max(1, tiles))
     if parts > clusters[-1]:
         yield parts, 1
     for cluster in reversed(clusters):
@@ -206,40 +206,40 @@ class ColumnWork:
     sums: int
 
 
-def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processors: int) -> float:
+def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, sms: int) -> float:
     """Returns the time of a launch and of the one that combines its partial sums, in µs."""
     if not work.rows or not work.columns:
         return prices.start
     tiles = math.ceil(work.columns / plan.span)
-    blocks = tiles * plan.resident
-    waves = blocks / _room(plan, work, processors)
-    batches = math.ceil(work.rows / (plan.resident * plan.rows * plan.unroll))
-    unrolled = min(plan.unroll, math.ceil(work.rows / (plan.resident * plan.rows)))
+    blocks = tiles * plan.persistent_blocks
+    waves = blocks / _room(plan, work, sms)
+    batches = math.ceil(work.rows / (plan.persistent_blocks * plan.rows * plan.unroll))
+    unrolled = min(plan.unroll, math.ceil(work.rows / (plan.persistent_blocks * plan.rows)))
     waiting = batches * (prices.batch + prices.access * unrolled * work.operands) * max(1, math.ceil(waves))
     idle = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
     moving = _moving(prices, plan, work) * (1 + _LAST_WAVE * idle)
     total = prices.start + math.pow(moving**_OVERLAP + waiting**_OVERLAP, 1 / _OVERLAP)
-    total += blocks / processors * prices.block + math.log2(plan.rows) * prices.row
+    total += blocks / sms * prices.block + math.log2(plan.rows) * prices.row
     if plan.rows > 1:
         total += prices.exchanged * math.ceil(waves) * plan.rows * plan.span * work.sums / _EXCHANGED
     if not plan.finishes:
-        return total + prices.combine + plan.resident * work.columns * work.sums * 4 / _MILLION * prices.partial
+        return total + prices.combine + plan.persistent_blocks * work.columns * work.sums * 4 / _MILLION * prices.partial
     return total + (plan.cluster > 1) * (prices.cluster + prices.doubled * math.log2(plan.cluster))
 
 
 def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork) -> float:
-    is_misaligned = plan.shifted or plan.lanes * work.itemsize < _WIDEST
-    shares_sectors = is_misaligned and (plan.block < _LARGEST_BLOCK or plan.resident > 1)
+    is_misaligned = plan.unaligned or plan.vec * work.itemsize < _WIDEST
+    shares_sectors = is_misaligned and (plan.block < _LARGEST_BLOCK or plan.persistent_blocks > 1)
     wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.span * work.itemsize)
     return work.moved * prices.megabyte * (1 + wasted) / _MILLION
 
 
-def _room(plan: RowPlan, work: ColumnWork, processors: int) -> int:
+def _room(plan: RowPlan, work: ColumnWork, sms: int) -> int:
     """Returns the blocks that run at the same time; a cluster needs neighbouring SMs."""
-    loaded = work.operands * max(1.0, plan.lanes * work.itemsize / 4) + work.row_operands
-    registers = min(_TILE_REGISTERS + plan.unroll * loaded + 2 * work.sums * plan.lanes, _REGISTERS / plan.block, 255)
-    resident = max(1, int(min(_SM_THREADS // plan.block, _REGISTERS / (registers * plan.block), _MOST_BLOCKS)))
+    loaded = work.operands * max(1.0, plan.vec * work.itemsize / 4) + work.row_operands
+    registers = min(_TILE_REGISTERS + plan.unroll * loaded + 2 * work.sums * plan.vec, _REGISTERS / plan.block, 255)
+    persistent_blocks = max(1, int(min(_SM_THREADS // plan.block, _REGISTERS / (registers * plan.block), _MOST_BLOCKS)))
     if plan.cluster == 1:
-        return processors * resident
-    clusters = max(1, _CLUSTER_PROCESSORS * resident // plan.cluster)
-    return max(1, processors // _CLUSTER_PROCESSORS) * clusters * plan.cluster
+        return sms * persistent_blocks
+    clusters = max(1, _CLUSTER_PROCESSORS * persistent_blocks // plan.cluster)
+    return max(1, sms // _CLUSTER_PROCESSORS) * clusters * plan.cluster
