@@ -96,7 +96,7 @@ class Kernel(Generic[P, R]):
         return recorded_spread(self.function, parameters, self._dispatcher.name, self.options, values)
 
     def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Emits the call as an operator in the graph that is being recorded."""
+        """Adds the call as an operator to the graph that torch is recording."""
         values = (*args, *kwargs.values())
         if any(map(is_complex, values)):  # operators have no complex dtypes
             return self.function(*args, **kwargs)
@@ -182,11 +182,11 @@ class Kernel(Generic[P, R]):
     @overload
     def __get__(self: Kernel[Concatenate[S, Q], R], instance: S, owner: type) -> Method[Q, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Binds a kernel that is declared in a class as a method: its first argument is the object, whose attributes it reads."""
+        """Binds a kernel that a class declares as a method to an object, which becomes the first argument."""
         return self if instance is None else Method(self, instance)
 
     def fresh(self, function: Callable[P, R] | None = None, *, options: Options | None = None) -> Kernel[P, R]:
-        """Returns an equal kernel with an empty cache that is not registered as an operator; the arguments replace its own."""
+        """Returns a copy of the kernel with an empty cache, not registered as an operator; arguments replace its own."""
         return Kernel(self.function if function is None else function, options=self.options if options is None else options)
 
     def __copy__(self) -> Kernel[P, R]:
@@ -202,7 +202,7 @@ class Kernel(Generic[P, R]):
         return self._dispatcher.name, None, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles by the name of the kernel or of its function, like a function."""
+        """Pickles the kernel by its name or that of its function, as Python pickles functions."""
         function = self.function
         if inspect.ismethod(function):
             return Kernel, (function, *self._declared)
@@ -221,7 +221,7 @@ class Kernel(Generic[P, R]):
 
 
 class Method(Generic[Q, R]):
-    """A kernel of an object's class, bound to the object."""
+    """A kernel that a class declares as a method, bound to an object."""
 
     def __init__(self, kernel: Kernel[..., R], instance: object) -> None:
         self.kernel, self.instance = kernel, instance  # torch.compile would take ``__func__`` for a method of Python
@@ -282,7 +282,7 @@ def vjp(
     Raises:
         ArgumentError: a name in ``wrt`` has no gradient, or the kernel was not declared with `fusegen.kernel`.
         GradientError: there is nothing to differentiate.
-        UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
+        UnsupportedError: an operation has no derivative, or torch records operations that the graph does not contain.
     """
     declared = getattr(kernel, "_kernel", None) if isinstance(kernel, nn.Module) else None
     if isinstance(declared, Kernel):

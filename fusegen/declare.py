@@ -80,7 +80,7 @@ def kernel(
             library calls and the CPU target.
 
     Raises:
-        ArgumentError: an unknown parameter name, option value, or an operator name that is taken.
+        ArgumentError: an unknown parameter name or option value, or an operator name that is already registered.
     """
     options = Options(mutates, recompute, compiler, fast_math).checked()  # type: ignore[arg-type]  # any sequence of names
     return partial(_declared, op, options) if function is None else _declared(op, options, function)
@@ -101,7 +101,7 @@ def fused_module(module: M, options: Options) -> M:
     Both objects share parameters, buffers, submodules and hooks. The training mode and other plain attributes are separate.
 
     Raises:
-        ArgumentError: the module is one of TorchScript, or its ``forward`` is not a Python function of its class.
+        ArgumentError: the module is a TorchScript module, or its ``forward`` is not a Python function of its class.
     """
     cls = type(module)
     if isinstance(module, _FusedModule):
@@ -123,7 +123,7 @@ def fused_module(module: M, options: Options) -> M:
 
 
 def _forward_of(cls: Any, options: Options) -> Kernel[..., Any]:
-    """Returns the kernel of a module's forward: the one that its class declares, unless the options differ."""
+    """Returns the kernel of a module's ``forward``: the kernel that its class declares, unless the options differ."""
     forward = cls.forward
     if not isinstance(forward, Kernel):
         return Kernel(forward, cls.__name__.lower(), options=options)

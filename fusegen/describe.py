@@ -37,7 +37,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Pr
     `schedule.peaks`.
 
     Args:
-        sizes: of the example arguments.
+        sizes: sizes of the example arguments.
         choices: the selected implementation of each matmul.
     """
     lines = [explain_head(program, sizes)]
@@ -60,12 +60,12 @@ _NOTES = {"attention_backward": ": adds in any order, but under torch.use_determ
 """Remarks on library functions."""
 
 
-_IDLE = 2  # most of the GPU idles if it has at least this many SMs per block
+_IDLE = 2  # most of the GPU idles if there are at least this many SMs per block
 _WORTH_A_LAUNCH = 1 << 18  # bytes that a block moves in about the latency of a launch
 
 
 def explain_title(step: Step) -> str:
-    """Returns the name and kind of a step; for a library matmul also the rejection reason of kernels, and padded rows."""
+    """Returns the name and kind of a step; for a library matmul also why no kernel computes it, and whether rows are padded."""
     if isinstance(step, LibraryProduct):
         reason = [step.reason] if step.reason else []
         remarks = ", ".join([*reason, *(f"rows padded to {row}" for row in step.padded)])
@@ -91,9 +91,9 @@ class SavedValue:
     """A value that a forward pass saves for its backward pass.
 
     Attributes:
-        name: of an argument or a result, or of the operation that computes the value.
-        shape: with symbolic sizes.
-        owner: ``an argument`` or ``a result`` that keeps the value alive anyway; empty if only the pass does.
+        name: name of the argument, the result, or the operation that computes the value.
+        shape: shape with symbolic sizes.
+        owner: ``an argument`` or ``a result`` if that keeps the value alive anyway; empty if only the pass does.
     """
 
     name: str
@@ -163,7 +163,7 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
 
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
-    """Warns of a launch with much work but few blocks."""
+    """Warns if a launch has much work but few blocks, so that most SMs idle."""
     blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.sms
     if _IDLE * blocks >= target.sms or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
         return []
@@ -194,7 +194,7 @@ class Stages:
     Attributes:
         traced: the graph before simplification.
         program: the steps; its graph is the simplified one.
-        languages: of the text; the first is the language of the sources.
+        languages: languages of the text; the first is that of the sources.
         saved: a line about the values that a forward pass saves; empty for other kernels.
     """
 
@@ -252,7 +252,13 @@ def _step(stages: Stages, step: Step) -> str:
 
 @dataclass(frozen=True)
 class StepView:
-    """A step on the HTML page: facts are the remaining lines of `explain`, passages are the source split by user lines."""
+    """A step on the HTML page.
+
+    Attributes:
+        title: the first line of `explain`.
+        facts: its other lines.
+        passages: the source, split by the user's lines.
+    """
 
     title: str
     facts: tuple[str, ...]

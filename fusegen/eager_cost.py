@@ -40,7 +40,7 @@ _SINGLE_KERNEL: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class EagerCost:
-    """The cost of one call in torch eager: names of the launched operations, in order, and bytes."""
+    """The cost of one call in torch eager: the operations that launch kernels, in order, and the bytes read and written."""
 
     operations: tuple[str, ...]
     read: int
@@ -61,8 +61,8 @@ def eager_cost(
     """Counts the launches and bytes of a torch function; returns None if it does not run on meta tensors.
 
     Args:
-        arguments: by parameter; only shapes and dtypes of tensors matter.
-        lowered: device type and dtype of the active autocast. Autocast ignores meta tensors, so the function runs on fake ones.
+        arguments: arguments by parameter; only shapes and dtypes of tensors matter.
+        lowered: device type and dtype of the active autocast. It ignores meta tensors, so the function runs on fake ones.
     """
     device = "meta" if lowered is None else lowered[0]
     counter = _Counter(device)
@@ -101,7 +101,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         return value
 
     def _map(self, value: Any) -> Any:
-        """Applies `emptied` to nested arguments, such as captured tensors."""
+        """Applies `emptied` to all tensors among nested arguments; captured tensors occur here for the first time."""
         if isinstance(value, (tuple, list)):
             return type(value)(map(self._map, value))
         return self.emptied(value)

@@ -1,4 +1,4 @@
-"""All errors that fusegen raises on purpose, one class per kind of mistake: each has the problem, the location, and a hint."""
+"""All errors that fusegen raises on purpose, one class per kind of mistake. Each has a problem, a location and a hint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FusegenError(Exception):
 
 
 def one_line(error: Exception) -> str:
-    """Returns the message of any error on one line."""
+    """Returns the message of an error, of fusegen or not, on one line."""
     return error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
@@ -55,7 +55,7 @@ class ArgumentError(FusegenError, TypeError):
 
 
 class BatchError(ArgumentError):
-    """A model cannot be run on a batch."""
+    """The model of `fg.find` does not run on the batch."""
 
 
 class GradientError(FusegenError):
@@ -79,7 +79,7 @@ class CompileError(FusegenError):
 
 
 class BundleError(FusegenError):
-    """A folder of built kernels cannot be written, or has been modified since."""
+    """A folder of built kernels cannot be written, or was modified after the build."""
 
 
 class LaunchError(FusegenError):

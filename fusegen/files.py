@@ -46,7 +46,7 @@ def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], hin
     """Reads a JSON file of a given format version; raises `ArgumentError` if it cannot be read or has another format.
 
     Args:
-        kind: of the file, for errors.
+        kind: the kind of file, for error messages.
         make: converts the document; it may raise anything on invalid input.
     """
     try:
@@ -81,7 +81,7 @@ def is_whole(binary: Path) -> bool:
 
 
 def read_regular(path: Path) -> bytes:
-    """Reads a file; raises ``OSError`` for a pipe, which might block forever."""
+    """Reads a file; raises ``OSError`` for a pipe, because reading it might block forever."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -1,4 +1,4 @@
-"""The forward and backward pass of a kernel: each is compiled from a graph, can be called and inspected."""
+"""The forward and backward pass of a kernel, each compiled from a graph of its own; both can be called and inspected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Saved:
 
     @classmethod
     def of(cls, values: SavedForBackward, forward: Forward) -> Saved:
-        """Records the current version counters; raises `ArgumentError` for a tensor without one."""
+        """Wraps saved values with their current version counters; raises `ArgumentError` for a tensor without one."""
         return cls(values, _versions(values.passes.backward.graph, values.tensors), forward)
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class Saved:
         return self.values.tensors
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
-        """Replaces the tensors, as after ``ctx.save_for_backward``; an empty sequence removes them."""
+        """Returns a copy with other tensors, for instance ``ctx.saved_tensors``; an empty sequence gives a copy without tensors."""
         if not all(isinstance(each, Tensor) for each in tensors):
             what = f"{self.forward.name}: with_tensors got {tensors!r:.100}"
             raise ArgumentError(what, hint=f"give {len(self.tensors)} tensors in the order of saved.tensors, or an empty tuple")
@@ -125,7 +125,7 @@ class Forward:
 
 
 class Backward:
-    """The backward pass."""
+    """The backward pass: maps saved values and gradients of the results to gradients of the inputs."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

@@ -1,4 +1,4 @@
-"""The inspectable stages of a kernel: graphs, groups, programs, source text."""
+"""The stages of a kernel, for inspection: graphs, groups, programs, source text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Lowered:
 
     @cached_property
     def choices(self) -> Mapping[int, ProductChoice]:
-        """Maps each matmul, by its position in the graph, to its selected implementation and the expected times."""
+        """Maps the position of each matmul in the graph to its selected implementation and the expected times."""
         return self._planner.choices(self.sizes)
 
     @cached_property
@@ -117,7 +117,10 @@ class Lowered:
 
     @property
     def plans(self) -> tuple[LoweredSpecialization, ...]:
-        """The programs for all ranges of matmul row counts, with layouts chosen for these sizes; built on first use."""
+        """The programs of the kernel, one for each range of matmul row counts; built on first use.
+
+        The layouts are those for the sizes of this call.
+        """
         specializations = self._planner.all(self.sizes)
         return tuple(
             LoweredSpecialization({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources)
@@ -130,7 +133,7 @@ class LoweredSpecialization:
     """The program for calls with certain row counts.
 
     Attributes:
-        rows: maps each row count that is only known at the call to its range; the last range is open-ended.
+        rows: maps each row count that is known only at the call to its range; the last range is open-ended.
     """
 
     rows: Mapping[str, range]

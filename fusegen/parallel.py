@@ -67,7 +67,7 @@ class Ranks:
         return Ranks(chosen.group_name, dist.get_rank(chosen), dist.get_world_size(chosen))
 
     def part(self, count: int) -> slice:
-        """Returns the slice of ``count`` items that belongs to this rank; the size must divide the count."""
+        """Returns this rank's slice of ``count`` items; the number of ranks must divide the count."""
         share = count // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
@@ -105,12 +105,12 @@ def _parameter(values: Tensor, original: Tensor) -> nn.Parameter:
 
 
 def copy_to_ranks(x: Tensor, ranks: Ranks) -> Tensor:
-    """Passes a replicated tensor to rank-local computations; its gradients are summed over the ranks."""
+    """Passes a replicated tensor to rank-local computations; the backward pass sums its gradients over the ranks."""
     return _Copied.apply(x, ranks.name) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
 def sum_over_ranks(x: Tensor, ranks: Ranks) -> Tensor:
-    """All-reduces partial results; gradients pass through, since they are equal on all ranks."""
+    """All-reduces partial results; the backward pass passes gradients through, since they are equal on all ranks."""
     total: Tensor = _Summed.apply(x, ranks.name)  # type: ignore[no-untyped-call]
     return total
 
@@ -176,7 +176,8 @@ class ColumnParallelLinear(_ShardedLinear):
             group: a process group or a mesh of one dim; by default all ranks.
 
         Raises:
-            ArgumentError: outputs that cannot be split evenly, DTensors with another placement, or not a plain `torch.nn.Linear`.
+            ArgumentError: the outputs cannot be split evenly, a DTensor has another placement, or the layer is not a plain
+                `torch.nn.Linear`.
         """
         _check_plain(module)
         ranks = Ranks.of(group)

@@ -22,7 +22,7 @@ _TICK = 0.1  # seconds
 
 @dataclass
 class Layers:
-    """Equal layers of a model, each a kernel; ``done`` counts those that have been called."""
+    """The layers of a model that have one class, each a kernel; ``done`` counts those that have been called."""
 
     name: str
     count: int
@@ -33,7 +33,7 @@ class _Progress:
     """The first calls of a process, and the thread that displays them.
 
     Attributes:
-        layers: the layers that are called first at the moment.
+        layers: the layers whose first calls are running.
         is_silent: True while another part of the program reports progress.
     """
 
@@ -60,7 +60,7 @@ class _Progress:
 
     def end(self) -> None:
         with self._lock:
-            self._running = max(self._running - 1, 0)  # a forked child may end what its parent has begun
+            self._running = max(self._running - 1, 0)  # a forked child may end a call that its parent began
             self._ended = time.monotonic()
 
     def _display(self) -> None:
@@ -78,7 +78,7 @@ class _Progress:
             self.is_silent, self._is_displaying = True, False
 
     def _is_over(self) -> bool:
-        """Returns True after a pause; the next first call starts another thread."""
+        """Returns True if no first call has run for a while; the next one starts another thread."""
         with self._lock:
             self._is_displaying = self._running > 0 or time.monotonic() - self._ended < _PAUSE
             if not self._is_displaying:
@@ -91,10 +91,10 @@ class _Line:
         print(f"fusegen: compiling {name}; later processes find it in the cache", file=sys.stderr, flush=True)
 
     def show(self, name: str, layers: Layers | None) -> None:
-        """Prints nothing more."""
+        """Does nothing: one line is enough."""
 
     def close(self) -> None:
-        """Leaves the line."""
+        """Does nothing: the line stays."""
 
 
 class _Bar:
@@ -148,7 +148,7 @@ def first_call(name: str) -> Iterator[None]:
 
 
 def set_layers(layers: Layers | None) -> None:
-    """Sets the layers that first calls belong to; None for other kernels."""
+    """Sets the layers that the current first calls belong to; None if they belong to none."""
     _PROGRESS.layers = layers
 
 

@@ -31,7 +31,7 @@ class Settings:
             binaries under their own digest).
         cxx: the host compiler (``CXX``; part of the host compiler's key).
         nvcc: the CUDA compiler instead of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
-        compiler: default of kernels (``FUSEGEN_COMPILER``; the two compilers store binaries separately).
+        compiler: the default of ``fg.kernel(compiler=)`` (``FUSEGEN_COMPILER``; the two compilers store binaries separately).
         native: build and use the native module (``FUSEGEN_NATIVE``; not part of any key).
         progress: report compilation on stderr (``FUSEGEN_PROGRESS``; not part of any key). Under ``torchrun`` only the first
             process of a machine does.
@@ -66,7 +66,8 @@ def cache_folder(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(
-            f"the cache folder {folder} cannot be used: {error.strerror}", hint="set FUSEGEN_CACHE_DIR to a folder of yours"
+            f"the cache folder {folder} cannot be used: {error.strerror}",
+            hint="set FUSEGEN_CACHE_DIR to a folder that you can write to",
         ) from None
     return folder
 
@@ -79,7 +80,7 @@ def _cache_dir() -> Path:
         return (Path(xdg) if xdg else Path.home() / ".cache") / "fusegen"
     except RuntimeError:  # no such user, or no home folder
         what = f"FUSEGEN_CACHE_DIR={folder!r} does not name a user's home" if folder else "there is no home folder for the cache"
-        raise SettingsError(what, hint="set FUSEGEN_CACHE_DIR to a folder of yours") from None
+        raise SettingsError(what, hint="set FUSEGEN_CACHE_DIR to a folder that you can write to") from None
 
 
 def _compiler() -> Compiler:

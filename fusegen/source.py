@@ -1,4 +1,4 @@
-"""Emitted source text: primitives, math, pipeline."""
+"""Emitted source text and its three parts: primitives, math, pipeline."""
 
 from __future__ import annotations
 

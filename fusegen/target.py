@@ -22,13 +22,13 @@ class Target:
         name: e.g. ``sm_90a`` or ``cpu``.
         backend: the emitted language.
         warp: threads of a warp; 0 on a CPU, whose cores process neighbouring elements in vectors.
-        sms: SMs of a typical GPU (sizes persistent grids).
+        sms: SMs of a typical GPU; they determine the size of persistent grids.
         shared_bytes: the most shared memory of a block.
         wgmma: has Hopper's warpgroup matmuls and TMA.
         cluster: the most blocks of a cluster; 1 without clusters.
         overlap: supports programmatic dependent launch: a kernel starts before the previous one ends, and waits for it itself.
         converts_float8: has conversion instructions for 8-bit floats.
-        products: matmul pipelines with epilogues, the preferred one first; other matmuls use the library.
+        products: matmul pipelines that take epilogues, the preferred one first; without one, matmuls use the library.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Target:
 _LANGUAGES = {Backend.CUDA: ("cuda", "ptx", "sass"), Backend.CPU: ("cpp",)}
 
 _IN_CLUSTERS = ((2, 1.0), (8, 0.91), (16, 0.85))
-"""Pairs of a cluster size and the share of SMs that clusters up to that size can use."""
+"""Pairs of a cluster size and the fraction of SMs that clusters up to that size can use."""
 
 
 PORTABLE_CLUSTER = 8

@@ -1,4 +1,4 @@
-"""Lazy properties and locks that survive a fork; a lock that another thread holds at the fork stays held in the child."""
+"""Lazy properties and locks that survive a fork: a plain lock that another thread holds would stay held in the child."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_lock() -> threading.RLock:
 class cached_property(functools.cached_property[T]):
     """``functools.cached_property`` without its lock, which Python 3.11 shares between all objects of a class.
 
-    Threads that race compute the value twice, and all get the first one.
+    If several threads compute the value at once, all get the value that is stored first.
     """
 
     @overload

@@ -30,14 +30,14 @@ Span: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
 _ROUNDS = 5
 _REPLAYS, _QUICK_REPLAYS = 20, 4  # per round
 _WARM_CALLS = 3
-_FLUSHED_BYTES = 256 << 20  # more than the L2 cache of any GPU
+_FLUSHED_BYTES = 256 << 20  # exceeds the L2 cache of any GPU
 _BUDGET, _QUICK_BUDGET = 0.1, 0.02  # seconds per round on a CPU
 _FEWEST, _MOST = 3, 200  # calls per round on a CPU
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """µs: median, minimum and maximum of the rounds."""
+    """Median, minimum and maximum of the rounds, in µs."""
 
     median: float
     low: float
@@ -66,10 +66,10 @@ def microseconds(call: TimedCall, device: torch.device) -> float:
 def interleaved(
     calls: Mapping[str, TimedCall], device: torch.device, *, quick: bool = False, with_host: bool = False
 ) -> dict[str, RoundTimes | Exception]:
-    """Times each call; a call that fails gets its error instead, and does not affect the others.
+    """Times each call; a call that fails gets its error instead of a time, and does not affect the others.
 
     Args:
-        calls: by name; on a GPU, they run on the current stream.
+        calls: calls by name; on a GPU, they run on the current stream.
         quick: fewer calls per round.
         with_host: on a GPU, times eager calls instead of a graph's replay, so that gaps between launches count.
     """
@@ -134,7 +134,7 @@ def _captured(call: TimedCall) -> torch.cuda.CUDAGraph:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, buffer: torch.Tensor) -> Span:
-    """Queues a replay between two events. Clearing the cache takes long enough for the host to queue all of it."""
+    """Queues a replay between two events. The GPU clears its cache first, which gives the host time to queue all of it."""
     buffer.zero_()
     return _span(graph.replay)
 

@@ -25,7 +25,7 @@ from fusegen.schedule.precision import has_discontinuities
 from fusegen.schedule.program import Launch
 from fusegen.timing import RoundTimes, interleaved
 
-_MARGIN = 0.98  # of the default plan's time: a smaller gain may be noise
+_MARGIN = 0.98  # fraction of the default plan's time: a smaller gain may be noise
 _TOLERANCES = {
     torch.float8_e5m2: 2**-3, torch.float8_e4m3fn: 2**-4,
     torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30,
@@ -41,7 +41,7 @@ class Candidate:
     """A candidate plan of a launch.
 
     Attributes:
-        times: of a whole call with the plan, in µs; None if it could not be timed.
+        times: times of a whole call with the plan, in µs; None if it could not be timed.
         error: the reason, if it could not be timed.
     """
 
@@ -55,10 +55,10 @@ class TunedLaunch:
     """A launch and the times of its candidates.
 
     Attributes:
-        name: of the kernel.
+        name: the name of the kernel.
         key: the kind of launch, the device and the extents.
-        candidates: the default plan comes first.
-        plan: the one that later calls use.
+        candidates: the candidate plans, the default plan first.
+        plan: the plan that later calls use.
     """
 
     name: str
@@ -110,7 +110,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
         args, kwargs: as in a call. Tensors that the kernel writes to are not changed.
 
     Raises:
-        ArgumentError: as in a call; or the arguments have no values.
+        ArgumentError: invalid arguments, as in a call; or arguments without values, such as meta tensors.
         SettingsError: the cache cannot be written to.
         VerificationError: two plans give different results.
     """
@@ -159,7 +159,7 @@ def _measured_by_rank_0(measure: Callable[[], Tuning]) -> Tuning:
     if dist.get_rank() == 0:
         try:
             message = [measure()]
-        except FusegenError as error:  # sent, because the other ranks wait for a message
+        except FusegenError as error:  # an error is sent too, because the other ranks wait for a message
             message = [error]
     dist.broadcast_object_list(message)
     if isinstance(message[0], FusegenError):
@@ -252,7 +252,7 @@ def _fastest(candidates: Sequence[Candidate]) -> Plan:
 
 
 def _check_alike(name: str, plan: Plan, results: Sequence[Any], expected: Sequence[Any], share: float) -> None:
-    """Raises `VerificationError` if a plan gives different results; ``share`` is the share of elements that may differ."""
+    """Raises `VerificationError` if a plan gives different results; ``share`` is the fraction of elements that may differ."""
     for result, reference in zip(results, expected, strict=True):
         if isinstance(result, Tensor) and not _alike(result, reference, math.ceil(share * result.numel())):
             what = f"{name} gives different results with the plan {plan.words}"

@@ -33,8 +33,8 @@ class Implementation:
 
     Attributes:
         what: a description for tables.
-        prepare: returns the timed call for given arguments; its own time does not count. All providers share the arguments, so
-            calls that write must copy them.
+        prepare: returns the call to time for given arguments; preparing is not timed. All providers share the arguments, so
+            a call that writes to them must copy them.
     """
 
     what: str
@@ -46,12 +46,12 @@ class BenchCase:
     """A declaration with sizes and a dtype.
 
     Attributes:
-        name: of a spec, or of a declaration of the benchmark.
-        sizes: for a GPU, as defined by ``build``.
-        cpu_sizes: smaller, because a CPU can be a thousand times slower.
+        name: the name of a spec, or of a declaration of the benchmark.
+        sizes: sizes on a GPU, in the order of ``build``.
+        cpu_sizes: smaller sizes on a CPU, because a CPU can be a thousand times slower.
         build: returns meta tensors for a dtype and sizes.
-        baseline: timed as eager; None for the declaration itself, run by torch.
-        flops: of some sizes, for cases that are bound by arithmetic instead of bytes.
+        baseline: the implementation that is timed as eager; None for the declaration itself, run by torch.
+        flops: counts the FLOPs for some sizes, if the case is bound by arithmetic instead of bytes.
         is_random: True if results differ from call to call.
     """
 
@@ -68,7 +68,7 @@ class BenchCase:
 
     @cached_property
     def kernel(self) -> fg.Kernel[..., Any]:
-        """A new kernel of the declaration: a second row length would turn lengths into run-time values."""
+        """A new kernel of the declaration; if cases shared one, a second row length would make row lengths run-time values."""
         return fg.kernel((OWN[self.name] if self.name in OWN else find(self.name).kernel).function)
 
     def on(self, kind: str) -> BenchCase:
@@ -113,7 +113,7 @@ class BenchCase:
         return self.baseline or Implementation("the declaration", lambda arguments: self.call(self.kernel.function, arguments))
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
-        """The timed call of an implementation of the declaration."""
+        """Returns the call to time for an implementation of the declaration."""
         return lambda: function(**arguments)
 
     def programs(self, target: str) -> tuple[Program, ...]:
@@ -137,8 +137,8 @@ class TrainingCase(BenchCase):
     """A training step: the results of the declaration, and the gradients of its floating-point arguments.
 
     Attributes:
-        fixed: floating-point arguments without a gradient.
-        tables: arguments of which a step reads only some rows.
+        fixed: floating-point arguments that get no gradient.
+        tables: arguments that a step reads only some rows of.
     """
 
     fixed: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class TrainingCase(BenchCase):
 
     @cached_property
     def bytes(self) -> int:
-        """The fewest bytes that a step can move, without saved values and reads of tables.
+        """The fewest bytes that a step can move; saved values and reads of `tables` are not counted.
 
         Both passes read the arguments; the forward pass writes the results, the backward pass reads their gradients and writes
         those of the arguments.
@@ -174,7 +174,7 @@ class TrainingCase(BenchCase):
         return 2 * minimum_bytes(read, self._results(arguments)) + minimum_bytes(gradients, ())
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
-        """A step with new leaves that share the arguments' memory."""
+        """Returns a training step on new autograd leaves that share the arguments' memory."""
         leaves = {name: arguments[name].detach().requires_grad_() for name in self.leaves}
         return partial(_step, function, arguments | leaves, tuple(leaves.values()), self._upstream(arguments))
 
@@ -219,7 +219,7 @@ class OwnCase(BenchCase):
     """A case of a user's own kernel. Each provider gets copies of the tensors that the kernel writes to.
 
     Attributes:
-        own_arguments: tensors are meta tensors.
+        own_arguments: the arguments, with meta tensors in place of tensors.
         moved: the fewest bytes that a call can move.
     """
 
@@ -233,7 +233,7 @@ class OwnCase(BenchCase):
 
     @property
     def shape(self) -> str:
-        """All arguments, as on the command line; a tensor's dtype only if it differs from the first one's."""
+        """All arguments as text, as on the command line; a tensor's dtype is shown if it differs from the first tensor's."""
         values = [f"{name}={value}" for name, value in self.own_arguments.items() if not isinstance(value, Tensor)]
         return " ".join(values + [f"{name}={self._sizes(tensor)}" for name, tensor in _tensors(self.own_arguments).items()])
 
@@ -268,8 +268,8 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
     """The case of a user's kernel.
 
     Args:
-        name: in the table.
-        kernel: without earlier calls.
+        name: the name in the table.
+        kernel: a kernel that was not called before.
         arguments: by parameter; tensors are meta tensors.
 
     Raises:
@@ -299,7 +299,7 @@ def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _moved(low: Lowered) -> int:
-    """The bytes of a call's inputs and results, captured tensors included, or those that its steps move if fewer (gathers)."""
+    """The bytes of a call's inputs, captured tensors and results, or those that its steps move if these are fewer (gathers)."""
     buffers = [buffer for buffer in low.program.buffers if buffer.role in (Role.INPUT, Role.OUTPUT)]
     buffer_bytes = sum(math.prod(size(low.sizes) for size in buffer.shape) * buffer.dtype.itemsize for buffer in buffers)
     return min(buffer_bytes, sum(step.traffic.moved(low.sizes) for step in low.program.steps))

@@ -1,4 +1,4 @@
-"""The cases, in groups: the README's, those of other libraries' benchmarks, limits, bars, training, the catalogue, sweeps."""
+"""The cases by group: those of the README and of other libraries' benchmarks, limits, bars, training, catalogue, sweeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CPU_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class RowChain:
-    """The common part of all cases of one name.
+    """The fields that all cases of one name share.
 
     Attributes:
         tensors: the number of tensors of the case's full shape that are read or written.
@@ -65,7 +65,7 @@ CHAINS: Mapping[str, RowChain] = {
 def chain(
     group: str, name: str, sizes: CaseSizes, dtype: torch.dtype = torch.bfloat16, cpu_dtype: torch.dtype = torch.float32
 ) -> BenchCase:
-    """A case of a chain; on a CPU with fewer rows, so that it moves at most 64 MiB."""
+    """A case of a chain; on a CPU it has fewer rows, so that it moves at most 64 MiB."""
     pattern = CHAINS[name]
     cpu_rows = max(1, min(sizes[0], _CPU_BYTES // moved_bytes(name, (1, *sizes[1:]), cpu_dtype)))
     cpu_sizes = (cpu_rows, *sizes[1:])
@@ -73,7 +73,7 @@ def chain(
 
 
 def moved_bytes(name: str, sizes: CaseSizes, dtype: torch.dtype) -> int:
-    """Bytes that a case moves, without the operands of a single row."""
+    """The bytes that a case moves; operands of a single row, such as a bias, are not counted."""
     return CHAINS[name].tensors * math.prod(sizes) * dtype.itemsize
 
 
@@ -96,7 +96,7 @@ _DTYPES = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float16, torch.
 
 
 def _cases(group: str) -> Iterator[BenchCase]:
-    """Endless random cases. Only ``random()`` gives the same numbers in every version of Python."""
+    """Yields random cases without end, drawn by ``random()`` alone: its numbers are the same in every version of Python."""
     draw = Random(f"{group} {_SEED}").random
     while True:
         name, dtype = _choice(_SWEPT[group], draw()), _choice(_DTYPES, draw())
@@ -114,7 +114,7 @@ def _log_uniform(least: int, greatest: int, share: float) -> int:
 
 
 def _shaped(length: int, share: float) -> int:
-    """A length: half are multiples of 64, as in models; a quarter are odd, a quarter prime."""
+    """Draws a length: half are multiples of 64, as in models, a quarter odd, a quarter prime."""
     if share < 0.5:
         return length // 64 * 64
     return length - 1 | 1 if share < 0.75 else next(n for n in range(length, 1, -1) if is_prime(n))

@@ -244,7 +244,7 @@ OWN: Mapping[str, fg.Kernel[..., Any]] = {
 
 
 def _over(**ranks: int) -> Build:
-    """A builder of tensors, by parameter: each has the last N sizes, or all if N is 0."""
+    """Returns a builder of arguments. ``bias=1`` means that bias has the last size as its shape; 0 stands for all sizes."""
     return lambda dtype, sizes: {name: meta(*sizes[-rank:], dtype=dtype) for name, rank in ranks.items()}
 
 

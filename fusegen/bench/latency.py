@@ -104,7 +104,7 @@ def _chains(device: torch.device) -> list[HostChain]:
 
 
 def _compared(name: str, function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Iterator[Latency]:
-    """Host times of a kernel and of eager torch, in turn: forward without gradients, then forward and backward."""
+    """Measures a kernel and eager torch in alternation: forward without gradients, then forward and backward."""
     calls = fg.kernel(function), function
     gradient = torch.ones_like(function(*tensors))
 
@@ -121,7 +121,7 @@ def _compared(name: str, function: Callable[..., Tensor], tensors: Sequence[Tens
 
 
 def _in_turn(calls: Sequence[TimedCall], x: Tensor) -> list[float]:
-    """The median time of each call in µs, over rounds in which the calls take turns."""
+    """Returns the median time of each call in µs, over rounds in which the calls take turns."""
     rounds = [[_round(call, x) for call in calls] for _ in range(_ROUNDS + 1)][1:]  # the first round compiles
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
@@ -135,12 +135,12 @@ def _round(call: TimedCall, x: Tensor) -> float:
 
 
 def _known(x: Tensor) -> Tensor:
-    """Like fresh functions, but constant: its extension takes long to build and may be cached on disk."""
+    """Computes the same as `_fresh` functions with a fixed constant, so that its extension, slow to build, is cached on disk."""
     return torch.tanh(x * 1.5) + x
 
 
 def _fresh() -> Pointwise:
-    """A function with a new text: its constant is random."""
+    """Returns a function that was never compiled: its constant is random."""
     constant = 1 + secrets.randbelow(10**9) / 10**9
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def fresh(x):\n    return torch.tanh(x * {constant!r}) + x\n", scope)
@@ -156,7 +156,7 @@ def _first_call(kernel: Pointwise, x: Tensor) -> float:
 
 
 def _per_call(calls: Sequence[TimedCall], x: Tensor) -> float:
-    """The host's time of a call in µs; the calls are compiled before, and take turns."""
+    """Returns the host time of a call in µs; the calls take turns, and are compiled before."""
     for call in calls:
         call()
     _wait(x)

@@ -23,13 +23,13 @@ _MANY = 1 << 20  # bytes from which rounding to a page does not matter
 
 @dataclass(frozen=True)
 class Provider:
-    """An implementer of cases.
+    """A library, or a mode of torch, that implements cases.
 
     Attributes:
-        name: on the command line and in records.
-        missing: the reason why it cannot run on a device, or None.
-        implementation: its implementation of a case; None if it has none.
-        computes: False if its results are not the case's.
+        name: the name on the command line and in records.
+        missing: returns the reason why it cannot run on a device, or None.
+        implementation: returns its implementation of a case; None if it has none.
+        computes: False if it does not compute the case's results, as a memory copy.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ChosenProviders:
 
 
 def choose(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
-    """The named providers; by default all that a device has.
+    """The named providers; by default all that can run on the device.
 
     Raises:
         ArgumentError: a name is unknown, or a named provider cannot run on the device.
@@ -78,7 +78,7 @@ def _not_importable(module: str) -> str | None:
 
 
 def _on_gpu(*modules: str) -> Callable[[torch.device], str | None]:
-    """The reason why a library of GPU kernels is missing: not on a GPU, or its first module that cannot be imported."""
+    """Returns a check of a GPU library: it fails on other devices, and if a module cannot be imported."""
 
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":
@@ -100,7 +100,7 @@ def _fusegen(case: BenchCase) -> Implementation:
 
 
 def _compile(case: BenchCase) -> Implementation:
-    """torch.compile with constant sizes, as in fusegen's kernels."""
+    """torch.compile with constant sizes, because fusegen's kernels have them too."""
 
     def prepare(arguments: Arguments) -> TimedCall:
         torch.compiler.reset()  # otherwise the recompilation limit would fall back to eager
@@ -114,7 +114,7 @@ def _compile(case: BenchCase) -> Implementation:
 def _forward(
     implementation: Callable[[BenchCase], Implementation | None],
 ) -> Callable[[BenchCase], Implementation | None]:
-    """The implementation of a library that has only forward passes: none for training steps."""
+    """Restricts an implementation to forward passes: training steps get None."""
     return lambda case: None if case.is_step else implementation(case)
 
 

@@ -35,7 +35,7 @@ TRAINING = "training"
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and software of a record; None if something does not exist."""
+    """The machine and software of a record; a field is None if the machine has no such part."""
 
     device: str
     kind: str
@@ -51,7 +51,7 @@ class Environment:
 
     @property
     def short_commit(self) -> str | None:
-        """The first digits of the commit, and a suffix if files had changed."""
+        """The first digits of the commit, with the suffix ``-dirty`` if files had changed."""
         number, dash, state = (self.commit or "").partition("-")
         return f"{number[:12]}{dash}{state}" or None
 
@@ -87,9 +87,9 @@ class TimedCase:
         shape, dtype: of the first argument or the matmul.
         bytes: the fewest that a call can move.
         flops: None for cases bound by bytes.
-        launches: of fusegen, as text.
+        launches: the kernels that fusegen launches, as text.
         timings: of each provider with an implementation, in the providers' order.
-        timer: of this row; None for the record's.
+        timer: the timer of this row; None if it is the one in the environment.
     """
 
     group: str
@@ -108,7 +108,7 @@ class TimedCase:
 
     @property
     def is_step(self) -> bool:
-        """True for a training step, whose rate is not a kernel's."""
+        """True for a training step, for which tables show no rate."""
         return self.group == TRAINING
 
     def timing(self, provider: str) -> ProviderTiming | None:
@@ -124,9 +124,9 @@ class Latency:
     """The host's time of a call.
 
     Attributes:
-        cold_ms, warm_ms: of a declaration's first call, without and with its kernel in the disk cache.
-        call_us: of later calls.
-        eager_us: of torch eager, measured in turn; None if it is not compared.
+        cold_ms, warm_ms: time of a declaration's first call, without and with its kernel in the disk cache.
+        call_us: time of a later call.
+        eager_us: time of torch eager, measured in alternation; None if it is not compared.
     """
 
     case: str
@@ -150,7 +150,7 @@ def write(record: BenchRecord, path: Path) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuses a file that cannot be written, before anything is measured; ``option`` is the option that names it."""
+    """Raises `ArgumentError` before anything is measured if the file that ``option`` names cannot be written."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -254,12 +254,12 @@ def _first_line(*command: str) -> str | None:
 # Comparison of two records.
 
 _NOISE_SHARE, _NOISE_MICROSECONDS = 0.05, 0.5
-"""A time counts as slower if it grows by more than both: a share of the old time, and microseconds."""
+"""A time counts as slower if it grows by more than both: a fraction of the old time, and some microseconds."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """fusegen's time of a case in two records; a regression is slower by more than the times vary."""
+    """fusegen's time of a case in two records; a regression is a slowdown beyond the spread of the times."""
 
     group: str
     case: str

@@ -97,7 +97,7 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        note: smaller text below.
+        note: smaller text below the text.
         kind: ``number``, ``best`` (the fastest of a row), ``bad`` (a failure) or ``words``.
     """
 
@@ -119,7 +119,7 @@ class Page:
 
     Attributes:
         columns: titles, without the first column's.
-        notes: a provider, its implementation, and the cases (empty for all).
+        notes: for each provider, its implementation and the cases that have it (empty for all).
     """
 
     columns: tuple[str, ...]
@@ -132,8 +132,8 @@ class Bar:
     """The bar of a case's speed-up.
 
     Attributes:
-        text: the speed-up, and the fastest peer.
-        left, width: in percent of a logarithmic scale that a group's bars share.
+        text: the speed-up and the name of the fastest peer.
+        left, width: position and length in percent of the group's logarithmic scale.
     """
 
     case: str
@@ -154,7 +154,7 @@ def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
 
 
 def facts(environment: Environment) -> list[tuple[str, str]]:
-    """The known facts of a record's environment."""
+    """The facts of a record's environment, without unknown ones."""
     threads = str(environment.threads) if environment.kind == "cpu" else None
     pairs = (
         ("driver", environment.driver),

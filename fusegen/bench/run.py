@@ -109,7 +109,7 @@ class _WrongError(FusegenError):
 def _checked(
     provider: Provider, implementation: Implementation, arguments: Arguments, expected: Sequence[Tensor] | None
 ) -> _Checked:
-    """The call, after a check of its first result: in-place calls change their own inputs."""
+    """Returns the call, after a check of its first result: later calls of an in-place implementation have changed inputs."""
     call = implementation.prepare(arguments)
     results = listed(call())
     if expected is None or not provider.computes:
@@ -182,7 +182,7 @@ _TOLERANCES: Mapping[torch.dtype, float] = {
 operations, some 2^-19 in float32 for sums of a million. On a CPU, torch's layer norm backward sums in bfloat16, and exceeds
 the tolerance for many rows."""
 
-_MOST_FLOAT64 = 1 << 22  # elements of all arguments, up to which the reference is in float64
+_MOST_FLOAT64 = 1 << 22  # elements of all arguments up to which the reference is computed in float64
 
 
 def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | None:
@@ -196,8 +196,8 @@ def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | Non
     if case.is_compared_with_eager:
         return listed(case.eager.prepare(arguments)())
     floats = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
-    index64 = torch.float64 if sum(t.numel() for t in floats) <= _MOST_FLOAT64 else torch.float32
-    widened = {n: v.to(index64) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
+    wider = torch.float64 if sum(t.numel() for t in floats) <= _MOST_FLOAT64 else torch.float32
+    widened = {n: v.to(wider) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
     return listed(case.call(case.kernel.function, widened)())
 
 
@@ -273,7 +273,7 @@ def resumed(path: Path, current: Environment) -> BenchRecord:
 
 
 def is_measured(case: BenchCase, providers: Sequence[Provider], rows: Sequence[TimedCase]) -> bool:
-    """True if the rows have a timing of the case for each provider with an implementation."""
+    """True if the rows have a timing of the case for every provider that implements it."""
     requested = {provider.name for provider in providers if provider.implementation(case) is not None}
     return any(row.key == case.key and requested <= {timing.provider for timing in row.timings} for row in rows)
 

@@ -16,7 +16,7 @@ FUSEGEN, COPY = "fusegen", "copy"
 
 LEVEL_SHARE = 0.02
 LEVEL_MICROSECONDS = 0.5
-"""Times are level if they differ by at most the greater of these: a share of the peer's time, and microseconds."""
+"""Times are level if they differ by at most the greater of these: a fraction of the peer's time, and some microseconds."""
 
 
 class PeerResult(Enum):
@@ -92,7 +92,7 @@ def compared(ours: float, theirs: float) -> PeerResult:
 
 
 def is_wrong(timing: ProviderTiming) -> bool:
-    """True if the provider has no time because its result is wrong, by the error's prefix in `run.py`."""
+    """True if the provider has no time because its result is wrong; `run.py` marks this by a prefix of the error."""
     return (timing.error or "").startswith("wrong")
 
 
@@ -139,7 +139,7 @@ def group_tables(record: BenchRecord) -> dict[str, Table]:
 
 
 def group_timers(record: BenchRecord) -> dict[str, str]:
-    """The timers, by group, of rows that are not timed by the record's timer."""
+    """The timers by group, for groups with another timer than the record's."""
     return {row.group: row.timer for row in record.rows if row.timer}
 
 

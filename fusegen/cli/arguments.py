@@ -1,4 +1,4 @@
-"""The arguments that a kernel is lowered with, from its spec, the command line or its annotations; the device that it runs on."""
+"""The arguments of a kernel from its spec, the command line or its annotations, and the device that it runs on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WORDS = {"true": True, "false": False, "none": None, "nan": float("nan"), "inf"
 
 
 def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="NAME", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    parser.add_argument("kernel", metavar="NAME", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120, or cpu (default: this machine's GPU, else sm_90a)")
     parser.add_argument(
         "--dtype",
@@ -151,7 +151,7 @@ def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tupl
 
     Args:
         default: the dtype if the text has none.
-        nameless: an example without a name, which makes the name optional (empty if it is left out).
+        nameless: if given, the name is optional (empty if it is left out), and this example is the hint of errors.
 
     Raises:
         ArgumentError: the text is invalid, or no tensor can have the shape.
@@ -173,7 +173,7 @@ def _tensor(sizes: Sequence[int], dtype: DType, text: str) -> Tensor:
     if not elements:
         raise ArgumentError(f"{text}: the tensor is empty and needs no kernel", hint="give sizes of at least 1")
     if elements > _MOST_SIZE // dtype.itemsize:
-        raise ArgumentError(f"{text}: a tensor of {elements} elements does not exist", hint="give smaller sizes")
+        raise ArgumentError(f"{text}: a tensor of {elements} elements is too large", hint="give smaller sizes")
     return meta(*sizes, dtype=dtype.torch)
 
 
@@ -200,7 +200,7 @@ def _annotated(parameters: Parameters, dtype: DType, shapes: Mapping[str, Tensor
 
 
 def _dim_sizes(dims_of: Mapping[str, Sequence[str]], shapes: Mapping[str, Tensor]) -> dict[str, int]:
-    """A size for each dim: its number, else the size given for its name, else a default that differs from all others."""
+    """Returns the size of each dim: its number, else the size given for its name, else a default that no other dim has."""
     last = {dims[-1] for dims in dims_of.values()}
     named = dict.fromkeys(dim for dims in dims_of.values() for dim in dims if not dim.isdigit())
     sizes = {dim: int(dim) for dims in dims_of.values() for dim in dims if dim.isdigit()}
@@ -212,7 +212,7 @@ def _dim_sizes(dims_of: Mapping[str, Sequence[str]], shapes: Mapping[str, Tensor
 
 
 def _numbers(parameters: Parameters) -> dict[str, Any]:
-    """Run-time scalars, all 1: the generated code does not depend on their values."""
+    """Sets all run-time scalars to 1: the generated code does not depend on their values."""
     required = [name for name in parameters.given if name not in parameters.static_given and name not in parameters.defaults]
     types = {name: parameters.annotations.get(name) for name in required}
     return {name: type_(1) for name, type_ in types.items() if type_ in (int, float)}

@@ -61,7 +61,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="device to run on (default: the GPU if there is one)")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
     parser.add_argument("--tune", action="store_true", help="measure each kernel's plans first, and use the fastest")
-    parser.add_argument("--latency", action="store_true", help="time first calls, and the host's part of later calls, instead")
+    parser.add_argument("--latency", action="store_true", help="time the host instead of kernels: first calls, and later calls")
 
 
 def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:

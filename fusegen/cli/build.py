@@ -20,7 +20,7 @@ from fusegen.target import Target
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to create")
     arch_help = "comma-separated or repeated: sm_80 … sm_120, cpu (default: this machine's GPU, else sm_90a)"
     format_help = (
@@ -48,7 +48,7 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     if options.format == "sources":
         return _run_sources(kernels, targets, options, terminal)
     if options.library:
-        raise ArgumentError("--library names an extension or sources", hint="add --format extension")
+        raise ArgumentError("--library applies only to --format extension and sources", hint="add --format extension")
     manifest = build(options.out, _requests(kernels, targets, options, terminal.progress), fusegen.__version__)
     terminal.progress()
     if options.json:
@@ -93,7 +93,7 @@ def _words(texts: Sequence[str] | None) -> list[str | None]:
 
 
 def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
-    """The kernels that the options name.
+    """Loads the kernels that the options name.
 
     Raises:
         ArgumentError: two have the same name, or shapes are given for several kernels.

@@ -161,7 +161,7 @@ class CompiledDemo:
     """Cubins of a kernel for one architecture.
 
     Attributes:
-        milliseconds: to compile them, or to find them in the cache.
+        milliseconds: time to compile them, or to find them in the cache.
         sources: paths of the source files.
     """
 
@@ -191,7 +191,7 @@ class Measured:
 
 
 class FusionDemo:
-    """A fusion on this machine; each stage is computed on first access."""
+    """One fusion of the demo on this machine; each stage is computed on first access."""
 
     def __init__(self, fusion: Fusion, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]) -> None:
         self.fusion, self.dtype, self.device, self._progress = fusion, dtype, device, progress

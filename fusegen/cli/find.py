@@ -74,7 +74,7 @@ def _find(options: argparse.Namespace) -> Findings:
 
 
 def _model(module: ModuleType, location: str, attribute: str) -> Any:
-    """The model of a name; a class or a function without parameters is called to create it."""
+    """Looks up the model; a class, or a function without parameters, is called to create it."""
     value: Any = value_at(module, attribute)
     if not callable(value):
         what = (
@@ -103,7 +103,7 @@ def _call(function: Callable[[], Any], name: str, location: str, hint: str) -> A
 
 
 def _batch(texts: Sequence[str], module: ModuleType, location: str, model: Any) -> Any:
-    """The batch of the options, else ``batch`` of the file: a value or a function that returns it."""
+    """Returns the batch that the options describe, else ``batch`` of the file: a value, or a function that returns it."""
     if not texts:
         value: Any = value_at(module, "batch")
         if value is None:

@@ -109,7 +109,7 @@ def _import(location: str, action: Callable[[], ModuleType]) -> ModuleType:
     """Runs an import of a user's code, which can raise anything.
 
     Raises:
-        ArgumentError: with the exception and its line.
+        ArgumentError: the import raised something; the error has its message and line.
         FusegenError: the declaration or call of a kernel is refused.
     """
     try:
@@ -132,7 +132,7 @@ def _in_module(module: ModuleType, location: str, attribute: str) -> NamedKernel
     owner, _, name = attribute.rpartition(".")
     if kernel is not None and owner and inspect.isclass(value_at(module, owner)):
         raise ArgumentError(
-            f"{attribute} in {location} is a kernel of a class", hint=f"name one of an object: {location}:OBJECT.{name}"
+            f"{attribute} in {location} is a method of a class", hint=f"name the method of an object: {location}:OBJECT.{name}"
         )
     if kernel is not None:
         return NamedKernel(name, _fresh(kernel))
@@ -150,7 +150,7 @@ def value_at(module: ModuleType, path: str) -> object:
 
 
 def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
-    """The kernel that a value is: a declared one, the method of an object, or a module's forward; else None."""
+    """Returns the kernel in a value: a declared kernel, a method of an object, or a module's forward; else None."""
     declared = getattr(value, "_kernel", None) if isinstance(value, nn.Module) else None
     if isinstance(declared, Kernel):
         return Method(declared, value)
@@ -158,7 +158,7 @@ def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
 
 
 def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
-    """The kernel without earlier calls: those of the file's import would turn a second size into a run-time value."""
+    """Returns a kernel without the calls that the file made at import, which could make further sizes run-time values."""
     kernel = declared.kernel if isinstance(declared, Method) else declared
     return kernel.fresh(declared.function)
 

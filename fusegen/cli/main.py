@@ -193,7 +193,7 @@ def _text(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> str:
-    """The innermost line of the user's code, or of fusegen's if there is none."""
+    """Returns the innermost line of the user's code, or of fusegen's code if there is none."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return users_line(error) or f"{frame.filename}:{frame.lineno}"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WIDE = 10_000  # columns of plain text: a pipe has no width
 _NARROWEST = 20  # columns; narrower tables lose cells
-_BAR, _BESIDE_BAR = 10, 30  # columns of a bar, and of everything left of the text beside it
+_BAR, _BESIDE_BAR = 10, 30  # columns of the bar, and of all that stands before the text
 _ERASE_LINE = "\r\x1b[K"
 
 
@@ -143,7 +143,7 @@ class Terminal:
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """A console for a terminal; None for pipes, terminals that are too narrow, and if rich is not installed."""
+    """Returns a console for a terminal; None for a pipe or a terminal that is too narrow, or if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -153,7 +153,7 @@ def _console(stream: TextIO | None) -> Console | None:
 
 
 def _bar(console: Console) -> Bar:
-    """A progress bar that is drawn only when a step begins: no drawing may disturb a step that is timed."""
+    """Returns a progress bar that is drawn only when a step begins, so that drawing never disturbs a timed step."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = BarColumn(_BAR), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)

@@ -25,7 +25,7 @@ class _Tuned:
 
 
 def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument(
         "--dtype", metavar="DTYPE", help="dtype of tensors without one in --shape (default: a module's own, else bf16)"
     )

@@ -29,10 +29,10 @@ _NUMBER_COLUMNS = ("worst error", "eager's", "largest rms of eager's")
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all), or FILE.py:NAME")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="prebuilt fusions (default: all), or FILE.py:NAME")
     add_inputs(parser)
     parser.add_argument(
-        "--target", metavar="TARGET", action="append", help="target to emit for (default: all shipped that run here)"
+        "--target", metavar="TARGET", action="append", help="target to emit code for (default: all shipped ones that run here)"
     )
     parser.add_argument(
         "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; for your kernel, as for show)"

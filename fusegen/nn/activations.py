@@ -36,7 +36,7 @@ class LogSoftmax(nn.LogSoftmax):
 
 def _dim_of(module: str, dim: int | None) -> int:
     if dim is None:
-        raise ArgumentError(f"{module}: dim is missing; torch's default by the rank is deprecated", hint="give dim=-1")
+        raise ArgumentError(f"{module}: dim is missing; torch's default, chosen by the rank, is deprecated", hint="give dim=-1")
     return dim
 
 

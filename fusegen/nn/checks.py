@@ -26,7 +26,7 @@ def require_instance(module: str, value: object, kind: type) -> None:
 def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
     """Checks that cos and sin are both tensors or both None."""
     if (cos is None) is not (sin is None):
-        raise ArgumentError(f"{module}: cos or sin alone", hint="give both, or neither")
+        raise ArgumentError(f"{module}: only one of cos and sin is given", hint="give both, or neither")
 
 
 def require_probability(module: str, p: float) -> None:
@@ -59,7 +59,7 @@ def require_divides(module: str, name: str, value: int, by_name: str, by: int) -
 
 
 def require_rows(module: str, x: Tensor, shape: Sequence[int]) -> None:
-    """Checks that an input's last dims are a module's."""
+    """Checks that an input's last dims have the sizes that the module was made for."""
     last_dims = tuple(x.shape[-len(shape) :])
     if last_dims != tuple(shape):
         message = f"{module}: the input has shape {tuple(x.shape)}, but its last dims must be {tuple(shape)}"

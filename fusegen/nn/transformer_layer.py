@@ -79,10 +79,10 @@ class FusedTransformerLayer(nn.Module):
         hidden_dropout_ratio: dropout probability before each residual sum.
         num_hidden_layers: layers of the model, for ``adjust_init_range``.
         initializer_range: standard deviation of the initial weights.
-        layer_norm_eps: of both norms.
+        layer_norm_eps: epsilon of both norms.
         pre_layer_norm: True puts the norms before the blocks, False after them.
         normalize_invertible: the backward pass rebuilds the norms' normalized inputs from their results
-            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. The norms' weights must
+            (`fg.invertible_layer_norm`), so a post-LN layer saves one tensor of the input's shape less. The norms' weights must
             not be 0, and gradients get the rounding error of the results. It does not change a pre-LN layer.
         gelu_checkpoint: has no effect: the GELU's result is never saved; the backward pass recomputes it.
         adjust_init_range: divides the range of the two weights before residual sums by ``sqrt(2 * num_hidden_layers)``.
@@ -92,7 +92,7 @@ class FusedTransformerLayer(nn.Module):
         return_tuple: returns ``(result,)``.
         training: initial mode of the layer.
         causal: hides later positions.
-        approximate: of the GELU, as in `torch.nn.GELU`: ``"none"`` is BERT's, ``"tanh"`` that of DeepSpeed's kernels.
+        approximate: form of the GELU, as in `torch.nn.GELU`: ``"none"`` is BERT's, ``"tanh"`` that of DeepSpeed's kernels.
         recompute, compiler: as in `fusegen.kernel`.
         workspace: memory for the temporaries of both passes; one serves all layers that run on a device. `workspace_bytes` gives
             its size. By default torch allocates them.
@@ -252,7 +252,7 @@ class FusedTransformerLayer(nn.Module):
         ``passes(8, 128).forward.lower().explain()`` shows the launches, the saved bytes, and the formula of the workspace.
 
         Args:
-            batch, sequence: of the hidden states.
+            batch, sequence: the first two sizes of the hidden states.
             masked: True adds an attention mask with one number per key of each sequence.
             target: as in `Kernel.lower`; by default that of the parameters' device.
         """
@@ -268,7 +268,7 @@ class FusedTransformerLayer(nn.Module):
         """Returns the workspace size in bytes for both passes; it serves all layers with equal constructor arguments.
 
         Args:
-            batch, sequence, masked: as in `passes`; the largest in use.
+            batch, sequence, masked: as in `passes`; pass the largest sizes in use.
         """
         passes = self.passes(batch, sequence, masked=masked)
         return max(passes.forward.lower().workspace_bytes, passes.backward.lower().workspace_bytes, 1)
@@ -333,7 +333,7 @@ def _check_workspace(workspace: object, compiler: Compiler | None) -> None:
 
 
 def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
-    """Requires a float mask that broadcasts to the scores, and detaches it."""
+    """Requires a float mask that broadcasts to the scores; returns it without gradient."""
     if mask.dim() != 4 or not mask.is_floating_point():
         message = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
         hint = (
@@ -356,7 +356,7 @@ def _weight_of(state: Mapping[str, Tensor], name: str) -> Tensor:
 
 @cache
 def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
-    """Returns the kernel for some constants. Its arguments: hidden states, the parameters in DeepSpeed's order, a mask."""
+    """Returns the kernel of layers with these constants. It takes hidden states, parameters in DeepSpeed's order, a mask."""
 
     def transformer_layer(
         x: Tensor,

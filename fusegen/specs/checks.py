@@ -1,4 +1,4 @@
-"""Checks of arguments, which reject shapes that would broadcast by accident (`ArgumentError`), and the dtype of sums."""
+"""Checks of arguments: shapes that would broadcast by accident raise `ArgumentError`. Also a cast to the dtype of sums."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def require_integers(**tensors: Tensor | None) -> None:
 
 
 def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
-    """Requires that a tensor broadcasts to another without expanding it."""
+    """Requires that a tensor broadcasts to the shape of another one."""
     shape, target = tuple(value.shape), tuple(other.shape)
     ends = zip(reversed(shape), reversed(target), strict=False)
     if len(shape) > len(target) or not all(is_one(extent) or extent == to for extent, to in ends):

@@ -259,7 +259,7 @@ def gelu_dropout_add(
 ) -> Tensor:
     """dropout(gelu(x), p) + residual
 
-    x, residual: the same shape; seed: of the mask, by default from torch's generator. Srivastava et al., "Dropout: A Simple
+    x, residual: the same shape; seed: the mask's seed, by default from torch's generator. Srivastava et al., "Dropout: A Simple
     Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014).
     """
     require_shapes(x=(x, "*"), residual=(residual, "*"))
@@ -276,7 +276,7 @@ def bias_dropout_add(
 ) -> Tensor:
     """dropout(x + bias, p) + residual
 
-    x, residual: (…, features); bias: (features); seed: of the mask, by default from torch's generator.
+    x, residual: (…, features); bias: (features); seed: the mask's seed, by default from torch's generator.
     """
     require_shapes(x=(x, "* features"), residual=(residual, "* features"), bias=(bias, "features"))
     return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
@@ -289,7 +289,7 @@ def bias_dropout_add_(
 ) -> Tensor:
     """dropout(x + bias, p) + residual, written to x
 
-    x, residual: (…, features); bias: (features); seed: of the mask, by default from torch's generator.
+    x, residual: (…, features); bias: (features); seed: the mask's seed, by default from torch's generator.
     """
     require_shapes(x=(x, "* features"), residual=(residual, "* features"), bias=(bias, "features"))
     return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
@@ -300,7 +300,7 @@ def bias_dropout_add_(
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
     """x/(1 − p) with probability 1 − p, else 0; the backward pass computes the mask again
 
-    input: any shape; seed: of the mask, by default from torch's generator.
+    input: any shape; seed: the mask's seed, by default from torch's generator.
     """
     return fg.dropout(input, p, training, seed=seed)
 

@@ -51,7 +51,7 @@ def embedding(
     sum; padding_idx: a row without gradient. BERT: Devlin et al. (arXiv 1810.04805); scaled: Gemma.
     """
     if (token_type_ids is None) != (token_type_weight is None):
-        raise ArgumentError("token_type_ids or token_type_weight alone", hint="give both, or neither")
+        raise ArgumentError("only one of token_type_ids and token_type_weight is given", hint="give both, or neither")
     if norm_bias is not None and norm_weight is None:
         raise ArgumentError("norm_bias without norm_weight", hint="give norm_weight: (features)")
     require_shapes(input=(input, "*"), token_type_ids=(token_type_ids, "*"))

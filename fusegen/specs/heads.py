@@ -44,7 +44,7 @@ def placed(
 ) -> tuple[Tensor, Tensor]:
     """Normalizes and rotates q and k, each step only if its arguments are given."""
     if (cos is None) != (sin is None) or (interleaved and cos is None):
-        raise ArgumentError("interleaved=True without cos" if cos is sin else "cos or sin alone", hint="give both, or neither")
+        raise ArgumentError("interleaved=True without cos" if cos is sin else "only one of cos and sin", hint="give both or none")
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
     k = k if k_weight is None else rms_normalized(k, k_weight, eps)
     if cos is None or sin is None:

@@ -59,7 +59,7 @@ def linear(
     """dropout(act(x·weightᵀ + bias), p) + residual
 
     input: (…, inputs); weight: (outputs, inputs); bias: (outputs); residual: (…, outputs); activation: a name of `transformers`:
-    "gelu", "gelu_tanh", "silu", "relu2", …; seed: of the mask, by default from torch's generator.
+    "gelu", "gelu_tanh", "silu", "relu2", …; seed: the mask's seed, by default from torch's generator.
     """
     y = fg.dropout(activate(projected(input, weight, bias, residual), activation), p, training, seed=seed)
     return y if residual is None else y + residual
@@ -143,7 +143,7 @@ def qkv_linear(
     """
     require_shapes(x=(x, "batch positions inputs"))
     if (k_weight is None) != (v_weight is None):
-        raise ArgumentError("k_weight or v_weight alone", hint="give both, or neither and one packed weight")
+        raise ArgumentError("only one of k_weight and v_weight is given", hint="give both, or neither and one packed weight")
     if k_weight is None or v_weight is None:
         q, k, v = split(projected(x, weight, bias), heads, kv_heads)
     else:

@@ -163,7 +163,7 @@ def qk_norm(
 ) -> tuple[Tensor, Tensor]:
     """rms_norm(q)·q_weight and rms_norm(k)·k_weight, head by head
 
-    q, k: (…, channels); q_weight, k_weight: (channels); settings: as in `rms_norm`. Henry et al., "Query-Key Normalization for
+    q, k: (…, channels); q_weight, k_weight: (channels); the rest: as in `rms_norm`. Henry et al., "Query-Key Normalization for
     Transformers" (arXiv 2010.04245).
     """
     queries = rms_normalized(q, q_weight, eps, zero_centered_gamma, casting_mode)
@@ -254,7 +254,7 @@ def add_layer_norm(
     """h = dropout(x + x_bias, p) + residual; layer_norm(h)·weight + bias, and h
 
     x, residual: (…, features); weight, bias, x_bias: (features); zero_centered_gamma: the factor is 1 + weight; post_norm: h is not
-    returned, for models whose residual stream passes through the norm; seed: of the mask, by default from torch's generator.
+    returned, for models whose residual stream passes through the norm; seed: the mask's seed, by default from torch's generator.
     """
     h = summed(x, residual, x_bias, p, training, seed)
     weight = 1 + weight if zero_centered_gamma and weight is not None else weight
@@ -282,7 +282,7 @@ def add_rms_norm(
     """h = dropout(x + x_bias, p) + residual; rms_norm(h)·weight, and h
 
     x, residual: (…, features); weight, x_bias: (features); zero_centered_gamma, casting_mode: as in `rms_norm`; post_norm: h is not
-    returned; seed: of the mask, by default from torch's generator. The residual stream of Llama-like models.
+    returned; seed: the mask's seed, by default from torch's generator. The residual stream of Llama-like models.
     """
     h = summed(x, residual, x_bias, p, training, seed)
     normalized = rms_normalized(h, weight, eps, zero_centered_gamma, casting_mode)
@@ -335,7 +335,7 @@ def layer_norm_gelu_dropout_add(
 ) -> Tensor:
     """dropout(gelu(layer_norm(x)·weight + bias), p) + residual
 
-    x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`; seed: of the mask, by default from
+    x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`; seed: the mask's seed, by default from
     torch's generator.
     """
     require_shapes(x=(x, "*"), residual=(residual, "*"))

@@ -250,7 +250,7 @@ def _llama3(frequencies: Tensor, factor: float, low: float, high: float, length:
 
 
 def _yarn(frequencies: Tensor, channels: int, base: float, factor: float, length: int, fast: float, slow: float) -> Tensor:
-    """Interpolates between frequencies and frequencies/factor by the turns of a pair within the trained length."""
+    """Divides frequencies by the factor: fully below `slow` turns within the trained length, not at all above `fast` turns."""
 
     def pair_of(turns: float) -> float:
         return channels * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))

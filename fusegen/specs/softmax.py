@@ -85,7 +85,7 @@ def scale_mask_softmax(
 
     scores: (batch, heads, queries, keys); mask: floats to add, or booleans that are True where a key is seen, of a
     shape that broadcasts; is_causal: query i sees the keys up to i; softcap: scores become cap·tanh(scale·scores/cap), before
-    the mask; seed: of the dropout mask, by default from torch's generator. A row without any key gives NaN, as softmax
+    the mask; seed: the dropout mask's seed, by default from torch's generator. A row without any key gives NaN, as softmax
     does.
     """
     scores = capped(scores * scale, softcap)

@@ -34,7 +34,7 @@ Fill: TypeAlias = Callable[[tuple[int, ...]], Tensor]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor without its values; strides and offset in elements."""
+    """The dtype and memory layout of a tensor; strides and offset count elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -58,15 +58,13 @@ class TensorLayout:
         return text + (f" offset {self.offset}" if self.offset else "")
 
     def stand_in(self) -> Tensor:
-        """Returns a tensor with this layout and without values. Meta tensors have no address: with an offset it is in host
-        memory."""
+        """Returns a meta tensor with this layout; with an offset, a CPU tensor, because meta tensors have no address to check."""
         device = "cpu" if self.offset else "meta"
         storage = torch.empty(self.stored, dtype=self.dtype, device=device)
         return storage.as_strided(self.shape, self.strides, self.offset)
 
     def tensor(self, fill: Fill, device: torch.device) -> Tensor:
-        """Returns a tensor with values by `fill` (one along an expanded dim); the rest of its storage is NaN, to reveal reads
-        out of bounds."""
+        """Returns a tensor that `fill` creates the values of. The rest of its storage is NaN, which reveals reads out of bounds."""
         values = fill(tuple(1 if stride == 0 else size for size, stride in zip(self.shape, self.strides, strict=True)))
         if self == TensorLayout(self.dtype, self.shape, row_major(self.shape)):
             return values
@@ -101,7 +99,7 @@ class TensorLayout:
 
 
 def row_major(shape: tuple[int, ...], step: int = 1, row: int | None = None) -> tuple[int, ...]:
-    """Returns row-major strides with a stride `step` of the last dim, and `row` between padded rows."""
+    """Returns row-major strides: `step` for the last dim; `row`, if given, for the second to last, so that rows are padded."""
     strides: list[int] = []
     stride = step
     for dim in reversed(range(len(shape))):
@@ -129,7 +127,7 @@ class DataValues(Enum):
     NAN = "nan"  # some rows have a NaN
 
     def may_overflow(self, dtype: torch.dtype) -> bool:
-        """True if torch eager may be far from the exact result: squares of large numbers overflow float16."""
+        """True if torch eager may be far from the exact result, because squares of large numbers overflow float16."""
         return self is DataValues.NEAR_OVERFLOW or (self is DataValues.LARGE and dtype is torch.float16)
 
 
@@ -182,7 +180,7 @@ def _nan(normal: Tensor) -> Tensor:
 
 
 def _some_rows(tensor: Tensor) -> Tensor:
-    """The first third of the rows, so that some heads or batches are unchanged."""
+    """Selects the first third of the rows; the other heads or batches stay unchanged."""
     rows = tensor.view(-1, tensor.shape[-1])
     return rows[: -(-rows.shape[0] // 3)]
 
@@ -283,34 +281,34 @@ class _Cases:
     def few(self) -> Iterator[Case]:
         """The cases that depend on the element type: vector widths and hard values; the canonical one first."""
         yield self.case(CANONICAL, self.spec.sizes)
-        yield self.case("odd", self.sized(self.index64(4, 1)))
+        yield self.case("odd", self.sized(self.features_over(4, 1)))
         yield self.case("unaligned", self.sized(rows=_EVEN_ROWS), self.of_rank(1, TensorLayout.shifted))
         yield from self.hard_values()
 
     def fewest(self, is_narrowest: bool) -> Iterator[Case]:
         yield self.case(CANONICAL, self.spec.sizes)
         if is_narrowest:
-            yield self.case("odd", self.sized(self.index64(4, 1)))
+            yield self.case("odd", self.sized(self.features_over(4, 1)))
             yield self.case("unaligned", self.sized(rows=_EVEN_ROWS), self.of_rank(1, TensorLayout.shifted))
 
     # Sizes.
 
     def lengths(self) -> Iterator[Case]:
-        """Every vector width and every tail."""
+        """Row lengths for every vector width, with and without a remainder."""
         yield self.case("half as wide", self.sized())
-        yield self.case("odd", self.sized(self.index64(4, 1)))
-        yield self.case("of two", self.sized(self.index64(4, 2)))
-        yield self.case("of four", self.sized(self.index64(4, 4)))
-        yield self.case("of eight", self.sized(self.index64(4, 8)))
+        yield self.case("odd", self.sized(self.features_over(4, 1)))
+        yield self.case("of two", self.sized(self.features_over(4, 2)))
+        yield self.case("of four", self.sized(self.features_over(4, 4)))
+        yield self.case("of eight", self.sized(self.features_over(4, 8)))
         yield self.case("ones", dict.fromkeys(self.varied, 1))
         yield self.case("one row", self.sized(dict.fromkeys(self.rows, 1)))
         yield self.case("all 64", dict.fromkeys(self.varied, 64) | dict.fromkeys(self.rows[:-1], 2))
         first = self.arguments(self.sized())
-        yield self.case("another length, odd", self.sized(self.index64(2, 1)), before=first)
-        yield self.case("another length, of eight", self.sized(self.index64(2, 8)), before=first)
+        yield self.case("another length, odd", self.sized(self.features_over(2, 1)), before=first)
+        yield self.case("another length, of eight", self.sized(self.features_over(2, 8)), before=first)
 
     def long_rows(self) -> Iterator[Case]:
-        """Every row strategy: one warp, one block, rows in shared memory, multi-pass."""
+        """Row lengths for every way to hold a row: in one warp, in one block, in shared memory, in several passes."""
         if not self.kinds & {ROW, COLUMN, ROW_COLUMN}:
             return
         if CONTRACTION in self.kinds:  # longer rows need weights larger than any memory
@@ -327,7 +325,7 @@ class _Cases:
                 yield self.case(f"many rows of {features}", sizes)
 
     def products(self) -> Iterator[Case]:
-        """Tiles of every width, some partial; transposed operands."""
+        """Matmuls with tiles of every width, some partial, and with transposed operands."""
         if CONTRACTION not in self.kinds:
             return
         for features in (64, 96, 136, 192, 264, 520):
@@ -343,11 +341,11 @@ class _Cases:
         yield self.case("product of turned weights", square, {n: move for n, move in transposed.items() if n not in self.data})
 
     def attention(self) -> Iterator[Case]:
-        """Both head sizes, with partial tiles of queries and of keys."""
+        """Attention with both head sizes, and partial tiles of queries and of keys."""
         if ATTENTION not in self.kinds:
             return
         queries, keys = self.rows[-2:]
-        for width in (self.index64(1, 0), self.index64(2, 0)):
+        for width in (self.features_over(1, 0), self.features_over(2, 0)):
             (channels,) = width.values()
             for lengths in ((1, 1), (1, 300), (129, 127), (200, 1000), (1000, 200)):
                 name = f"{lengths[0]} queries, {lengths[1]} keys, {channels} channels"
@@ -382,13 +380,14 @@ class _Cases:
 
     # Helpers.
 
-    def index64(self, divisor: int, more: int) -> dict[str, int]:
+    def features_over(self, divisor: int, more: int) -> dict[str, int]:
+        """Divides the canonical features by a number, and adds to each."""
         return {name: self.spec.sizes[name] // divisor + more for name in self.features}
 
     def sized(self, overrides: NamedSizes | None = None, rows: tuple[int, ...] = _PRIME_ROWS) -> dict[str, int]:
         """Half the canonical features and few rows, with overrides."""
         few_rows = dict(zip(self.rows, rows[-len(self.rows) :], strict=True)) if self.rows else {}
-        sizes = few_rows | self.index64(2, 0) | dict(overrides or {})
+        sizes = few_rows | self.features_over(2, 0) | dict(overrides or {})
         return {name: sizes[name] for name in self.varied}
 
     def arguments(self, sizes: NamedSizes, moves: Mapping[str, Move] | None = None) -> dict[str, Any]:

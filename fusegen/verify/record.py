@@ -40,7 +40,7 @@ _HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by 
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and software of an entry: the GPU and its own target, versions, and the time in UTC."""
+    """The machine and software of an entry: the GPU, its target, versions, and the time in UTC."""
 
     gpu: str
     target: str
@@ -54,7 +54,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """A case that passed; arguments, plan and verdict as text.
+    """A case that passed; its arguments, plan and verdict are text.
 
     Attributes:
         sources: digests of the launched texts and compiler flags.
@@ -168,9 +168,9 @@ def folder_to_write(requested: Path | None) -> Path | None:
     folder = requested.expanduser().resolve()
     is_package = folder.is_relative_to(_package())
     if is_package or {"site-packages", "dist-packages"} & set(folder.parts):
-        raise ArgumentError(f"{requested} belongs to an installation", hint="--record with a folder of yours")
+        raise ArgumentError(f"{requested} belongs to the installed package", hint="give --record another folder")
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{requested} is not a folder", hint="--record with a folder of yours")
+        raise ArgumentError(f"{requested} is not a folder", hint="give --record a folder")
     return folder
 
 
@@ -178,7 +178,7 @@ def folder_to_write(requested: Path | None) -> Path | None:
 
 
 def unverified(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields target, spec and element type of everything that ships without an entry."""
+    """Yields the target, spec and element type of each shipped kernel without a verification entry."""
     for target in TARGETS:
         for spec in SPECS.values():
             record = read(path_of(folder, target, spec.name))
@@ -186,7 +186,7 @@ def unverified(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def listed(folder: Path) -> frozenset[tuple[str, ...]]:
-    """Reads target, spec and element type from the list; empty if there is no list."""
+    """Reads the list of unverified kernels: target, spec and element type of each; empty if there is no list."""
     try:
         lines = (folder / LIST).read_text(encoding="utf-8").splitlines()
     except OSError:

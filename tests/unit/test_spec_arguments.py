@@ -137,7 +137,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "shift of shape (2, 3, 8)": lambda: ops.modulated_rms_norm(x, row, x),
         "a bias with k_weight": lambda: ops.qkv_linear(x, weight, weight[0], heads=2, k_weight=part, v_weight=part),
         "heads=2 and kv_heads=7": lambda: ops.qkv_linear(x, weight, heads=2, kv_heads=7, k_weight=part, v_weight=part),
-        "k_weight or v_weight alone": lambda: ops.qkv_linear(x, randn(24, 8), heads=2, k_weight=part),
+        "only one of k_weight and v_weight": lambda: ops.qkv_linear(x, randn(24, 8), heads=2, k_weight=part),
         "bias of shape (1)": lambda: ops.linear(x, weight, weight[0, :1]),
         "residual of shape (1, 3, 8)": lambda: ops.add_rms_norm(x, x[:1], weight[0]),
         "weight of shape (1)": lambda: ops.rms_norm(x, (8,), weight[0, :1], casting_mode="llama"),

@@ -185,14 +185,14 @@ def refused() -> dict[str, Callable[[], object]]:
         "a packed gate of 7 features": lambda: ops.swiglu(x),
         "heads=4 and kv_heads=2 of 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
         "normalized_shape=\\(3, 7\\) for rows of 7": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
-        "token_type_ids or token_type_weight alone": lambda: ops.embedding(positions, x, token_type_weight=x),
+        "only one of token_type_ids and token_type_weight": lambda: ops.embedding(positions, x, token_type_weight=x),
         "norm_bias without norm_weight": lambda: ops.embedding(positions, x, norm_bias=x[0]),
         "position_weight of 1 rows for 3 positions": lambda: ops.embedding(positions, x, position_weight=x[:1]),
         "factor=4.0 without a scaling": lambda: ids(factor=4.0),
         "base=1.0": lambda: ids(base=1.0, scaling="yarn", factor=4.0),
         "position_ids of shape \\(3, 1, 3\\)": lambda: ops.rotary_position_ids(q, q, positions.expand(3, 1, 3)),
         "a mask of torch.int64": lambda: ops.flash_attention(q, q, q, mask=positions),
-        "cos or sin alone": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
+        "only one of cos and sin": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
         "k_cache of shape \\(2, 4, 2, 8\\)": lambda: ops.split_rotary_cache(
             randn(3, 32), *randn(2, 3, 8), *torch.zeros(2, 2, 4, 2, 8), torch.arange(3), heads=2, kv_heads=1
         ),

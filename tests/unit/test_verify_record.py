@@ -115,7 +115,7 @@ def test_records_go_into_the_checkout() -> None:
 
 def test_an_installation_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (tmp_path / "lib/site-packages/fusegen/records", Path(fusegen.__file__).parent / "records"):
-        with pytest.raises(ArgumentError, match="belongs to an installation"):
+        with pytest.raises(ArgumentError, match="belongs to the installed package"):
             folder_to_write(folder)
     monkeypatch.setattr("fusegen.verify.record.is_installed", lambda: True)
     assert folder_to_write(None) is None

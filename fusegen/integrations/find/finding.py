@@ -28,15 +28,15 @@ class Finding:
     """A chain of operations that fusegen computes in fewer launches, or with less traffic.
 
     Attributes:
-        pattern: its kind.
-        name: of the declared kernel.
-        operations: those that torch launches, in order.
+        pattern: the kind of chain.
+        name: the name of the declared kernel.
+        operations: the operations that torch launches, in order.
         places: the source location of the last operation, for each occurrence.
-        launches_before, launches_after: per occurrence, of torch eager and of fusegen.
-        bytes_before, bytes_after: moved per occurrence.
+        launches_before, launches_after: launches per occurrence, in torch eager and in fusegen.
+        bytes_before, bytes_after: bytes moved per occurrence.
         read_again: bytes of repeated reads of inputs, which fusegen saves, per occurrence.
         seconds_before: measured time per occurrence; None without a profile.
-        seconds_saved: expected, per occurrence: bytes over the GPU's bandwidth, plus a fixed time per launch.
+        seconds_saved: expected saving per occurrence: bytes over the GPU's bandwidth, plus a fixed time per launch.
         declaration: Python source of the kernel.
         call: a line that calls it with arguments named as its parameters.
         arguments: the value of each parameter: a path in the model, or an operation with its location.
@@ -95,7 +95,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Observation:
-    """A property of a profile that no single kernel changes; the detail has the figures."""
+    """A property of the whole profile, such as idle time; ``detail`` has the figures."""
 
     title: str
     detail: str
@@ -106,9 +106,9 @@ class Findings(Sequence[Finding]):
 
     Args:
         findings: in any order.
-        target: the GPU of all figures.
-        observations: about a profile.
-        launches_before: of torch eager, for the whole source.
+        target: the GPU that all launches, bytes and times are for.
+        observations: properties of a profile; empty without one.
+        launches_before: launches of torch eager for the whole source.
         refused: operations that fusegen cannot trace, with the reason and the number of occurrences.
     """
 

@@ -36,8 +36,8 @@ def search_graph(graph: fx.Graph, machine: Target, bandwidth: float) -> Findings
     """The findings of a captured graph.
 
     Args:
-        machine: the target of launches, bytes and times.
-        bandwidth: of its GPU, bytes per second.
+        machine: the GPU to count launches and to estimate times for.
+        bandwidth: memory bandwidth of this GPU, in bytes per second.
     """
     search = Search(graph, machine, bandwidth)
     return Findings(search.findings(), machine.name, (), search.launches(), search.refused())
@@ -50,7 +50,7 @@ def search_trace(trace: ProfilerTrace, machine: Target, bandwidth: float) -> Fin
     return Findings(search.findings(_TRACE_NOTE), machine.name, observations, search.launches(), search.refused())
 
 
-_TRACE_NOTE = "a trace does not say which tensor an operation reads; assumed is the latest of its shape. Compare with the source"
+_TRACE_NOTE = "a trace does not record which tensor an operation reads; the latest of its shape is assumed. Compare with the source"
 
 
 class Search:
@@ -68,7 +68,7 @@ class Search:
         return [_finding(costs, self._bandwidth, note) for costs in self.best()]
 
     def best(self) -> list[list[Cost]]:
-        """Disjoint regions with a saving, grouped by equality."""
+        """Selects disjoint regions that save time; equal regions form one group."""
         light = self._joined(
             regions_of(self._graph, self._kinds, (NodeCost.LIGHT, NodeCost.FREE), lambda node: node.meta.get(EPOCH))
         )
@@ -83,7 +83,7 @@ class Search:
         return list(groups.values())
 
     def _joined(self, regions: Sequence[CutRegion]) -> list[CutRegion]:
-        """The regions, with those joined that read one large tensor, if they are independent and the union moves fewer bytes."""
+        """Joins independent regions that read the same large tensor, where the union moves fewer bytes."""
         regions_by_node = {node: region for region in regions for node in region.nodes}
         for node in self._graph.nodes:
             reading = [regions_by_node[user] for user in node.users if user in regions_by_node]
@@ -94,7 +94,7 @@ class Search:
         return list({id(region): region for region in regions_by_node.values()}.values())
 
     def _union(self, read: fx.Node, first: CutRegion, second: CutRegion) -> CutRegion | None:
-        """The union of two regions that read a tensor, if the tensor is large and is then read once; else None."""
+        """Joins two regions that read the same tensor; None unless the tensor is large and the union moves fewer bytes."""
         nodes = {*first.nodes, *second.nodes}
         if first is second or not all(self._is_large(read, region) for region in (first, second)) or not self._is_fusible(nodes):
             return None
@@ -116,7 +116,7 @@ class Search:
         return 2 * _size(node) >= max(map(_size, region.nodes))
 
     def _best_of(self, candidates: Iterable[CutRegion]) -> Cost | None:
-        """The region that saves most; of equal ones, the first and smallest."""
+        """Returns the region that saves most; if several save as much, the first, which is the smallest."""
         best, most = None, 0.0
         for region in candidates:
             try:
@@ -129,7 +129,7 @@ class Search:
         return best
 
     def _candidates(self, region: CutRegion) -> Iterator[CutRegion]:
-        """The region alone; with the matmuls that it reads; also with the matmuls that read it."""
+        """Yields the region alone, then with the matmuls that it reads, then also with the matmuls that read it."""
         yield region
         inside = set(region.nodes)
         before = self._heavy(n for node in region.nodes for n in self._through_views(node, back=True) if n not in inside)
@@ -143,7 +143,7 @@ class Search:
         return [node for node in dict.fromkeys(nodes) if self._kinds[node] is NodeCost.HEAVY]
 
     def _through_views(self, node: fx.Node, *, back: bool) -> Iterator[fx.Node]:
-        """The inputs or users of a node, and those beyond views."""
+        """Yields the inputs (`back`) or users of a node; for views among these, also their inputs or users, and so on."""
         for neighbor in node.all_input_nodes if back else node.users:
             yield neighbor
             if self._kinds.get(neighbor) is NodeCost.FREE:
@@ -162,7 +162,7 @@ class Search:
                 yield from self._views_between(neighbor, inside, back=back)
 
     def launches(self) -> int:
-        """Launches of torch eager in the whole graph: measured ones if the trace has them, else as far as they can be counted."""
+        """Launches of torch eager in the whole graph: measured if the trace has kernels, else those that can be counted."""
         calls = [node for node in self._graph.nodes if node.op in ("call_function", "call_method")]
         if measured := sum(node.meta.get(LAUNCHES, 0) for node in calls):
             return int(measured)
@@ -305,7 +305,7 @@ def _seconds_saved(cost: Cost, measured: float | None, bandwidth: float) -> floa
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a region: ``eager`` of torch, ``launches`` and ``moved`` bytes of fusegen."""
+    """The cost of a region: ``eager`` is that of torch; ``launches`` and ``moved`` (bytes) are fusegen's."""
 
     region: CutRegion
     function: RegionFunction
@@ -314,7 +314,7 @@ class Cost:
     moved: int
 
     def seconds_saved(self, bandwidth: float) -> float:
-        """Expected: bytes over ``bandwidth`` (bytes per second), plus a fixed time per launch."""
+        """Expected saving: saved bytes over ``bandwidth`` (bytes per second), plus a fixed time per saved launch."""
         return (self.eager.moved - self.moved) / bandwidth + (self.eager.launches - self.launches) * LAUNCH_SECONDS
 
     def seconds_after(self, bandwidth: float) -> float:
@@ -329,7 +329,7 @@ class Costs:
         self._known: dict[object, Cost | None] = {}
 
     def of(self, region: CutRegion) -> Cost | None:
-        """The cost of a region; None if fusegen cannot compute all of it, or eager cannot be counted."""
+        """The cost of a region; None if fusegen cannot compute all of it, or if the launches of eager cannot be counted."""
         key = key_of(region)
         if key not in self._known:
             self._known[key] = self._lowered(region, region_function(region.nodes, region.results))
@@ -368,9 +368,9 @@ def facts_of(nodes: Sequence[fx.Node]) -> list[object]:
 # Observations about a profile: memory-bound time, and gaps between kernels.
 
 
-_NEAR_PEAK = 0.6  # share of the peak bandwidth at which memory is the limit
+_NEAR_PEAK = 0.6  # fraction of the peak bandwidth from which an operation counts as bound by memory
 _GAP = 1e-6  # seconds without a kernel that count as a gap
-_HOST_BOUND = 0.2  # share of idle time at which the host is the limit
+_HOST_BOUND = 0.2  # fraction of idle time from which the GPU counts as waiting for the host
 
 
 def observe(trace: ProfilerTrace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:

@@ -40,14 +40,14 @@ class DeviceKernel:
 
 @dataclass
 class ProfiledOperator:
-    """A call of an ATen operator that is not made by another one.
+    """A call of an ATen operator that no other operator made.
 
     Attributes:
         name: without ``aten::``.
-        start, seconds: host time.
-        shapes, strides, types, values: of the arguments, as the profiler writes them.
-        location: of the call.
-        kernels: launched by it; empty in a trace without a GPU.
+        start, seconds: start and duration on the host.
+        shapes, strides, types, values: properties of the arguments, as the profiler writes them.
+        location: the source location of the call.
+        kernels: the kernels that it launched; empty in a trace without a GPU.
     """
 
     name: str
@@ -66,8 +66,8 @@ class ProfilerTrace:
     """A profiler's trace.
 
     Attributes:
-        kernels: all on the GPU in order, also those without an operator.
-        gpu: its name, or empty.
+        kernels: all kernels on the GPU in order, also those that no operator launched.
+        gpu: name of the GPU; empty without one.
         capability: compute capability of the GPU; None if unknown.
     """
 
@@ -208,7 +208,7 @@ class _Locations:
 
 
 def literal(text: str) -> Any:
-    """The value of a concrete argument; None for an empty text."""
+    """Parses an argument that the trace recorded as text; None for an empty text."""
     try:
         return ast.literal_eval(text) if text else None
     except (ValueError, SyntaxError):
@@ -243,7 +243,7 @@ _NUMBERS = ("double", "long int")
 
 
 def replay(operators: Sequence[ProfiledOperator]) -> fx.Graph:
-    """The graph of a trace's operators, with the keys above in ``meta``. Operators that cannot be called again are left out."""
+    """Builds the graph of a trace's operators, with the keys above in ``meta``, without operators that cannot be called again."""
     recorder = ModelRecorder(None, ())
     recent = _Recent(recorder)
     with quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
@@ -283,7 +283,7 @@ def _unknown(name: str) -> Any:
 
 
 def _split(name: str, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The positional and named arguments: a trace lists all in order, and the operator's schema names some."""
+    """Splits arguments, which a trace lists in order, into positional and named ones by the operator's schema."""
     packet = getattr(torch.ops.aten, name)
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema.arguments
@@ -297,7 +297,7 @@ def _split(name: str, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _of_type(value: Any, argument: Any) -> Any:
-    """The value for a schema: dtypes are numbers in a trace, and so are layouts, which are left out."""
+    """Converts a recorded value to its type in the schema: a trace has numbers for dtypes and layouts. Layouts are dropped."""
     kind = str(argument.real_type)
     if "ScalarType" in kind and isinstance(value, int):
         return _BY_NUMBER[value]
@@ -338,8 +338,8 @@ class _Recent:
     """The tensors that an operator may read.
 
     Attributes:
-        results: of the latest operators.
-        taken: read by the current operator.
+        results: results of the latest operators.
+        taken: results that the current operator reads already.
     """
 
     def __init__(self, recorder: ModelRecorder) -> None:
@@ -349,14 +349,14 @@ class _Recent:
         self._read = WeakIdKeyDictionary()
 
     def forget(self, operator: ProfiledOperator) -> None:
-        """Drops results that may be mistaken for an unknown result: those of its shape, if the operator reads no tensor."""
+        """Drops results of the same shape as an unknown one, which they may be mistaken for, if the operator reads no tensor."""
         reads = any(kind in _DTYPES or kind == "TensorList" for kind in operator.types)
         shape = next((value for value in map(literal, operator.values) if isinstance(value, list)), None)
         remaining = [] if reads or shape is None else [value for value in self.results if list(value.shape) != shape]
         self.results = deque(remaining, maxlen=_RECENT)
 
     def like(self, dtype: torch.dtype, shape: Sequence[int], strides: Any) -> Tensor:
-        """The latest result with these properties, or a new tensor."""
+        """Returns the latest result with these properties, or a new tensor."""
         with torch._C.DisableTorchFunction():
             similar = [value for value in reversed(self.results) if _is_like(value, dtype, shape, strides)]
             available = [value for value in similar if not any(value is tensor for tensor in self.taken)]
@@ -368,7 +368,7 @@ class _Recent:
             return torch.empty(shape, dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
 
     def number(self, dtype: torch.dtype) -> Tensor:
-        """A number as a tensor; the trace does not record its value."""
+        """Returns a tensor for a number, whose value the trace does not record."""
         with torch._C.DisableTorchFunction():
             value = torch.empty((), dtype=dtype)
             self._recorder.placeholder(value, "number").meta[VALUE] = 1.5 if dtype.is_floating_point else 2

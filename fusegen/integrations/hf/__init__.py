@@ -44,7 +44,7 @@ def _attention(
     if softcap is None and sinks is None:
         result = F.scaled_dot_product_attention(query, key, value, mask, p, is_causal, scale=scaling, enable_gqa=True)
     else:
-        if mask is not None and mask.dtype == torch.bool:  # finite scores: a fully masked query, as of padding, gives no NaN
+        if mask is not None and mask.dtype == torch.bool:  # finite scores, so that a fully masked query (padding) gives no NaN
             mask = torch.where(mask, 0.0, _LEAST)
         attend = partial(flash_attention.function, softcap=softcap, sinks=sinks, p=p, training=p > 0)
         result = cast(Tensor, attend(query, key, value, mask, scaling, is_causal))
@@ -73,9 +73,9 @@ def attention(
         key, value: (batch, kv_heads, keys, channels).
         attention_mask: added floats, or booleans that are True for visible keys; broadcast to the scores. It includes windows.
         dropout: the probability of a weight to become 0.
-        scaling: of the scores; 1/√channels by default.
+        scaling: factor of the scores, 1/√channels by default.
         is_causal: True for a causal mask, if there is no other mask.
-        position_bias: added to the scores.
+        position_bias: a bias that is added to the scores.
         softcap: scores become softcap·tanh(scores/softcap).
         s_aux: (heads), attention sinks: scores that take part in the softmax without a value.
 

@@ -33,7 +33,7 @@ CacheFunction: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class CacheArgument:
-    """The argument of a call that is a cache; ``key`` is its position or name."""
+    """The argument of a call that holds the cache; ``key`` is its position or name."""
 
     key: int | str
     kind: type
@@ -64,10 +64,10 @@ def layer_indices(module: nn.Module) -> frozenset[int]:
 
 
 def layer_index_in(cache: Any, indices: frozenset[int], name: str) -> int:
-    """The only index of a module's layers in a cache.
+    """Returns the one index that a module's layers use in a cache.
 
     Raises:
-        UnsupportedError: there are several, or the cache is a pair and both caches have entries at the index.
+        UnsupportedError: the layers use several or none, or the cache is a pair and both caches have entries at the index.
     """
     if len(indices) != 1 or (is_pair(cache) and not any(fresh_flags(cache, next(iter(indices))))):
         raise UnsupportedError(f"{name} uses more than one layer of its {type(cache).__name__}")
@@ -76,7 +76,7 @@ def layer_index_in(cache: Any, indices: frozenset[int], name: str) -> int:
 
 
 def fresh_flags(cache: Any, index: int) -> tuple[bool, ...]:
-    """A flag per cache, two for a pair, that is True if the cache is fresh."""
+    """Returns `is_fresh` of each cache: one flag, or two for a pair."""
     if not is_pair(cache):
         return (is_fresh(cache, index),)
     is_filled = bool(cache.is_updated.get(index))
@@ -84,7 +84,10 @@ def fresh_flags(cache: Any, index: int) -> tuple[bool, ...]:
 
 
 def is_fresh(cache: Any, index: int) -> bool:
-    """True if a cache is empty and returns its new entries unchanged: its class and methods are those of ``transformers``."""
+    """True if the layer's cache is empty, and `update` will return the new entries unchanged.
+
+    The latter is known for classes and methods of ``transformers`` only.
+    """
     caches, layers = sys.modules[_CACHES], cache.layers
     if cache.offloading or not _is_defined_in(caches, cache, "update"):
         return False
@@ -96,7 +99,7 @@ def is_fresh(cache: Any, index: int) -> bool:
 
 
 def is_pair(cache: object) -> bool:
-    """True for a pair of caches, of a decoder's own keys and its encoder's."""
+    """True for a pair of caches: one for the decoder's self-attention, one for its cross-attention."""
     return isinstance(cache, sys.modules[_CACHES].EncoderDecoderCache)
 
 
@@ -157,7 +160,7 @@ class UnusedCacheStandIn(EmptyCacheStandIn):
 
 
 class CachePairStandIn(EmptyCacheStandIn):
-    """Stands for a pair of caches; ``are_fresh`` says for each if it is empty."""
+    """Stands for a pair of caches while a layer is traced; ``are_fresh`` has a flag for each."""
 
     def __init__(self, kind: type, are_fresh: Sequence[bool]) -> None:
         super().__init__(kind)
@@ -188,7 +191,10 @@ def fill_cache(cache: Any, index: int, results: tuple[Any, Any]) -> Any:
 
 
 def with_empty_cache(function: CacheFunction, argument: CacheArgument, are_fresh: Sequence[bool]) -> CacheFunction:
-    """A layer's function that also returns the new entries of its empty cache: keys and values, or None; two for a pair."""
+    """Wraps a layer's function so that it also returns the new entries of its empty cache.
+
+    The entries are keys and values, or None; for a pair of caches there are two of these.
+    """
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         stand_in = EmptyCacheStandIn(argument.kind) if len(are_fresh) == 1 else CachePairStandIn(argument.kind, are_fresh)
@@ -217,10 +223,10 @@ def mask_position(function: CacheFunction) -> int | None:
 def without_mask(
     position: int | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """A call's arguments with a stand-in for the attention mask, whose shape changes for each token and which neither kernel reads.
+    """Replaces the attention mask in a call's arguments: neither kernel reads it, and its shape changes with each token.
 
     Args:
-        position: of the mask.
+        position: position of the mask.
     """
     if kwargs.get(_MASK) is not None:
         return args, {**kwargs, _MASK: _MASK_ARGUMENT}
@@ -239,11 +245,11 @@ class _KernelResult:
 
 @dataclass(frozen=True, repr=False)
 class AttentionCalls:
-    """The calls between the two kernels: a constant of the first kernel's trace, which is part of its results.
+    """The calls between the two kernels, `update` and attention. The first kernel returns them as a constant of its trace.
 
     Attributes:
-        update: further positional and named arguments of the cache's `update`.
-        arguments: further arguments of the attention function, after the module, query, keys and values.
+        update: arguments of the cache's `update` after keys and values.
+        arguments: arguments of the attention function after the module, query, keys and values.
     """
 
     update: tuple[tuple[Any, ...], dict[str, Any]]
@@ -252,11 +258,11 @@ class AttentionCalls:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def run(self, cache: Any, results: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        """The result of attention, (batch, positions, heads, channels).
+        """Updates the cache and computes attention: (batch, positions, heads, channels).
 
         Args:
-            results: of the first kernel: query, keys, values, and further arguments.
-            args, kwargs: of the layer's call.
+            results: results of the first kernel: query, keys, values, and further arguments.
+            args, kwargs: arguments of the layer's call.
         """
 
         def value(argument: Any) -> Any:
@@ -272,7 +278,7 @@ class AttentionCalls:
         return attended
 
     def __repr__(self) -> str:
-        """A text that is unique to these calls, because it is part of the key of a trace."""
+        """Returns a text that is unique to these calls: the key of a trace contains it."""
         leaves = (self.attention, self.module, *tree_leaves((self.update, self.arguments)))
         names = (repr(leaf) if is_plain(leaf) else f"{type(leaf).__name__} {id(leaf)}" for leaf in leaves)
         return f"AttentionCalls({', '.join(names)})"
@@ -304,8 +310,8 @@ class _AttentionTrace:
     """The trace of a layer that stops at attention, or continues with a given result.
 
     Attributes:
-        result: of attention; None stops the trace.
-        calls: of the attention function: the function and its arguments.
+        result: the result of attention; None stops the trace.
+        calls: calls of the attention function, each with its arguments.
     """
 
     result: Any = None
@@ -320,7 +326,7 @@ _THREAD = _Thread()
 
 
 def is_tracing_attention() -> bool:
-    """True if this thread runs a layer with stand-ins for its cache and attention."""
+    """True while this thread traces a layer with stand-ins for its cache and attention."""
     return _THREAD.attention_trace is not None
 
 
@@ -362,7 +368,7 @@ def intercept_attention() -> None:
 
 
 def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
-    """A layer's function up to its attention, which returns `AttentionInputs`."""
+    """Cuts a layer's function before its attention; the new function returns `AttentionInputs`."""
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         stand_in = CacheStandIn(argument.kind)
@@ -391,7 +397,10 @@ def _own_attention() -> UnsupportedError:
 
 
 def after_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
-    """A layer's function after its attention; it takes the module, the result of attention, and the layer's arguments."""
+    """Returns the rest of a layer's function after its attention.
+
+    The rest takes the module, the result of attention, and the layer's arguments.
+    """
 
     def call(module: nn.Module, attended: Any, *args: Any, **kwargs: Any) -> Any:
         positional, named = argument.substitute(CacheStandIn(argument.kind), args, kwargs)

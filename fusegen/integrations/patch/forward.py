@@ -53,7 +53,7 @@ class FusedForward(FusedCall):
         super().__init__()
         self.module = module
         self._attribute = _attribute(module)
-        self._given = vars(module).get(self._attribute)  # of another tool, or the user's own
+        self._given = vars(module).get(self._attribute)  # a forward pass that another tool or the user has set
 
     def put(self) -> None:
         setattr(self.module, self._attribute, self)
@@ -75,7 +75,7 @@ class FusedForward(FusedCall):
         return self._given or partial(type(self.module).forward, self.module)
 
     def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
-        """The call as a kernel, or as two if its cache has entries.
+        """Converts the call to a kernel call, or to two if its cache has entries.
 
         Raises:
             UnsupportedError: the layer uses its cache in an unsupported way.
@@ -113,7 +113,7 @@ class FusedForward(FusedCall):
         return self._kernel("behind", after_attention, argument)
 
     def own_code_reason(self) -> str:
-        """Includes checkpointing by the module's own code, if its class has no checkpointing ``__call__``."""
+        """Returns the reason why the module's own code must run now: hooks, or checkpointing inside the module's code."""
         module = self.module
         if self._is_removed:
             return "its patch was removed"
@@ -125,12 +125,12 @@ class FusedForward(FusedCall):
         return self._current_submodules().own_code_reason()
 
     def mode(self) -> CallKind:
-        """The module's class, its forward pass, which tools replace, and its mode."""
+        """Returns the module's class, its forward pass (which tools may replace), and its training mode."""
         cls = type(self.module)
         return (cls, cls.forward, self.module.training)
 
     def _kernel(self, part: str, transform: Callable[..., CacheFunction], *settings: Hashable) -> Kernel[..., Any]:
-        """The kernel of a part of the forward pass, one per class and mode.
+        """Returns the kernel of a part of the forward pass; there is one per class and mode.
 
         Args:
             transform: makes the part's function from the module's function and the settings.
@@ -142,7 +142,7 @@ class FusedForward(FusedCall):
         return self._kernels[key]
 
     def _function(self, transform: Callable[..., CacheFunction], settings: tuple[Hashable, ...]) -> CacheFunction:
-        """The function of a part; modules of one class share it and its traces."""
+        """Returns the function of a part; modules of one class share it and its traces."""
         own_forward = self._given
         if own_forward is None:
             return _shared(transform, type(self.module).forward, *settings)
@@ -245,7 +245,7 @@ _ACCELERATE_HOOK = "_hf_hook"
 
 
 class Submodules:
-    """The submodules of a module and their hooks. Torch's dicts are stored, because each call of a layer checks them.
+    """The submodules of a module and their hooks. It stores torch's own dicts, because each call of a layer checks them.
 
     A kernel's trace guards the same dicts, so a replaced dict leads to a new trace.
     """

@@ -1,4 +1,4 @@
-"""A model's function that runs as one kernel if its call can be traced, else unchanged."""
+"""A function of a model: it runs as one kernel if the call can be traced, else unchanged."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ CallKind: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """A call as a kernel of tensors and plain values.
+    """A call that is converted to a kernel call, whose arguments are tensors and plain values.
 
     Attributes:
-        args, kwargs: of the kernel.
-        finish: computes the result from the kernel's. It may change the caller's state, so the function does not run afterwards.
-        function: the equivalent in torch, if the kernel's function does more.
+        args, kwargs: arguments of the kernel.
+        finish: computes the result from the kernel's. It may change the caller's state, so the function must not run afterwards.
+        function: the equivalent in torch, if the kernel's function computes more than the result.
     """
 
     kernel: Kernel[..., Any]
@@ -49,12 +49,12 @@ class PreparedCall:
 
 @dataclass(frozen=True)
 class FusedFacts:
-    """The costs of a kind of call that is one kernel.
+    """The launches of a call that is one kernel, and the facts to count those of torch eager.
 
     Attributes:
-        launches: of a forward pass without gradients.
+        launches: launches of a forward pass without gradients.
         function: the equivalent in torch.
-        args, kwargs: of a call, with meta tensors.
+        args, kwargs: arguments of a call, with meta tensors.
         lowered: device type and dtype of the active autocast, or None.
     """
 
@@ -85,14 +85,14 @@ def _to_meta(tensor: Tensor) -> Tensor:
 
 
 class FusedCall:
-    """Replaces a function. Calls of a kind that cannot be traced run the function itself.
+    """Replaces a function of a module by a kernel. Kinds of calls that cannot be traced run the function itself.
 
     Attributes:
-        module: that has the function.
+        module: the module that has the function.
         kinds: the facts of the kernel, or the reason why there is none, for each kind of call so far.
-        own_code: the latest reason why a call ran the function itself although it may be a kernel.
-        graphs: for calls with gradients; None if kernels are launched one by one.
-        layers: progress over the layers of the same class.
+        own_code: the latest reason why a call ran the function itself although its kind can be a kernel.
+        graphs: CUDA graphs for calls with gradients; None if kernels are launched one by one.
+        layers: counts the compiled layers of the same class, for the progress display.
     """
 
     __guarded__: tuple[str, ...] = ("module",)
@@ -100,7 +100,7 @@ class FusedCall:
     graphs: KernelGraphs | None = None
     layers: Layers | None = None
     own_code: str = ""
-    _last_reason = "it was patched after its forward pass"  # of the last call outside of a backward pass
+    _last_reason = "it was patched after its forward pass"  # the reason of the last call outside of a backward pass
 
     def __init__(self) -> None:
         self.kinds: dict[CallKind, FusedFacts | str] = {}
@@ -166,13 +166,16 @@ class FusedCall:
         return ""
 
     def _own_code_reason(self) -> str:
-        """In a backward pass, a checkpoint's second call gets the same reason as the first, so that both draw the same masks."""
+        """Returns `own_code_reason`; in a backward pass, that of the forward pass.
+
+        A checkpoint that calls the module again thus takes the same path, and draws the same dropout masks.
+        """
         if torch._C._current_graph_task_id() < 0:
             self._last_reason = self.own_code_reason()
         return self._last_reason
 
     def mode(self) -> CallKind:
-        """State that distinguishes kinds of calls besides the arguments."""
+        """Returns the state, besides the arguments, that a kernel of a call depends on."""
         return ()
 
     @property

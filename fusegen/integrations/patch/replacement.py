@@ -43,8 +43,8 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
         only: the modules to replace, with their submodules: classes, names of classes, or paths in the model, where ``*`` matches
             any text (``"*.mlp"``). By default all modules.
         exclude: modules that keep their own code, selected likewise. Modules around them are fused in parts.
-        cuda_graphs: records calls with equal arguments' shapes as CUDA graphs and replays them, which removes the host's time. It
-            can be set later by ``cuda_graphs`` of the report.
+        cuda_graphs: records repeated calls, those with equal argument shapes, as CUDA graphs. A replay takes little host time. The
+            report's attribute ``cuda_graphs`` changes it later.
 
     Returns:
         A report of the replaced modules, which has launches before and after once the model has run; ``undo()`` restores the model.
@@ -182,7 +182,7 @@ def _matches(name: str | type[nn.Module], path: str, module: nn.Module) -> bool:
 
 
 def _is_in(path: str, outer: str) -> bool:
-    """True if a path is that of the outer module or of one of its submodules."""
+    """True if a path names the outer module or one of its submodules."""
     return path == outer or path.startswith(f"{outer}.") or not outer
 
 
@@ -211,12 +211,12 @@ def has_unaligned_rows(module: nn.Module) -> bool:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """True if torch's own forward pass runs, not a subclass's or a replaced one."""
+    """True if the layer runs `nn.Linear.forward` itself, not an overridden or replaced forward pass."""
     return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
 
 
 def _weight(linear: nn.Linear) -> nn.Parameter | None:
-    """The weight if it is a matrix; None if it is computed, which may change the layer's state, or lazy, or of another rank."""
+    """Returns the weight; None if it is not a matrix, is lazy, or is computed (computing it may change the layer's state)."""
     weight = linear._parameters.get("weight")
     return None if weight is None or is_lazy(weight) or weight.dim() != 2 else weight
 

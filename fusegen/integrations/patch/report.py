@@ -1,4 +1,4 @@
-"""The report of a patched model: a row for each group of modules with equal results."""
+"""The report of a patched model: a row for each group of modules with equal launches and reasons."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _WIDTH = 100  # characters of a reason
 
 @dataclass(frozen=True)
 class ReportRow:
-    """Modules of one class with equal results.
+    """Modules of one class with equal launches and reasons.
 
     Attributes:
-        path: in the model; ``{0-11}`` stands for several indices.
-        kind: the class.
+        path: their path in the model; ``{0-11}`` stands for several indices.
+        kind: the name of the class.
         fused: True if calls are one kernel each.
-        before, after: launches of all of them in a forward pass; None if unknown.
+        before, after: launches of a forward pass of all of them, in torch eager and fused; None if unknown.
         reason: why they, or some of their calls, are not fused.
     """
 
@@ -40,7 +40,7 @@ class Report:
     The rows describe calls so far; launches are those of a forward pass without gradients.
 
     Args:
-        model: the name of its class.
+        model: the name of the model's class.
         calls: the replaced functions, by path.
         graphs: the model's forward pass as CUDA graphs.
     """
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def cuda_graphs(self) -> bool:
-        """True if calls are recorded as CUDA graphs and replayed: of the model, or with gradients of its layers. It can be set."""
+        """True if calls are replayed as CUDA graphs: of the whole model, or with gradients, of each layer. It can be set."""
         return self._graphs.is_put
 
     @cuda_graphs.setter
@@ -65,7 +65,7 @@ class Report:
         for call in self._layers:
             has_parts = (
                 next(call.module.children(), None) is not None
-            )  # otherwise, copies into the graph cost as much as its launches
+            )  # otherwise, a graph's copies cost as much as the launches that it saves
             call.graphs = KernelGraphs(self._graphs.pools) if enabled and has_parts else None
 
     def undo(self) -> None:
