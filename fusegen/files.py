@@ -101,5 +101,5 @@ def unusable(folder: Path, reason: str) -> SettingsError:
     return SettingsError(
         f"the cache folder {folder} cannot be used: {reason}",
         where=f"FUSEGEN_CACHE_DIR ({folder.parent})",
-        hint="free space there, or set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded",
+        hint="free space there, or set FUSEGEN_CACHE_DIR to a folder that you can write to and load libraries from",
     )

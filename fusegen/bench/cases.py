@@ -198,7 +198,7 @@ _LIMITS: Mapping[CaseSizes, Sequence[str]] = {
     (64, 1048576): ("layer_norm", "rms_norm", "softmax"),
     (16384, 4096): ("layer_norm_backward",),
 }
-"""Few rows, odd lengths and long rows, where row kernels are slowest relative to a copy."""
+"""Cases of few rows, odd lengths and long rows, where row kernels are slowest relative to a copy."""
 
 
 def _peers() -> Iterator[BenchCase]:
@@ -242,7 +242,7 @@ _BAR_ROWS: Mapping[CaseSizes, Sequence[str]] = {
     (1024, 50257): ("add_rms_norm", "layer_norm_gelu_add"),
     (1399, 100003): ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"),
 }
-"""With the cases of the other groups, each name covers most lengths."""
+"""Sizes that, with the cases of the other groups, cover most row lengths for each name."""
 
 _BAR_DROPOUTS: Mapping[CaseSizes, Sequence[str]] = {
     (16384, 4096): ("bias_dropout_add",),

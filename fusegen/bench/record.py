@@ -27,10 +27,10 @@ CaseKey: TypeAlias = tuple[str, str, str, str]
 """The identity of a case: group, name, shape, dtype."""
 
 FORMAT = 3
-"""The version of the record's fields."""
+"""The format version of records."""
 
 TRAINING = "training"
-"""The group of training steps, each of which is several calls."""
+"""The group of training steps; a step makes several calls."""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ _TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 2**-44,
 }
 """Relative rms errors that are accepted, ten times eager's worst: 2^-8 in bfloat16 and 2^-11 in float16 for eight rounded
-operations, some 2^-19 in float32 for sums of a million. On a CPU, torch's layer norm backward sums in bfloat16, and exceeds
+operations, about 2^-19 in float32 for sums of a million. On a CPU, torch's layer norm backward sums in bfloat16, and exceeds
 the tolerance for many rows."""
 
 _MOST_FLOAT64 = 1 << 22  # elements of all arguments up to which the reference is computed in float64

@@ -308,10 +308,10 @@ def are_user_kernels(names: Sequence[str], options: argparse.Namespace, of_prebu
     own = [name for name in names if is_location(name)]
     prebuilt = [name for name in names if not is_location(name)]
     if own and prebuilt:
-        what = f"{own[0]} is a kernel of yours, and {prebuilt[0]} a prebuilt one, which has cases of its own"
+        what = f"{own[0]} is a kernel of yours, and {prebuilt[0]} a prebuilt one, which has fixed cases"
         raise ArgumentError(what, hint="run the command once for each")
     if not own and (option := next((option for option in ("shape", "arg") if getattr(options, option)), None)):
-        what = f"--{option} is for a kernel of yours: prebuilt ones have cases of their own"
+        what = f"--{option} is for a kernel of yours: prebuilt ones have fixed cases"
         raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
     if own and (option := next((option for option in of_prebuilt if getattr(options, option)), None)):
         raise ArgumentError(f"--{option} is for prebuilt kernels", hint=f"leave it out for {own[0]}")

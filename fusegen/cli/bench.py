@@ -84,7 +84,7 @@ def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     if options.show is None and not are_user_kernels(options.names, options, _CASE_OPTIONS) and options.dtype is not None:
-        what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
+        what = "--dtype is for a kernel of yours: prebuilt ones have fixed cases"
         raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume continues the record of --out", hint="fusegen bench --out FILE.json --resume")

@@ -24,7 +24,7 @@ _OPTION = "--batch 8x1024:i64"
 
 
 def add_find_arguments(parser: argparse.ArgumentParser) -> None:
-    help_text = "FILE.py:NAME of a model, a function, or a function that creates a model; or a profiler's trace, .json or .json.gz"
+    help_text = "FILE.py:NAME of a model, a function, or a function that creates a model; or a profiler's trace (.json, .json.gz)"
     parser.add_argument("source", metavar="SOURCE", help=help_text)
     batch = "arguments of the model: 8x1024:i64 or input_ids=8x1024:i64 (default: batch in the file)"
     parser.add_argument("--batch", metavar="[NAME=]SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=batch)

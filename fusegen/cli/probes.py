@@ -266,7 +266,7 @@ extern "C" int probe() {
 }
 """
 _SUM = 4950
-_CACHE_HINT = "set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded"
+_CACHE_HINT = "set FUSEGEN_CACHE_DIR to a folder that you can write to and load libraries from"
 _COMPILER_HINT = "install g++ or clang++ with OpenMP, or set CXX to such a compiler"
 
 

@@ -21,7 +21,7 @@ LARGEST = {E4M3: 448.0, E5M2: 57344.0, torch.int8: 127.0}
 """The largest finite value of each 8-bit dtype."""
 
 EPS = 1e-10
-"""Lower bound of max|x|: zeros have the scale EPS / LARGEST and remain zeros."""
+"""The least max|x| of a computed scale: zeros have the scale EPS / LARGEST and remain zeros."""
 
 
 def quantized(

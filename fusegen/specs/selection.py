@@ -16,7 +16,7 @@ FAMILY = SpecFamily("selection")
 
 SIZES = {"rows": 8192, "experts": 64}
 _LEAST_SUM = 1e-20
-"""Added to sums of scores against division by 0, as in DeepSeek-V3."""
+"""A term that is added to sums of scores, to avoid division by 0, as in DeepSeek-V3."""
 
 DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 

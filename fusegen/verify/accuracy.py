@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 ENOUGH = 1 << 16
-"""Elements from which on the root mean square is significant."""
+"""The fewest elements for which the root mean square is significant."""
 
 _GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
 _INVISIBLE = 1 / 64  # units in the last place: both results round alike, except for one element in 4000
@@ -34,7 +34,7 @@ class Errors:
     """Distances from the exact result, over elements where all are finite.
 
     Attributes:
-        worst, eager_worst: the greatest.
+        worst, eager_worst: the greatest error.
         rms, eager_rms: root mean square.
         compared: number of elements.
     """
@@ -102,7 +102,7 @@ def _comparable(result: Tensor) -> Tensor:
 
 
 def _repetitions(exact: Tensor) -> int:
-    """The number of repetitions of a result along expanded dims; repeated rounding errors are not independent."""
+    """Counts how often expanded dims repeat a result: repeated rounding errors are not independent."""
     return math.prod(extent for dim, extent in enumerate(exact.shape) if extent and bool((exact == exact.narrow(dim, 0, 1)).all()))
 
 
@@ -138,7 +138,7 @@ class _Comparison:
         return _rms(self.eager[finite].double() - exact) > _MEANINGLESS * _rms(exact)
 
     def nonfinite_mismatch(self) -> str:
-        """Checks NaN and infinities. Near the greatest finite number, overflow is a matter of the error bound."""
+        """Checks NaN and infinities. Results near the greatest finite number may overflow; the error bound judges these."""
         mismatched = _differs_in_kind(self.got, self.rounded) & ~_differs_in_kind(self.eager, self.rounded)
         limit = self.info.max
         allowed = _GREATEST * self.errors.eager_worst + _UNITS * self.info.eps * limit
@@ -148,7 +148,7 @@ class _Comparison:
         if not count:
             return ""
         first = tuple(mismatched.nonzero()[0].tolist())
-        return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._describe_element(first)}"
+        return f"{count} elements differ from the exact result in being NaN, infinite or finite: {self._describe_element(first)}"
 
     def _misrounding(self) -> str:
         got, eager, rounded = self.got[self.finite], self.eager[self.finite], self.rounded[self.finite]
@@ -172,12 +172,12 @@ class _Comparison:
         return f"{message} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
 
     def _check_unmeasured(self) -> str:
-        """Checks elements where only eager is not finite, against its error elsewhere."""
+        """Checks elements where only eager is not finite: their errors are compared with eager's errors elsewhere."""
         alone = self.rounded.isfinite() & self.got.isfinite() & ~self.eager.isfinite()
         if not bool(alone.any()):
             return ""
         if not self.errors.compared:
-            return "eager has nothing finite to compare with"
+            return "eager has no finite element to compare with"
         expected = self.exact[alone]
         return self._check_worst((self.got[alone].double() - expected).abs(), expected)
 
@@ -195,7 +195,7 @@ def misrounding(got: Tensor, eager: Tensor, rounded: Tensor, steps: Tensor) -> s
     misrounded, eager_misrounded = int((ours > 0).sum()), int((theirs > 0).sum())
     chance = 1 + 3 * math.sqrt(eager_misrounded)  # random variation of the counts
     if misrounded > max(_MISROUNDED * ours.numel(), _MISROUNDED_RATIO * eager_misrounded) + chance:
-        return f"{misrounded} of {ours.numel()} elements are not the exact result rounded, and {eager_misrounded} of eager's"
+        return f"{misrounded} of {ours.numel()} elements are not the rounded exact result, and {eager_misrounded} of eager's"
     far = int((ours > steps.clamp(min=_greatest(theirs))).sum())
     return f"{far} elements are more than a step, and further than eager's, from the exact result" if far else ""
 
@@ -205,7 +205,7 @@ def _greatest(errors: Tensor) -> float:
 
 
 def _rms(values: Tensor) -> float:
-    """Scaled, so that squares of large values do not overflow."""
+    """Computes the root mean square of scaled values, so that squares of large values do not overflow."""
     scale = _greatest(values.abs())
     if not 0 < scale < math.inf:
         return scale

@@ -31,8 +31,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fusegen.errors import ArgumentError, BatchError
 
 VALUE, LOCATION, EPOCH, WRITES = "val", "location", "epoch", "writes"
-"""Keys of a node's ``meta``: a meta tensor like its value, its `SourceLocation`, an epoch that writes and reads by the host raise,
-True if it writes."""
+"""Keys of a node's ``meta``: a meta tensor like its value; its `SourceLocation`; its epoch, a number that each write and each
+read by the host increments; True if it writes."""
 
 
 _ASKS = ("__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist")
@@ -40,7 +40,7 @@ _ASKS = ("__bool__", "__float__", "__index__", "__int__", "item", "numpy", "toli
 
 
 def capture(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
-    """The torch functions called by one forward pass, with the keys above in each node's ``meta``.
+    """Captures the torch functions that a forward pass calls, with the keys above in each node's ``meta``.
 
     Args:
         source: a module or a function; a `GraphModule` needs no batch if its placeholders have ``meta["val"]``.
@@ -135,7 +135,7 @@ def _name(source: Any) -> str:
 
 
 def hinted(size: Any) -> int:
-    """A size as a number; for a symbol, the example's size."""
+    """Returns a size as a number; for a symbol, the example's size."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -165,11 +165,11 @@ class ModelRecorder(TorchFunctionMode):
 
     Args:
         source: the model, for the names of parameters and submodules.
-        arguments: of the call, nested.
+        arguments: the arguments of the call, nested.
 
     Attributes:
         calls: the recorded nodes, in order.
-        location: of the next calls; None takes it from Python's stack.
+        location: the location of the next calls; None takes it from Python's stack.
     """
 
     def __init__(self, source: Any, arguments: Any) -> None:
@@ -259,7 +259,7 @@ class ModelRecorder(TorchFunctionMode):
         return node
 
     def finish(self, result: Any) -> fx.Graph:
-        """Ends the graph with the tensors of a result, and returns it."""
+        """Ends the graph with the tensors of a result as its outputs, and returns the graph."""
         outputs = [self._nodes[v] for v in tree_flatten(result)[0] if isinstance(v, Tensor) and v in self._nodes]
         self.graph.output(tuple(outputs))
         return self.graph
@@ -316,7 +316,7 @@ class SourceLocation:
 
 
 def calling_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside torch and fusegen; empty and 0 if there is none."""
+    """Returns file and line of the innermost frame outside torch and fusegen; "" and 0 if there is none."""
     for frame in _frames():
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_USERS) and not file.startswith("<"):

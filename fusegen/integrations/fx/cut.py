@@ -22,7 +22,7 @@ from fusegen.integrations.fx.function import Unwritable, function_name, region_f
 from fusegen.ir.ops import Family, Op
 from fusegen.target import Target
 
-# Classification of nodes by what fusegen makes of them; each is traced alone.
+# Cost classes of nodes: each node is traced alone, as a kernel of its own.
 
 
 class NodeCost(Enum):
@@ -53,7 +53,7 @@ class NodeCosts:
         return {node: self.kind(node)[0] for node in nodes}
 
     def kind(self, node: fx.Node) -> tuple[NodeCost, str]:
-        """The class of a node, and the reason if it is opaque."""
+        """Returns the class of a node; for an opaque node, also the reason."""
         if _is_size(node):
             return NodeCost.FREE, ""
         if node.meta.get(WRITES):
@@ -94,7 +94,7 @@ def value_of(node: fx.Node) -> Any:
 
 
 def example_of(node: fx.Node) -> Any:
-    """A value to trace a node with: a meta tensor, a number, or a tuple of these."""
+    """Returns an example of a node's value for tracing: a meta tensor, a number, or a tuple of these."""
     return _example(value_of(node))
 
 
@@ -162,7 +162,7 @@ def regions_of(
 
     Args:
         allowed: the classes of nodes in regions.
-        group: the nodes of a region belong to one group.
+        group: maps a node to its group; a region does not extend across groups.
     """
     members = [node for node in graph.nodes if kinds.get(node) in allowed]
     cut = _RegionBuilder(graph, members, group)
@@ -179,7 +179,7 @@ def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> CutRe
 
 
 def _bases(node: fx.Node, inside: Collection[fx.Node], kinds: dict[fx.Node, NodeCost]) -> Iterable[fx.Node]:
-    """The values in the region that a chain of views starts from; the node itself if it is not a view."""
+    """Returns the values in the region that a view, or a chain of views, is of; for any other node, the node itself."""
     if kinds[node] is not NodeCost.FREE:
         return [node]
     return [base for operand in node.all_input_nodes if operand in inside for base in _bases(operand, inside, kinds)]
@@ -243,7 +243,7 @@ class _RegionBuilder:
                 self._set[node] = union
 
     def join_across_depths(self) -> None:
-        """Joins each set with its reader set, if there is only one and the union is convex."""
+        """Joins each set with the set that reads it, if there is only one and the union is convex."""
         for node in self._members:
             readers = [
                 user

@@ -31,9 +31,9 @@ class RegionFunction:
 
     Attributes:
         parameters: names by the nodes that the region reads, in order.
-        body: its lines, without ``def``.
-        results: the nodes that it returns, alone or as a tuple.
-        names: of all values.
+        body: the lines below ``def``.
+        results: the nodes that it returns, one alone or several as a tuple.
+        names: the names of all values.
         numbers: the types of scalar parameters, by name.
     """
 
@@ -66,7 +66,7 @@ def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], parame
     """The function of a region.
 
     Args:
-        nodes: of the region, in order.
+        nodes: nodes of the region, in order.
         results: the nodes that others read.
         parameter: a prefix of all parameter names, so that equal regions get equal texts; by default names are descriptive.
 
@@ -98,7 +98,7 @@ def type_name(node: fx.Node) -> str:
 
 
 def _sizes(inputs: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
-    """Symbolic sizes among the inputs, each with an input tensor that has the size, and the dim."""
+    """Maps each symbolic size of the inputs to an input tensor with this size, and the dim."""
     values = {node: node.meta.get("val", node.meta.get("example_value")) for node in inputs}
     dims = {
         str(size): (node, dim)
@@ -124,7 +124,7 @@ def _joined(body: Sequence[str], returned: str) -> Iterator[str]:
 
 
 def _name_of(functions: Sequence[str]) -> str:
-    """Joins the characteristic functions, each once; of many, the first two and the last."""
+    """Makes a name from the characteristic functions of a region, each once; of many, the first two and the last."""
     distinct = list(dict.fromkeys(name for name in functions if name not in _PLAIN)) or list(functions)
     characteristic = [name for name in distinct if name not in _ARITHMETIC]
     if len(distinct) > _MOST_NAMED and characteristic:

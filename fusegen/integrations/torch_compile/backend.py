@@ -32,9 +32,9 @@ def fusegen(
     """Compiles regions of a Dynamo graph to kernels, with their own backward passes; a fallback compiles the rest.
 
     Args:
-        module, inputs: from Dynamo.
-        options: of torch.compile: ``{"fallback": "inductor"}``, the default, or ``"eager"``.
-        mode: of torch.compile, passed to Inductor.
+        module, inputs: the graph and its example inputs, from Dynamo.
+        options: options of torch.compile: ``{"fallback": "inductor"}``, the default, or ``"eager"``.
+        mode: mode of torch.compile, passed to Inductor.
 
     Raises:
         ArgumentError: an option is unknown.
@@ -68,7 +68,7 @@ def _fallback(options: Mapping[str, Any]) -> str:
 
 
 def _device(inputs: Sequence[Any]) -> torch.device | None:
-    """The common device of all tensors (of those with dims, if any has); None if there are several, or none."""
+    """Returns the device of all tensors, or None if there is not exactly one. Tensors without dims count only if none has dims."""
     tensors = [value for value in inputs if isinstance(value, Tensor)]
     devices = {value.device for value in tensors if value.dim()} or {value.device for value in tensors}
     return devices.pop() if len(devices) == 1 else None
@@ -78,8 +78,8 @@ def _device(inputs: Sequence[Any]) -> torch.device | None:
 
 
 _ALL, _LIGHT = (NodeCost.LIGHT, NodeCost.FREE, NodeCost.HEAVY), (NodeCost.LIGHT, NodeCost.FREE)
-_MIN_OPERATIONS = 2  # operations of a region: a single one gains nothing
-_MOST_KERNELS = 1024  # that are cached for later graphs
+_MIN_OPERATIONS = 2  # the fewest operations of a region: fusing one alone gains nothing
+_MOST_KERNELS = 1024  # regions that are cached for later graphs
 
 
 class FusedRegion(nn.Module):
@@ -260,7 +260,7 @@ def _item(values: Any, index: int) -> Any:
     return values[index]
 
 
-# Epochs of a Dynamo graph: no node may move across a write in place, or a call with unknown effects.
+# Epochs of a Dynamo graph number its nodes so that none moves across an in-place write or a call with unknown effects.
 
 
 _IN_PLACE = {"setitem", "delitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
@@ -268,7 +268,7 @@ _IN_PLACE = {"setitem", "delitem", *(name for name in dir(operator) if name.star
 
 
 def mark_writes(graph: fx.Graph) -> None:
-    """Marks nodes that write or may write, and numbers all nodes by the writes before them, in ``meta``."""
+    """Marks nodes that write or may write in ``meta``, and numbers each node by the count of writes before it (its epoch)."""
     epoch = 0
     for node in graph.nodes:
         node.meta[WRITES] = node.op.startswith("call") and _may_write(node)
