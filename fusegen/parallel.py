@@ -171,8 +171,8 @@ class ColumnParallelLinear(_ShardedLinear):
         """Creates this rank's shard of a linear layer.
 
         Args:
-            module: an unsharded layer, the same on all ranks, whose slice is copied; or a layer with DTensors placed as
-                ``Shard(0)``, whose local tensors are used without a copy.
+            module: an unsharded layer, the same on all ranks, from which this rank copies a slice; or a layer with DTensors placed
+                as ``Shard(0)``, whose local tensors are used without a copy.
             group: a process group or a mesh of one dim; by default all ranks.
 
         Raises:

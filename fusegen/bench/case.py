@@ -270,7 +270,7 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
     Args:
         name: the name in the table.
         kernel: a kernel that was not called before.
-        arguments: by parameter; tensors are meta tensors.
+        arguments: values by parameter; tensors are meta tensors.
 
     Raises:
         TraceError: the kernel does something that cannot be traced.

@@ -286,7 +286,7 @@ def _flashinfer_rms_norm(arguments: Arguments) -> TimedCall:
 
 
 def _flashinfer_add_rms_norm(arguments: Arguments) -> TimedCall:
-    """In place: each call reads what the previous one wrote."""
+    """Runs in place: each call reads the results of the previous one."""
     function = import_module("flashinfer.norm").fused_add_rmsnorm
     x, residual = arguments["x"].clone(), arguments["residual"].clone()
 

@@ -64,7 +64,7 @@ class ProviderTiming:
         what: a description of its implementation.
         microseconds: the median of the rounds' medians; None after an error.
         low, high: the lowest and highest median of a round.
-        difference: rms of the result's error over rms of the reference; None for random results.
+        difference: relative RMS error of the result; None for random results.
         error: the reason why it has no time.
         peak_bytes: peak device memory of a call beyond its arguments; None if it is not measured, as on a CPU.
     """
@@ -84,11 +84,11 @@ class TimedCase:
     """The timings of a case.
 
     Attributes:
-        shape, dtype: of the first argument or the matmul.
-        bytes: the fewest that a call can move.
+        shape, dtype: those of the first argument, or the sizes of the matmul.
+        bytes: the fewest bytes that a call can move.
         flops: None for cases bound by bytes.
         launches: the kernels that fusegen launches, as text.
-        timings: of each provider with an implementation, in the providers' order.
+        timings: one for each provider with an implementation, in the order of the providers.
         timer: the timer of this row; None if it is the one in the environment.
     """
 
@@ -275,7 +275,7 @@ class Comparison:
     """The comparison of two records.
 
     Attributes:
-        changes: of cases that both records timed, in the new record's order.
+        changes: one for each case that both records timed, in the order of the new record.
         only_old, only_new: the number of cases that only one record timed.
     """
 

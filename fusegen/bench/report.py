@@ -171,7 +171,7 @@ def facts(environment: Environment) -> list[tuple[str, str]]:
 
 
 def _date(text: str) -> str:
-    """A date for readers; other text unchanged."""
+    """Formats an ISO date for readers; returns other text unchanged."""
     try:
         return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}".strip()
     except ValueError:

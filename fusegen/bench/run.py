@@ -42,8 +42,8 @@ def run_case(
     """Measures a case.
 
     Args:
-        case: with sizes for the device.
-        providers: in the order of the timings; those without an implementation are left out.
+        case: a case whose sizes suit the device.
+        providers: the providers, in the order of the timings; those without an implementation are left out.
         tuned: True measures fusegen's plans first; False ignores plans that were tuned on this machine.
     """
     implementations = {
@@ -256,7 +256,7 @@ def resumed(path: Path, current: Environment) -> BenchRecord:
     """The record of an earlier run of this benchmark; empty if there is none.
 
     Args:
-        path: of the record.
+        path: path of the record.
         current: the environment of this process.
 
     Raises:

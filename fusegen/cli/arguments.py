@@ -283,8 +283,8 @@ class KernelCall:
     """A kernel and its arguments from the command line.
 
     Attributes:
-        name: as the user wrote it.
-        arguments: by parameter; tensors are meta tensors.
+        name: the name as the user wrote it.
+        arguments: values by parameter; tensors are meta tensors.
     """
 
     name: str
@@ -324,7 +324,7 @@ def kernel_calls(
     """Yields the kernels with their arguments.
 
     Args:
-        dtype: of tensors whose shape gives none; None for the target's default.
+        dtype: dtype of tensors whose shape gives none; None means the target's default.
 
     Raises:
         ArgumentError: an option is invalid, or a kernel takes no tensor.

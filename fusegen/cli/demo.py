@@ -313,9 +313,9 @@ def errors(
     """The errors of several results of one function whose first dim is a batch dim; samples are independent.
 
     Args:
-        graph: as traced, with one result.
-        inputs: by parameter; inputs of the results' rank are sliced along the batch dim.
-        results: by implementation.
+        graph: the traced graph of the function, which has one result.
+        inputs: inputs by parameter; those with the rank of the results are sliced along the batch dim.
+        results: the result of each implementation.
         scalars: values of run-time scalars.
     """
     rank = next(iter(results.values())).dim()

@@ -216,15 +216,15 @@ class StepFact:
     """A step in the document.
 
     Attributes:
-        name: of the kernel; None for a library call.
-        kind: of the group.
-        grid, block: of the launch; None for a library call.
+        name: the kernel's name; None for a library call.
+        kind: the kind of the group.
+        grid, block: sizes of the launch; None for a library call.
         shared_bytes: per block.
         flops_per_byte: ``flops`` over the bytes read and written.
-        flops_uncounted: operations that ``flops`` leaves out.
-        ridge_flops_per_byte: of the target's GPU; None if its peaks are unknown.
+        flops_uncounted: kinds of operations that ``flops`` does not count.
+        ridge_flops_per_byte: ridge point of the target's GPU; None if its peaks are unknown.
         bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None if the peaks are unknown.
-        reason: for the choice of the implementation; may be empty.
+        reason: why this implementation was chosen; may be empty.
         fast_math: the functions that ``fast_math=True`` approximates, with the documented errors of both versions.
     """
 

@@ -194,7 +194,7 @@ def print_document(terminal: Terminal, command: str, **fields: object) -> None:
     """Prints a command's results as a document.
 
     Args:
-        fields: in the order in which they are printed, of the types of `plain_value`.
+        fields: the fields in printing order; values have types that `plain_value` accepts.
     """
     head = {"command": command, "version": fusegen.__version__}
     # ASCII only: every encoding can print it, and lone surrogates of file names stay readable.

@@ -132,7 +132,7 @@ class BiasGELU(nn.Module):
     Args:
         num_features: size of the last dim.
         approximate: as in `GELU`.
-        device, dtype: of the bias.
+        device, dtype: device and dtype of the bias.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class BiasDropoutAdd(nn.Module):
         num_features: size of the last dim.
         p: dropout probability in training.
         bias: False omits the bias.
-        device, dtype: of the bias.
+        device, dtype: device and dtype of the bias.
     """
 
     bias: nn.Parameter | None

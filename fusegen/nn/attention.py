@@ -26,14 +26,14 @@ class Attention(nn.Module):
         bias: True if the projections to queries, keys and values have a bias.
         out_bias: True if the output projection has a bias.
         qk_norm: True if `q_norm` and `k_norm` normalize the queries and keys of each head.
-        eps: of these norms.
+        eps: epsilon of these norms.
         is_causal: True if a position sees only itself and earlier positions.
         window: number of positions that a position sees at most; None is unlimited.
         softcap: scores become softcap·tanh(scores/softcap).
         scale: factor of the scores, by default 1/√head_dim.
         interleaved: True rotates neighbouring channels as pairs; False pairs the halves of a head.
         p: dropout probability of the attention weights in training.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Raises:
         ArgumentError: heads that do not divide hidden_size or each other, counts below 1, p outside [0, 1], a negative eps, or a

@@ -70,7 +70,7 @@ class LayerNormLinear(_Normed):
         normalization: "LayerNorm" or "RMSNorm".
         zero_centered_gamma: True if the norm's factor is 1 + layer_norm_weight.
         return_layernorm_output: True if the forward pass also returns norm(x).
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     bias: nn.Parameter | None
@@ -194,7 +194,7 @@ class FusedQKVLinear(nn.Linear):
         head_dim: channels of a head, by default hidden_size / num_attention_heads.
         bias: True if the projection has a bias.
         interleaved: True rotates neighbouring channels as pairs; False pairs the halves of a head.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Raises:
         ArgumentError: heads that do not divide hidden_size or each other.
@@ -270,7 +270,7 @@ class MLP(nn.Module):
         activation: a name of `transformers`: "gelu" (exact), "gelu_pytorch_tanh", "quick_gelu", "silu", "relu2", ….
         bias: True if both linear layers have a bias.
         p: dropout probability in training.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class GatedMLP(nn.Module):
         intermediate_size: features between the linear layers.
         activation: of the gate, as in `MLP`; "silu" for SwiGLU, "gelu_pytorch_tanh" for Gemma.
         bias: True if the linear layers have a bias.
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class FusedTransformerLayer(nn.Module):
         recompute, compiler: as in `fusegen.kernel`.
         workspace: memory for the temporaries of both passes; one serves all layers that run on a device. `workspace_bytes` gives
             its size. By default torch allocates them.
-        device, dtype: of the parameters and the hidden states: float32, float16, bfloat16 or float64.
+        device, dtype: device and dtype of the parameters and the hidden states: float32, float16, bfloat16 or float64.
 
     DeepSpeed's ``batch_size`` is not needed, since a call takes any batch and sequence; nor are ``local_rank`` (``device``),
     ``fp16`` (``dtype``) and ``seed`` (``torch.manual_seed``).
@@ -420,7 +420,7 @@ def _is_key_mask(mask: Tensor) -> bool:
 def _with_mask_as_channel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: LayerMath) -> Tensor:
     """Adds the mask as another channel of the keys, which the queries multiply by 1: torch's kernels take no mask with dropout.
 
-    The channel holds mask·√d, with finite values clamped to -30000 for the range of float16; their weights are 0.
+    The channel holds mask·√d. Finite values are clamped to -30000, which float16 can hold; their attention weights are 0.
     """
     channels = q.shape[-1]
     by_key = (mask.mT * math.sqrt(channels)).clamp(min=_LOWEST_MASK).masked_fill(mask.mT == -math.inf, -math.inf)

@@ -88,7 +88,7 @@ class LinearCrossEntropyLoss(nn.Module):
         in_features: features of the hidden states.
         num_classes: number of logits.
         bias: True if the linear layer has a bias.
-        device, dtype: of the linear layer.
+        device, dtype: device and dtype of the linear layer.
         reduction, weight, label_smoothing, z_loss, softcap: as in `CrossEntropyLoss`.
         ignore_index: None is −100.
     """

@@ -14,7 +14,7 @@ def require_shapes(**tensors: tuple[Any, str]) -> None:
     """Checks tensors' shapes against dims.
 
     Args:
-        tensors: by parameter name, a tensor or None, and its dims, separated by spaces. A dim is a number, or a name that stands
+        tensors: by name, pairs of a tensor (or None) and its dims, separated by spaces. A dim is a number, or a name that stands
             for one size in the whole call. A leading ``*`` stands for any leading dims, equal in the whole call.
     """
     known: dict[str, Any] = {}

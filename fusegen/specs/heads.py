@@ -118,7 +118,7 @@ def caches(dtype: torch.dtype | None = None) -> dict[str, SpecOperand]:
 
 
 def _slots(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
-    """Returns distinct slots of the pages, shuffled."""
+    """Returns different slots of a paged cache, in random order."""
     return torch.randperm(sizes["pages"] * sizes["page"], generator=torch.Generator().manual_seed(3))[: dims[0]]
 
 

@@ -1,4 +1,4 @@
-"""Matrix products with something around them."""
+"""Matmuls with norms before them, or with activations, sums or rotations after them."""
 
 from __future__ import annotations
 

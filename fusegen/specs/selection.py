@@ -26,8 +26,8 @@ DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 def topk(input: Tensor, k: fg.Static[int], largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k greatest of each row, or the least, in order, and their indices
 
-    input: (…, features). For k up to 16 of at most 4096 the kernel that computes the row selects, the first of equal ones first.
-    Otherwise torch does; its order of equal ones is undefined.
+    input: (…, features). For k up to 16 and up to 4096 features, the kernel that computes the row also selects; equal values keep
+    their order. Otherwise torch selects, and the order of equal values is undefined.
     """
     values, indices = input.topk(k, largest=largest)
     return values, indices

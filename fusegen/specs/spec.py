@@ -153,11 +153,11 @@ class Spec:
     Attributes:
         name: on the command line and in `fusegen.ops`.
         family: name of its file.
-        operands: by parameter, a `SpecOperand` or a constant argument.
+        operands: for each parameter, a `SpecOperand` or a constant argument.
         own_sizes: sizes that differ from `CANONICAL_SIZES`.
-        variants: by name, the operands that differ.
-        aliases: other names in use, each with its variant ("" for the spec itself).
-        trains: True if it has gradients for all float tensors; else the names of the parameters that have.
+        variants: for each name, the operands that differ.
+        aliases: other names in the literature, each with its variant ("" for the spec itself).
+        trains: True if all float tensors have gradients; else the names of the parameters that have.
         dtypes: supported dtypes.
     """
 
@@ -201,7 +201,7 @@ class Spec:
         """Returns example arguments by parameter: meta tensors, tensors with specific values, constants.
 
         Args:
-            dtype: of the tensors without a dtype of their own.
+            dtype: dtype of the tensors that have no fixed dtype.
             sizes: override the canonical sizes.
         """
         known = {**CANONICAL_SIZES, **self.own_sizes, **sizes}

@@ -214,7 +214,7 @@ class Case:
     """A call of a spec.
 
     Attributes:
-        arguments: by parameter: layouts, tensors whose values matter, static values.
+        arguments: for each parameter a layout, a tensor whose values matter, or a static value.
         data: parameters that get the case's values.
         before: arguments of an earlier call of the same kernel, which makes lengths symbolic.
     """

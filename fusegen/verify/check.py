@@ -302,7 +302,7 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
     """Compares a kernel with its function in torch and with the float64 oracle; with fast math, also without.
 
     Args:
-        arguments: by parameter; meta tensors are filled with random numbers.
+        arguments: arguments by parameter; meta tensors are filled with random numbers.
 
     Returns:
         The outcome of each tensor, by name.

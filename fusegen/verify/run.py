@@ -273,7 +273,7 @@ def _change(emitted: Emitted, recorded: CaseRecord | None) -> str:
     if tuple(recorded.sources) != emitted.sources:
         return "launches other kernels"
     if recorded.launches and recorded.launches != emitted.launches:
-        return "launches its kernels otherwise"
+        return "launches its kernels with other parameters"
     return "" if recorded.verdict in ("passed", "eager overflows") else f"has the verdict {recorded.verdict!r}"
 
 

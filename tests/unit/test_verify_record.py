@@ -64,7 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     entry = read(path)["bf16"]
     assert entry.environment == WHERE and list(entry.cases) == [case.name for case in cases(GELU, DType.BFLOAT16)]
     odd = entry.cases["odd"]
-    assert odd.arguments == "input: bf16 67x2049" and odd.plan == ["pointwise: threads=128 lanes=8 unroll=1 tail"]
+    assert odd.arguments == "input: bf16 67x2049" and odd.plan == ["pointwise: threads=128 vec=8 unroll=1 tail"]
     assert odd.results == [{"worst": 1.23e-3, "eager_worst": 1e-3, "rms": 1e-4, "eager_rms": 1e-4, "compared": 100}]
     assert [len(digest) for digest in odd.sources] == [32]
 
@@ -146,7 +146,8 @@ def test_a_record_of_other_kernels_is_stale(tmp_path: Path) -> None:
 def test_a_record_of_kernels_that_were_launched_otherwise_is_stale(tmp_path: Path) -> None:
     (path,) = store([row()], tmp_path, CPU)
     _changed(path, digest := read(path)["bf16"].cases["canonical"].launches, "0" * len(digest))
-    otherwise = [f"sm_90a gelu bf16: the case {name!r} launches its kernels otherwise" for name in ("canonical", "erf: canonical")]
+    change = "launches its kernels with other parameters"
+    otherwise = [f"sm_90a gelu bf16: the case {name!r} {change}" for name in ("canonical", "erf: canonical")]
     assert problems(GELU, HOPPER, tmp_path)[:2] == otherwise
     _changed(path, f', "launches": "{"0" * len(digest)}"', "")
     assert problems(GELU, HOPPER, tmp_path) == [], "of a record that is older nothing is known"

@@ -70,7 +70,7 @@ class Finding:
         return self.count * self.seconds_saved
 
     def facts(self) -> list[str]:
-        """The location, and the cost before and after, as lines."""
+        """Returns the location, and the cost before and after, as lines of text."""
         again = f", {human_bytes(self.read_again)} read again" if self.read_again else ""
         measured = f", {_microseconds(self.seconds_before)} measured" if self.seconds_before is not None else ""
         eager = f"{_launches(self.launches_before)} ({', '.join(self.operations)})"
@@ -105,7 +105,7 @@ class Findings(Sequence[Finding]):
     """Findings, the largest saving first; findings without a saving are left out.
 
     Args:
-        findings: in any order.
+        findings: the findings, in any order.
         target: the GPU that all launches, bytes and times are for.
         observations: properties of a profile; empty without one.
         launches_before: launches of torch eager for the whole source.

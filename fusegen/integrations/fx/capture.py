@@ -299,7 +299,7 @@ class SourceLocation:
 
     Attributes:
         module: the module's path, for instance ``h.0.mlp``; empty outside of modules.
-        file, line: of the source; empty and 0 if unknown.
+        file, line: position in the source; empty and 0 if unknown.
     """
 
     module: str = ""
@@ -350,7 +350,7 @@ def as_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Fu
     """The call of a torch function that is equivalent to an ATen operator; None if there is none.
 
     Args:
-        name: of the operator, without namespace and overload, for instance ``native_layer_norm``.
+        name: name of the operator, without namespace and overload, for instance ``native_layer_norm``.
     """
     if name in _RULES:
         return _RULES[name](args, kwargs)

@@ -39,7 +39,7 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
     and after the model's own attention.
 
     Args:
-        model: of ``transformers``, or the user's own.
+        model: a model of ``transformers``, or any other module.
         only: the modules to replace, with their submodules: classes, names of classes, or paths in the model, where ``*`` matches
             any text (``"*.mlp"``). By default all modules.
         exclude: modules that keep their own code, selected likewise. Modules around them are fused in parts.

@@ -121,7 +121,7 @@ def fused(module: fx.GraphModule, machine: Target, device: torch.device) -> fx.G
     """The module with kernels in place of regions, or the module itself if it has none.
 
     Args:
-        module: with ``meta["example_value"]``, as from Dynamo.
+        module: a graph module whose nodes have ``meta["example_value"]``, as Dynamo makes it.
         device: of its tensors.
     """
     mark_writes(module.graph)
