@@ -162,7 +162,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def read(path: Path) -> BenchRecord:
-    return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json writes one")
+    return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json, which writes a record")
 
 
 def _record(data: Mapping[str, Any]) -> BenchRecord:
