@@ -164,7 +164,7 @@ class GraphOperator:
     def _require(self, sizes: Mapping[str, Any]) -> None:
         for relation in self.assumed.relations:
             if not relation(sizes):
-                what = f"{self.name} was traced for sizes of which {relation} holds"
+                what = f"{self.name} was traced for sizes with {relation}"
                 raise ArgumentError(what, hint="compile or export the model again for these sizes")
 
     def _kernel(self, device: torch.device) -> GraphKernel:

@@ -260,7 +260,7 @@ def test_mistakes_in_a_users_file(run: Run, user_file: str) -> None:
 BROKEN_FILES = [
     ("raise ValueError('two\\nlines')\n", "two lines"),
     ("raise SystemExit(3)\n", "SystemExit"),
-    ("import fusegen as fg\n@fg.kernel(mutates=('y',))\ndef f(x):\n    return x\n", "mutates names 'y'"),
+    ("import fusegen as fg\n@fg.kernel(mutates=('y',))\ndef f(x):\n    return x\n", "mutates= names 'y'"),
     ("", "no kernel"),
 ]
 

@@ -550,7 +550,7 @@ def test_an_operator_refuses_sizes_that_its_function_chose_by() -> None:
     operator = kernel.operator(randn(6, 8))
     torch.testing.assert_close(operator(randn(9, 8) * 0 + 1), torch.full((9, 8), 2.0))
     for x in (randn(2, 8), torch.empty(2, 8, device="meta")):
-        with pytest.raises(ArgumentError, match=r"traced for sizes of which .*\n.*compile or export"):
+        with pytest.raises(ArgumentError, match=r"traced for sizes with .*\n.*compile or export"):
             operator(x)
 
 

@@ -64,7 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     entry = read(path)["bf16"]
     assert entry.environment == WHERE and list(entry.cases) == [case.name for case in cases(GELU, DType.BFLOAT16)]
     odd = entry.cases["odd"]
-    assert odd.arguments == "input: bf16 67x2049" and odd.plan == ["pointwise: threads=128 lanes=8 unroll=1 tail"]
+    assert odd.arguments == "input: bf16 67x2049" and odd.plan == ["pointwise: threads=128 vec=8 unroll=1 tail"]
     assert odd.results == [{"worst": 1.23e-3, "eager_worst": 1e-3, "rms": 1e-4, "eager_rms": 1e-4, "compared": 100}]
     assert [len(digest) for digest in odd.sources] == [32]
 

@@ -72,7 +72,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(GradientError, match="'x' requires a gradient"):
         passes.forward(x.clone().requires_grad_(), weight)
     elsewhere = fg.vjp(fresh(rms_norm), meta(4, 16).float(), meta(16).float(), target="sm_90a")
-    with pytest.raises(ArgumentError, match=r"compiled for sm_90a, and its tensors are on cpu \(cpu\)"):
+    with pytest.raises(ArgumentError, match=r"compiled for sm_90a, but its tensors are on cpu \(cpu\)"):
         elsewhere.forward(x, weight)
 
 
