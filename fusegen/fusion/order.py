@@ -222,7 +222,7 @@ def _is_same(first: Position, second: Position) -> bool:
 
 
 def overwrites_too_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
-    """True if a group would overwrite memory that waiting groups, of which it is one, must read or write first."""
+    """True if a group would overwrite memory that another waiting group must read or write first."""
     changed = {base(graph, put) for put in written_by(graph, group)}
     others = [other for other in waiting if other is not group]
     return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)

@@ -91,7 +91,7 @@ def _unrolled_spaces(graph: Graph, group: Group, space: Space) -> Iterator[Space
 
 @dataclass(frozen=True)
 class _Split:
-    """An axis of which a thread computes ``count`` elements, ``step`` apart (1 or ``rest``); ``rest`` is its remaining extent."""
+    """A split of an axis: a thread computes ``count`` elements, ``step`` apart (1 or ``rest``). The new extent is ``rest``."""
 
     count: int
     rest: int

@@ -17,7 +17,7 @@ _APPROXIMATED = frozenset(
     {Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.TANH, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF}
     | {op for op, m in REDUCTIONS.items() if m.approximable}
 )
-"""Operations that some language approximates if the result is rounded to 16 bits, or that are composed of such operations."""
+"""Operations that kernels of some target approximate if the result is rounded to 16 bits, or that contain approximated ones."""
 
 _EXTREMES = (Op.AMAX, Op.AMIN)
 

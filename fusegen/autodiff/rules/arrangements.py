@@ -15,7 +15,7 @@ from fusegen.passes.algebra import Value
 
 _MATRIX = 2  # dims of a matrix
 _MOST_INDICES = 8
-"""Up to so many comparisons per element of the gathered tensor cost no more than reading and writing it."""
+"""Maximum comparisons per element of the gathered tensor that cost no more than reading and writing the element."""
 
 
 def _permute(y: Value, dy: Value) -> Gradients:
@@ -162,7 +162,7 @@ def _in_slices(positions: Value, slice_rows: Dim) -> Value:
 
 
 def _one_per_slice(x: Value, index: Value, dy: Value) -> Value:
-    """Returns the gradient by slices, from each of which an index selects a part."""
+    """Returns the gradient by slices if an index selects one part of each."""
     count, size, *trailing = x.node.shape
     sparse = _Sparse.of(dy)
     if sparse is None:

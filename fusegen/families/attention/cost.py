@@ -67,7 +67,7 @@ class AttentionCosts:
     """Constants of a machine for a head dim; times in µs, rates per µs.
 
     Attributes:
-        key, end: a block's time per key, and once.
+        key, end: a block's time per key, and its constant time.
         causal_key, causal_end: the same in causal attention, where blocks have different numbers of keys.
         flops, causal_flops: the rate of torch's kernel.
     """

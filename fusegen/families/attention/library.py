@@ -33,7 +33,7 @@ class _Attention:
     Attributes:
         q, keys, values: (…, position, channel), (…, channel, position), (…, position, channel).
         bias: added to the scores, of a shape that broadcasts to theirs.
-        shown, hidden: conditions that mask scores where they are False, and True.
+        shown, hidden: conditions on scores; scores are masked where `shown` is False or `hidden` is True.
         dropout: the dropout probability of the weights, with random bits without a seed.
     """
 
@@ -110,7 +110,7 @@ def _has_one_reader(graph: Graph, position: int) -> bool:
 
 
 def _match_scores(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) -> _Attention | None:
-    """Returns the attention of scores that reach their matmul in at most `steps` operations, or None."""
+    """Matches scores: a matmul, scaled or masked by at most `steps` operations. Returns their attention, or None."""
     node = graph.nodes[scores]
     if not steps:
         return None
@@ -162,7 +162,7 @@ def _masked(graph: Graph, scores: int, index: int, attention: _Attention) -> _At
 
 
 def _is_causal(graph: Graph, condition: int, *, hides: bool) -> bool:
-    """True if a condition shows keys at or before the query; with `hides`, if it hides keys after it."""
+    """True if a condition selects the keys up to the query; with `hides`, if it selects the keys after the query."""
     node = graph.nodes[_without_views(graph, condition)]
     if node.op not in (Op.LE, Op.GE, Op.LT, Op.GT) or (node.op in (Op.LE, Op.GE)) is hides:
         return False
@@ -395,8 +395,10 @@ class Permuted:
     _memo: dict[int, Value] = field(default_factory=dict)
 
     def leaves(self, position: int) -> frozenset[int] | None:
-        """Returns the materialized values and views that a value depends on pointwise; None if it is one itself or is not
-        pointwise."""
+        """Returns the leaves (see `_is_leaf`) that a value is computed from by pointwise operations, slices and concatenations.
+
+        None if the value is not computed in this way, or from too many values.
+        """
         operands: set[int] = set()
         seen = {position}
         stack = [position]

@@ -174,7 +174,10 @@ def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -
 def _checked_part(
     graph: Graph, part: EpiloguePart, materialized: Collection[int], pipeline: Pipeline
 ) -> tuple[EpiloguePart, tuple[int, ...]] | None:
-    """Returns the part with the matmuls and the head that it needs, and its other inputs; None if it cannot be computed."""
+    """Returns the part, reduced to the matmuls that it reads and with the columns that a tile must hold, and its other inputs.
+
+    None if the pipeline cannot compute it.
+    """
     producers, head = _part_producers(graph, part, materialized)
     head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)

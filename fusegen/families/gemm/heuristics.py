@@ -55,10 +55,10 @@ class ProductShape:
 
     Attributes:
         depth: the extent that is summed over.
-        a_major, b_major: the contiguous index of an operand.
-        products: matrices that are multiplied with the first operand at once.
-        head: columns that one tile must hold.
-        words: registers for the results of a pair of columns.
+        a_major, b_major: the index along which an operand is contiguous: ``k``, or ``m`` and ``n``.
+        products: matrices that are multiplied with the same first operand in one tile.
+        head: the number of columns that one tile must hold together, because the epilogue combines them.
+        words: registers per pair of columns for the epilogue's results.
     """
 
     rows: int
@@ -162,7 +162,7 @@ def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) ->
 
 
 def _mma_stages(plan: MmaPlan, target: Target) -> int:
-    """Returns as many stages as the blocks of an SM have room for, at least two."""
+    """Returns the number of pipeline stages that fit the shared memory of an SM with all its blocks, at least two."""
     stage_bytes = replace(plan, stages=1).shared_bytes
     return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // stage_bytes))
 
