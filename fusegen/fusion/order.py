@@ -96,8 +96,10 @@ def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class _Memory:
-    """Tracks the bytes of computed values until their last reader, of results for good, and of inputs that may be freed. Groups are
-    numbered in dependency order; ``first`` are the bytes before the first one."""
+    """Tracks live bytes: computed values until their last reader, results until the end, and inputs that may be freed.
+
+    Groups are numbered in dependency order. ``first`` are the live bytes before the first group.
+    """
 
     def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}

@@ -54,7 +54,7 @@ class _Attention:
 
 
 def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = (), *, only_dropout: bool = False) -> Graph:
-    """Replaces attention by single nodes where torch's kernels compute it on a target, given the inputs to differentiate by. With
+    """Replaces attention by single nodes where torch's kernels support it on a target; `wrt` are the inputs with gradients. With
     `only_dropout`, attention without dropout stays as it is."""
     inputs = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     differentiated = dependent(graph, inputs)
@@ -220,7 +220,7 @@ def _is_supported(graph: Graph, attention: _Attention, target: Target, different
 
 
 def _is_dropped_by_flash(graph: Graph, attention: _Attention) -> bool:
-    """True if the flash kernel supports an attention with dropout, whose random bits the GPU can draw again."""
+    """True if the flash kernel supports an attention with dropout. Its backward pass draws the same random bits again."""
     q, keys = graph.nodes[attention.q], graph.nodes[attention.keys]
     is_square = not attention.is_causal or same(q.shape[-2], keys.shape[-1])
     return not attention.masks and is_square and q.dtype.is_half and (literal(q.shape[-1]) or _MOST_CHANNELS) <= _MOST_DROPPED
@@ -279,8 +279,10 @@ class _Builder:
         return result.unpermuted(orders[0]).apply(Op.RESHAPE, shape=self.graph.nodes[self.position].shape).position
 
     def _with_heads_last(self, attention: _Attention) -> Value | None:
-        """Recomputes the queries from values with positions before heads, in that order: torch's result then has the order that its
-        readers need. Returns None if they need another order, or the queries have it already."""
+        """Recomputes the queries with positions before heads in memory, because torch's result takes their order of dims.
+
+        None if readers of the result need another order, or if no value that the queries are computed from has this order.
+        """
         graph, node = self.graph, self.graph.nodes[attention.q]
         is_permuted = self.position not in graph.outputs and all(
             graph.nodes[user].op is Op.PERMUTE and graph.nodes[user].attr("dims") == _HEADS_LAST

@@ -306,8 +306,11 @@ def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
 
 @dataclass
 class _Lanes:
-    """Accepts reads of matmuls in the epilogue's own row, in its pair of columns or another pair of the head; and head reductions.
-    A tile must hold `head` columns."""
+    """Decides which reads an epilogue supports: head reductions, and elements of its matmuls in the same row and head.
+
+    Attributes:
+        head: the number of columns that one tile must hold for the accepted reads.
+    """
 
     graph: Graph
     part: EpiloguePart
@@ -340,7 +343,7 @@ class _Lanes:
         return True
 
     def _is_in_head(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
-        """True if an index names columns of the pair itself, or of a pair of the same head."""
+        """True if an index selects the pair of columns itself, or another pair of the same head."""
         symbols, extents = self.axes.symbols[rows:], self.axes.extents[rows:]
         column = symbols[-1]
         relative = sympy.expand(index - linearize(symbols, extents) + column)
@@ -354,7 +357,7 @@ class _Lanes:
         return True
 
     def _stays_in_head(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
-        """True if a pair at this distance belongs to the same head wherever its value is used."""
+        """True if the pair at this distance is in the same head wherever the bounds allow the read."""
         extent = literal(self.axes.extents[-1])
         assert extent is not None  # checked by `_split_columns`
         first, end = 0, extent
