@@ -39,7 +39,7 @@ class Decision:
 
     Attributes:
         ends: last values of matmuls and attention, each with a kernel of its own.
-        beside: maps a value that an epilogue computes as well to the value in which the epilogue ends.
+        beside: maps a further value that an epilogue stores to the last value of the epilogue.
         stored: all materialized values known before kernels are built.
         materialized: the values in `stored` that kernels read instead of recomputing them.
         refusals: maps a matmul to the reason why no generated kernel takes it.

@@ -41,7 +41,7 @@ def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) 
 
 
 def _topological(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], list[Group]]:
-    """Returns the groups in dependency order, as far as there is one, and the groups in a cycle."""
+    """Returns the groups in dependency order, and the remaining groups if there is a cycle."""
     ordered: list[Group] = []
     written: set[int] = set()
     waiting = list(reversed(groups))

@@ -134,7 +134,7 @@ def _split(axis: sympy.Symbol, extent: int, conditions: Sequence[Bounds]) -> _Sp
 
 
 def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
-    """Returns the first and the end index of an axis for which a condition holds; None for a bound that is unknown or depends on
+    """Returns the indices of an axis where a condition begins and ends to hold; None for a bound that is unknown or depends on
     other axes."""
     index = sympy.expand(bounds.index)
     step = literal(index.coeff(axis))

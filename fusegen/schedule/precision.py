@@ -39,7 +39,7 @@ def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Map
 
 
 def contractions(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
-    """Returns the float32 sums with a product that may be one FMA, ``a * b + c`` rounded once.
+    """Returns the float32 sums ``a * b + c`` that may be one FMA, which rounds once.
 
     Nothing else reads the product and it is not materialized, so that all kernels compute the same sum: a row's maximum stays its
     maximum. Sums of two products are excluded, since ``x * x - y * y`` would not vanish for x = y; so are products that are
@@ -83,7 +83,7 @@ def _groups_tolerating_errors(graph: Graph, groups: Sequence[Group], memory: Mem
 
 
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
-    """Returns the values that must not be approximate, also because of later groups."""
+    """Returns the values that must not be approximate, because exact results, discontinuities or exact extremes depend on them."""
     quantized = _quantized(graph)
     exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow} - quantized
     decisive: set[int] = set()  # operands of a discontinuity

@@ -157,7 +157,7 @@ def _companions(graph: Graph, root: int, matmul: int, materialized: Collection[i
 
 
 def _joins(graph: Graph, pipeline: Pipeline, matmul: int, companion: int, roots: Sequence[int]) -> bool:
-    """True if a value is a matmul with the same first operand that only the roots need."""
+    """True if `companion` is a matmul with the same first operand, and only the roots need it."""
     if graph.nodes[companion].op is not Op.MATMUL or pipeline.rejection_reason(graph, companion, roots[0]) is not None:
         return False
     return _shares_operand(graph, pipeline, matmul, companion) and is_computed_once(graph, companion, roots, ())

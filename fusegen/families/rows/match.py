@@ -201,7 +201,7 @@ def _is_row_reduction(graph: Graph, position: int, at: Position, domain: Domain)
 
 
 def _is_of_row(graph: Graph, position: int, at: Position, domain: Domain) -> bool:
-    """True if a row kernel can compute a reduction or a sort, read at an index."""
+    """True if a row kernel can compute a reduction or a sort that is read at an index."""
     node = graph.nodes[position]
     if node.family is not Family.ORDER:
         return _is_row_reduction(graph, position, at, domain)

@@ -192,8 +192,10 @@ class _RegionBuilder:
 
 
 def operand_dim(graph: Graph, position: int, slot: int, dim: int) -> int | None:
-    """Returns the dim of an operand that is blocked when a node's dim is; None if the complete operand is read; or raises
-    `Impossible`."""
+    """Returns the dim of an operand that splits into blocks together with a node's dim.
+
+    None if each block reads the complete operand; raises `Impossible` if the node does not split.
+    """
     node, operand = graph.nodes[position], graph.nodes[graph.nodes[position].args[slot]]
     if operand.weak or not operand.shape:
         return None
