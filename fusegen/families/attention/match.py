@@ -335,7 +335,7 @@ def _is_identity(at: Position, axes: Axes) -> bool:
 
 
 # A bound on the keys that a query sees, e.g. in causal attention. Scores are `where(condition, s, -inf)`, possibly nested, with
-# comparisons of positions that the function counts itself. Keys past the bound have weight 0, so that a kernel skips them.
+# comparisons of positions that the function computes. Keys past the bound have weight 0, so that a kernel skips them.
 
 
 _FAR = 1 << 20
