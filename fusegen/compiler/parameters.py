@@ -46,11 +46,11 @@ class Parameters:
     Attributes:
         given: the user's names, in order.
         names: the names in graphs and emitted text, in order; equal to `given` if these are distinct identifiers there.
-        defaults: by given name.
-        mutates: parameters that the function may write to, by name in text.
-        variadic: ``*args`` and ``**kwargs``, by given name.
+        defaults: by the user's name.
+        mutates: parameters that the function may write to, by name in emitted text.
+        variadic: ``*args`` and ``**kwargs``, by the user's name.
         takes_any_name: whether there is a ``**kwargs``.
-        element_of: maps the name in text of a leaf to the parameter that contains it.
+        element_of: maps a leaf's name in emitted text to the parameter that contains it.
     """
 
     function: Callable[..., Any]
@@ -94,7 +94,7 @@ class Parameters:
 
     @property
     def writable(self) -> tuple[str, ...]:
-        """Parameters that the function may write to, by given name."""
+        """Parameters that the function may write to, by the user's name."""
         return tuple(given for given, name in self._pairs if name in self.mutates)
 
     @cached_property
@@ -103,10 +103,10 @@ class Parameters:
         return frozenset(n for n, p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
     def require_fixed(self) -> None:
-        """Refuses ``*args`` and ``**kwargs``.
+        """Refuses a function with ``*args`` or ``**kwargs``.
 
         Raises:
-            ArgumentError: there is one.
+            ArgumentError: it has them.
         """
         if self.variadic:
             what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, which this call cannot name"
@@ -129,18 +129,18 @@ class Parameters:
 
     @cached_property
     def static(self) -> frozenset[str]:
-        """Parameters whose annotation makes their value select code, by name in text."""
+        """Parameters whose annotation makes their value select code, by name in emitted text."""
         return frozenset(n for g, n in self._pairs if g in self.static_given)
 
     @cached_property
     def static_given(self) -> frozenset[str]:
-        """The same, by given name."""
+        """Parameters whose annotation makes their value select code, by the user's name."""
         return frozenset(g for g in self.given if _is_static(self.annotations.get(g)))
 
     @cached_property
     def dim_names(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of dims from annotations such as ``Annotated[Tensor, "rows cols"]``, as identifiers, by a parameter's name in
-        text."""
+        """Names of dims from annotations such as ``Annotated[Tensor, "rows cols"]``, as identifiers, by the parameter's
+        name in emitted text."""
         taken = [*map(identifier, self.names), *keyword.kwlist, "min", "max"]  # formulas are Python
         namer = Namer(taken=taken)
         words = dict.fromkeys(word for dims in self.dims.values() for word in dims)
@@ -183,7 +183,7 @@ class Parameters:
         return binder
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
-        """The error for arguments that do not bind, with Python's message."""
+        """The error for arguments that do not match the signature, with Python's message."""
         signature = inspect.signature(self.function)
         try:
             signature.bind(*args, **kwargs)
@@ -341,7 +341,7 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
 
 
 def every_argument(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """All arguments in the order of the parameters, as `Parameters.bind` returns them, for a call that is known to bind."""
+    """All arguments in the order of the parameters, as `Parameters.bind` returns them, for arguments that match the signature."""
     names = parameters.given
     values: list[Any] = []
     first = parameters.variadic[0] if parameters.variadic else ""
@@ -385,7 +385,7 @@ def _leaves(name: str, layout: ContainerLayout) -> list[str]:
 
 
 class _Text:
-    """The text of a function of leaves.
+    """Generates the text of a function whose parameters are leaves.
 
     Attributes:
         constants: classes and keys that the text names ``_constant_0`` and so on.
@@ -400,7 +400,7 @@ class _Text:
         self._checked: list[str] = []
 
     def whole(self) -> str:
-        """The text of a function that returns the function of leaves."""
+        """The text of a factory that returns the function of leaves."""
         given = ", ".join(text for name, layout in self._layouts for text in self._given(name, layout))
         leaves = ", ".join(leaf for names in self._names.values() for leaf in names)
         constants = "".join(f", _constant_{number}" for number in range(len(self.constants)))
@@ -421,7 +421,7 @@ class _Text:
             yield f"{name}={value}" if kind is inspect.Parameter.KEYWORD_ONLY else value
 
     def _value(self, name: str, layout: ContainerLayout, leaves: Iterator[str]) -> str:
-        """A leaf, or the variable of a container. A mutable container is compared with its original after the call."""
+        """An expression: a leaf, or the variable of a container. A mutable container is compared with a copy after the call."""
         if layout is None:
             return next(leaves)
         if layout[0] == _SETTING:
@@ -456,7 +456,7 @@ def _require_unchanged(function: Callable[..., Any], name: str, given: Any, befo
     """Refuses a function that changes one of its caller's containers.
 
     Raises:
-        UnsupportedError: it did.
+        UnsupportedError: it changed one.
     """
     keys = (list(given), list(before)) if isinstance(before, dict) else ([], [])
     now, then = (list(each.values()) if isinstance(each, dict) else list(each) for each in (given, before))

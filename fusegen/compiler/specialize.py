@@ -84,7 +84,7 @@ class Specialization:
 
 @dataclass(frozen=True)
 class _Fused:
-    """A graph after fusion, with some matmuls left to the library.
+    """A graph after fusion. The library computes some of its matmuls.
 
     Attributes:
         graph: its matmuls are those of the graph before, in the same order.
@@ -174,8 +174,8 @@ class GraphPlanner:
         return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
     def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[RowRanges, Specialization]]:
-        """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range stands for
-        all larger numbers too.
+        """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range includes
+        all larger numbers.
 
         Args:
             sizes: used to plan all other launches.
@@ -323,16 +323,16 @@ _DIVISORS = (16, 8, 4, 2, 1)
 class Specializer:
     """All specializations of a graph for a machine. It rewrites the graph as the sizes of a call require, and plans the result.
 
-    A rewritten graph lets torch compute attention, computes values in loops that are too large to be materialized, cuts reductions
-    into rows, and knows a bound and a divisor of some sizes. Kernels of equal graphs share a specializer; the lock lets one thread
+    The rewrites: torch computes attention, loops compute values that are too large to be materialized, reductions are cut into
+    rows, and some sizes get a bound and a divisor. Kernels of equal graphs share a specializer; the lock lets one thread
     plan at a time.
 
     Args:
         graph: in primitives, ready for fusion.
         index64: whether indices need 64 bits.
-        depth: the number of loops around it, if it is the body of one.
+        depth: for a loop body, the number of loops around it.
         library: the graph with attention computed by torch; None if there is no choice.
-        lock: that of the outer specializer.
+        lock: of the outer specializer.
 
     Attributes:
         base: plans the graph as it is, for all sizes.
@@ -362,7 +362,7 @@ class Specializer:
         self.base = self._planner(None, (), with_loops=False)
 
     def at(self, sizes: SizeValues, pins: Pins = _NO_PINS) -> Specialization:
-        """The specialization for some sizes; pins as in `GraphPlanner.at`."""
+        """The specialization for some sizes; for `pins`, see `GraphPlanner.at`."""
         return self.planner(sizes).at(sizes, pins)
 
     def planner(self, sizes: SizeValues, *, is_general: bool = False) -> GraphPlanner:

@@ -38,7 +38,7 @@ Extents: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class TuningKey:
-    """The subject of a measurement: a kind of launch on a kind of device, at its extents.
+    """The key of a measurement: a kind of launch, a kind of device, and the extents.
 
     Attributes:
         launch: digest of the computation (`group_digest`).
@@ -94,7 +94,7 @@ def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], devic
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON holds it."""
+    """The fields of a plan, for JSON."""
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(plan).items()}
 
 
