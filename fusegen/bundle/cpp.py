@@ -236,7 +236,7 @@ class Traced:
         return (*(parameter for parameter in declared if parameter is not None), *captured)
 
     def _parameter(self, name: str, argument: ArgumentSpec) -> OperatorParameter | None:
-        """Returns a parameter, or None for a fixed value whose type no schema has."""
+        """Returns a parameter, or None for a fixed value whose type no schema supports."""
         if isinstance(argument, TensorArgument):
             return OperatorParameter(name, "written" if name in self._mutates else "tensor")
         if isinstance(argument, NumberArgument):
@@ -326,7 +326,7 @@ class Traced:
 
 
 def _is_plain(value: object) -> bool:
-    """True if a value can be a default in a schema, which has no infinities, NaNs or escapes."""
+    """True if a value can be a default in a schema. Schemas support no infinities, NaNs or escapes."""
     if isinstance(value, str):
         return value.isascii() and value.isprintable() and not set(value) & set('"\\')
     return type(value) in (bool, int, float) and (not isinstance(value, float) or math.isfinite(value))

@@ -121,7 +121,7 @@ class _Outside:
         self._recorder.observe(function, args, kwargs, result)
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
-        """Records an answer of a tensor argument: whether it has an attribute, or the value of ``requires_grad``."""
+        """Records a query of a tensor argument and its result: the presence of an attribute, or ``requires_grad``."""
         self._recorder.argument_asked(self._parameters.index(parameter), attribute, answer)
 
 

@@ -49,8 +49,14 @@ class TensorResult:
 
 @dataclass(eq=False)
 class ReplayState:
-    """The last replay of a recording: their numbers, and whether the replay's saved values are intact. `pending` returns None once
-    no first backward pass can come any more."""
+    """The last replay of a recording.
+
+    Attributes:
+        order: number of the recording.
+        number: number of the replay.
+        is_intact: whether its saved values were not overwritten.
+        pending: returns None once no first backward pass can follow.
+    """
 
     order: int = field(default_factory=lambda: next(_ORDERS))
     number: int = 0
@@ -282,12 +288,12 @@ def _alias_of(parameter: Tensor) -> Tensor:
 
 
 def _no_backward() -> None:
-    """The backward pass of a run without gradients."""
+    """Does nothing: the backward pass of a run whose results need no gradient."""
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
-    """Saves a tensor as it is, bypassing outer hooks, e.g. of a checkpoint. It is detached already: a node that saves its own
-    result would keep the graph's memory alive forever."""
+    """Saves a tensor without the outer hooks, e.g. of a checkpoint. The tensor is detached: a node that saved its own result
+    would keep the graph's memory alive forever."""
     return tensor
 
 

@@ -39,7 +39,7 @@ from fusegen.trace import is_tracing
 _MAX_RECORDINGS = 32  # recordings per function
 _MAX_SIGNATURES = 256  # signatures without a recording
 _MAX_CHANGES = 8  # state changes per signature, before most calls run eagerly
-_MAX_EVICTIONS = 4  # evicted graphs per signature, likewise
+_MAX_EVICTIONS = 4  # evicted graphs per signature, before most calls run eagerly
 _MAX_PENDING = 4  # recordings per signature, for calls that wait for their backward passes
 _BUSY = object()
 
@@ -316,7 +316,7 @@ class Graphed:
         return self if owner is None else partial(self, owner)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles without graphs, which are recorded again."""
+        """Pickles the function without its graphs, which are recorded again."""
         return {"function": self._declared, "roots": self._roots, "is_step": self._is_step}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -333,7 +333,7 @@ def _require_recordable(call: GraphCall) -> None:
     if torch.is_grad_enabled() and _is_watched():
         raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
     if is_transformed() or dispatch_modes() or is_intercepted(call.tensors):
-        raise UnsupportedError("it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a mode of torch's")
+        raise UnsupportedError("it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a torch mode")
     if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError("a graph is being recorded around it")
 

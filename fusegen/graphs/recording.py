@@ -292,12 +292,12 @@ class PlainGraph:
         return result
 
     def require_own_memory(self, call: GraphCall) -> None:
-        """Rejects a call that writes to an argument which shares its memory: the graph works on copies."""
+        """Rejects a call that writes to an argument which shares memory with another tensor: the graph works on copies."""
         model_tensors = (value for root in (*self.roots, *call.modules) for value in (*root.parameters(), *root.buffers()))
         cached = (variables[name] for view in call.views for variables, name in view.slots)
         counts = Counter(each.untyped_storage().data_ptr() for each in (*call.tensors, *model_tensors, *cached))
         if any(counts[call.tensors[number].untyped_storage().data_ptr()] > 1 for number in self.recording.written):
-            raise UnsupportedError("it writes to an argument whose memory something else reads", hint="pass a clone")
+            raise UnsupportedError("it writes to an argument that shares its memory with another tensor", hint="pass a clone")
 
 
 def other_arguments(call: GraphCall) -> list[object]:

@@ -69,7 +69,7 @@ def require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) -> 
     """Rejects hooks inside a recorded run, except those of transformers that capture outputs. Forward hooks of `outer` modules run
     outside of it."""
     if any(hooks for name, hooks in vars(module_hooks).items() if name.startswith("_global_") and isinstance(hooks, dict)):
-        raise UnsupportedError("there are hooks of all modules", hint="remove them")
+        raise UnsupportedError("global module hooks are registered", hint="remove them")
     for path, each in ((path, each) for root in roots for path, each in root.named_modules()):
         held = vars(each)
         is_outer = any(each is module for module in outer)
@@ -126,7 +126,7 @@ class RecordedStep:
             yield
             self._require_unchanged(held, before)
             if [len(optimizer.state) for optimizer in self._optimizers] != sizes:
-                raise UnsupportedError("its optimizer has made new state", hint="call the step once before it is recorded")
+                raise UnsupportedError("its optimizer has created new state", hint="call the step once before it is recorded")
         except BaseException:
             for parameter, gradient, _ in gradients:
                 parameter.grad = gradient

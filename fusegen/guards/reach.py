@@ -309,7 +309,7 @@ class Reach:
     # Values: one method per type.
 
     def see(self, value: Any, name: str) -> None:
-        """Visits a value and the values reachable from it. Raises for iterators, which each read would advance."""
+        """Visits a value and the values reachable from it. Raises for iterators, since reads consume them."""
         if id(value) in self._seen or is_plain(value):
             return
         self._seen[id(value)] = value

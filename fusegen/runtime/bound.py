@@ -151,7 +151,7 @@ class BoundPlan(BoundCall):
 
     Args:
         program: the runner.
-        facts: about its calls.
+        facts: assumptions about its calls.
         by_value: handles calls whose scalars Python cannot compute; None if there is no function.
         further: more conditions on the values of a call.
     """

@@ -168,7 +168,7 @@ def taking_real_pairs(function: Callable[..., Any], names: Collection[str]) -> C
 
 
 def runs_in_torch(values: Values) -> bool:
-    """Tells if torch must run the function of a call itself."""
+    """True if torch must run the function of a call without a kernel."""
     return is_transformed() or _is_recorded() or is_intercepted(values) or any(map(_is_placeholder, values))
 
 

@@ -175,7 +175,7 @@ class ArgumentSource:
     """Maps a call's arguments and captured tensors to the values of the forward pass.
 
     Attributes:
-        order: for each value, its position among them; None for the key of random bits.
+        order: for each value, its position among the arguments and captured tensors; None for the key of random bits.
         device: of the call's tensors.
     """
 

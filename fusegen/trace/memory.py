@@ -1,7 +1,7 @@
 """Memory shared by traced tensors, so that an in-place operation is visible through every alias of a value, or refused.
 
-For tensors that the function computes, an in-place operation creates a new graph value, and all objects over the same memory become
-views of it: a view, and its base. If torch may have copied (depending on strides), using an alias afterwards is an error.
+For tensors that the function computes, an in-place operation creates a new graph value. All tensors on the same memory, a base and
+its views, become views of that value. If torch may have copied (depending on strides), using an alias afterwards is an error.
 
 A parameter that the kernel declares to mutate is the caller's memory. Its objects are views of the current version; after a write
 they are views of the next one. A write to all of it is deferred: later operations use the value directly, and the version is
@@ -355,7 +355,7 @@ _FEW = 8  # indices that are compared with each element; costs no more than read
 
 
 def _gather(nodes: _Nodes, node: Node, operand: int, value: int) -> int:
-    """For each index along the dim, the last of the elements written to it."""
+    """Writes elements at indices along the dim. If indices are equal, the last element wins."""
     dim, wraps = cast(int, node.attr("dim")), bool(node.attr("wraps"))
     shape, size = nodes.shape(operand), nodes.shape(operand)[dim]
     rows = _vector_index(nodes.builder, node, shape, dim)
@@ -385,7 +385,7 @@ def _vector_index(builder: GraphBuilder, node: Node, shape: Shape, dim: int) -> 
 
 
 def _checked_index(nodes: _Nodes, index: int, size: Dim, *, wraps: bool) -> int:
-    """The index, counted from the front, gathered from a range so that it is bounds-checked."""
+    """The index as a non-negative number. It is gathered from a range, whose bounds check then applies to it."""
     return nodes.add(Op.GATHER, nodes.iota(size), index, dim=0, wraps=wraps)
 
 
@@ -400,7 +400,7 @@ def _write_by_comparison(nodes: _Nodes, operand: int, dim: int, number: int, val
 
 
 def _select(nodes: _Nodes, operand: int, dim: int, last: int, value: int) -> int:
-    """The value's elements by their numbers along the dim, or the previous contents for -1."""
+    """Selects the value's elements at the positions `last` along the dim; -1 keeps the old element."""
     is_absent = nodes.add(Op.LT, last, nodes.builder.constant(0))
     expanded = nodes.add(Op.EXPAND, last, shape=nodes.shape(operand))
     gathered = nodes.add(Op.GATHER, value, expanded, dim=dim, wraps=True)  # -1 reads the last element, which is discarded

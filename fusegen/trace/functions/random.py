@@ -117,7 +117,7 @@ def dropout3d(input: TracedTensor, p: float = 0.5, training: bool = True, inplac
 
 
 def _drop_channels(name: str, input: TracedTensor, p: float, training: bool, leading: int, ranks: tuple[int, ...]) -> TracedTensor:
-    """Drops all elements with the same leading indices, or none of them."""
+    """Drops either all or none of the elements that share their leading indices."""
     if input.ndim not in ranks:
         raise TraceError(f"{name} of a tensor of {input.ndim} dims", hint=f"give it {' or '.join(map(str, ranks))}")
     shape = input._node.shape
