@@ -344,7 +344,7 @@ def describe_graphs(functions: Iterable[Graphed]) -> str:
     for each in functions:
         reasons.update(each.reasons)
     recorded, replayed = sum(each.recorded for each in functions), sum(each.replayed for each in functions)
-    reasons_text = "".join(f"; {count} as they are: {reason}" for reason, count in reasons.items())
+    reasons_text = "".join(f"; {count} ran eagerly: {reason}" for reason, count in reasons.items())
     return f"{recorded} recorded, {replayed} calls replayed{reasons_text}"
 
 
