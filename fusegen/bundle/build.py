@@ -183,7 +183,7 @@ def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> 
     if kernel.parameters != tuple(parameters):
         names = (", ".join(p.name for p in some if p.captured) or "none" for some in (kernel.parameters, parameters))
         what = "{} captures other tensors for other arguments: {}, and {}".format(kernel.name, *names)
-        raise BundleError(what, hint="build each into a folder of its own, or pass them as arguments")
+        raise BundleError(what, hint="build each into its own folder, or pass them as arguments")
 
 
 def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:

@@ -334,7 +334,7 @@ class SpecializationCache:
         return Specializer(ready, target, index64=self._wide, library=library)
 
     def _get(self, name: str, plan: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
-        """The specialization of a file, or a new one, which is written at once if its sizes alone determine its text."""
+        """The specialization of a file, or a new one, which is written at once if only its sizes determine its text."""
         with self._lock:
             if name in self._known:
                 return self._known[name]

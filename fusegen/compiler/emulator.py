@@ -186,7 +186,7 @@ def _written(name: str) -> str:
 
 
 def _kernel_text(number: int, source: EmulatedSource) -> str:
-    """A kernel in a namespace of its own, with C++ linkage, so that kernels of equal names can share a unit."""
+    """A kernel in its own namespace, with C++ linkage, so that kernels with equal names can share a translation unit."""
     text = _PRODUCT.sub(_product, source.text).replace('extern "C" __global__', "__global__")
     return (
         f"namespace kernel_{number} {{\n{text}\n"
@@ -256,7 +256,7 @@ def _buffer_array(buffers: Sequence[EmulatedBuffer]) -> ctypes.Array[_Buffer]:
 def _check_shape(entry: str, grid: int, block: int, cluster: int, shared_bytes: int) -> None:
     if grid < 1 or not 1 <= block <= _MOST_THREADS or not 1 <= cluster <= _LARGEST_CLUSTER or shared_bytes < 0:
         shape = f"grid {grid}, block {block}, cluster {cluster}, shared memory {shared_bytes}"
-        raise EmulationError(f"{entry}: no such launch: {shape}")
+        raise EmulationError(f"{entry}: invalid launch: {shape}")
     if grid % cluster:
         raise EmulationError(f"{entry}: a grid of {grid} blocks does not divide into clusters of {cluster}")
 

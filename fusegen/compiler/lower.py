@@ -145,9 +145,9 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
 # statement of its text waits for them (``templates/cuda/primitives/wait_for_previous.cuh``), and that orders the two:
 # - Its inputs are complete: the wait ends when the launch before has completed and its writes are visible.
 # - It may overwrite what the launch before has read, for the same reason: the workspace can be reused.
-# - It comes after all earlier launches too, since each of them waited before it did anything else, in every thread.
-# The first launch of a call is an ordinary one: earlier work in the stream may be anything. So is a launch after a library matmul,
-# whose kernels are not known to wait. No kernel triggers the next launch early: waiting blocks would take the place of its own last
+# - It runs after all earlier launches too, since every thread of each launch waits first.
+# The first launch of a call does not overlap: the earlier work in the stream is unknown. Nor does a launch after a library matmul,
+# whose kernels may not wait. No kernel triggers the next launch early: waiting blocks would take the place of its own last
 # ones.
 
 
@@ -286,7 +286,7 @@ def _agree(one: Launch, other: Launch) -> bool:
 
 
 def emit(parts: Sequence[Launch], target: Target) -> Source:
-    """Emits a kernel. The text depends on the arguments alone, not on the machine.
+    """Emits a kernel. The text depends only on the arguments, not on the machine.
 
     Args:
         parts: one launch, or several that are launched together.

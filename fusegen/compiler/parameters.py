@@ -199,7 +199,7 @@ class Parameters:
             values: all arguments in the order of the parameters.
         """
         named = {name: value for name, value in zip(self.given, values, strict=True) if name in self.keyword_only}
-        return self.function(*values[: len(values) - len(named)], **named)  # which come last
+        return self.function(*values[: len(values) - len(named)], **named)  # keyword-only parameters come last
 
 
 class _Name:
@@ -333,7 +333,7 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
     call: Callable[..., Any] = scope["made"](function, _require_unchanged, *text.constants)
     call.__name__, call.__qualname__, call.__module__ = function.__name__, function.__qualname__, function.__module__
     call.__doc__ = function.__doc__
-    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]  # of the leaves, not of what is wrapped
+    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]  # of the leaves, not of the wrapped function
     call.__wrapped__ = function  # type: ignore[attr-defined]
     owners = {leaf: name for name, leaves in flat_names(layouts).items() for leaf in leaves}
     setattr(call, ELEMENT_OF, owners)

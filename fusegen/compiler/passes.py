@@ -93,7 +93,7 @@ class GraphKernel(CallBinder):
         """Values of the symbolic sizes, each from the first dim that has it.
 
         Args:
-            tensors: one for each input, of its rank.
+            tensors: one for each input, with the input's rank.
         """
         return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._dims.items()}
 
@@ -293,7 +293,7 @@ def forget_programs() -> None:
 
 
 def require_history(variant: Variant) -> None:
-    """Refuses a variant whose graph does not show how torch differentiates its function.
+    """Refuses a variant whose graph lacks a part of what torch's autograd would record.
 
     Raises:
         UnsupportedError: with a hint.

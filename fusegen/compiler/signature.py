@@ -40,7 +40,7 @@ class SymbolicSizes:
         multiples: a power of two that divides a size, for sizes whose variants depend on it.
         bounds: a power of two that a size does not exceed, for the same sizes.
         sources: the parameter and dim that holds a size in later calls, or `ITSELF` for an int used as a size.
-        shared: ints used as sizes that equal a dim: the parameter and the dim's symbol.
+        shared: for each int used as a size that equals a dim, its parameter and the dim's symbol.
     """
 
     hints: tuple[tuple[str, int], ...]

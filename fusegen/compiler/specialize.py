@@ -1,4 +1,4 @@
-"""Specializations of a graph: for the sizes of a call, how it is rewritten, what is fused, and which plan each launch has."""
+"""Specializations of a graph to the sizes of a call: the rewritten graph, its fusion groups, and the plan of each launch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Specialization:
 
     @cached_property
     def bound(self) -> dict[object, Any]:
-        """Calls bound to exact sizes, by all that they depend on (`compiler.backends`)."""
+        """Cache of calls bound to exact sizes, by everything that a bound call depends on (`compiler.backends`)."""
         return {}
 
     @property
@@ -87,7 +87,7 @@ class _Fused:
     """A graph after fusion. The library computes some of its matmuls.
 
     Attributes:
-        graph: its matmuls are those of the graph before, in the same order.
+        graph: has the matmuls of the original graph, in the same order.
         groups: in order of their launches.
         kind: equal for graphs with the same operations at the same positions.
     """
@@ -120,7 +120,7 @@ class _MatmulDecision:
 
     @property
     def key(self) -> MatmulKey:
-        """The part that the program depends on."""
+        """The part of the decision that determines the program."""
         return self.by_library, tuple(self.plans.values())
 
 
@@ -224,7 +224,7 @@ class GraphPlanner:
 
     @property
     def matmul_launches(self) -> tuple[Group, ...]:
-        """The matmul launches that a cost model knows, before any matmul is left to the library."""
+        """The matmul launches that a cost model covers, before any matmul is left to the library."""
         return _with_cost(self._fuse(frozenset()).groups)
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
@@ -254,7 +254,7 @@ class GraphPlanner:
         return self._fused[by_library]
 
     def _choice(self, fused: _Fused, group: Group, expected: Expected) -> ProductChoice:
-        """The choice for one matmul launch. It depends on the launch's own rows and depth alone."""
+        """The choice for one matmul launch. It depends only on the launch's own rows and depth."""
         rows, depth = _rows_and_depth(fused.graph, group.anchors[0])
         key = (fused.kind, group, expected.of(rows), expected.of(depth))
         if key not in self._choices:
@@ -296,7 +296,7 @@ class GraphPlanner:
 
 
 def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The matmul launches that a cost model knows."""
+    """The matmul launches that a cost model covers."""
     return tuple(group for group in groups if group.pipeline == WGMMA.name)
 
 

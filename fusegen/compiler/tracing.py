@@ -64,7 +64,7 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
         what = f"{request.name} compares tensors by identity, and gets one tensor twice: {twice}"
-        raise UnsupportedError(what, hint="pass a flag in place of the comparison")
+        raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
     return traced, recorder
 
 
@@ -153,7 +153,7 @@ _ANY = "any"
 
 @dataclass
 class _Family:
-    """Programs of graphs that differ in constants alone.
+    """Programs of graphs that differ only in constants.
 
     Attributes:
         members: the constants of a trace, the positions of those that are scalars of the program, and the variant.
@@ -163,7 +163,7 @@ class _Family:
 
 
 class Promotions:
-    """The programs of a kernel, in families of graphs that differ in constants alone."""
+    """The programs of a kernel, in families of graphs that differ only in constants."""
 
     def __init__(self) -> None:
         self._families: dict[Hashable, _Family] = {}

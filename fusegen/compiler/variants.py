@@ -83,7 +83,7 @@ class VariantCache:
 
     @property
     def programs(self) -> int:
-        """The number of programs. Variants that differ in constants alone share one."""
+        """The number of programs. Variants that differ only in constants share one."""
         return self._promotions.count
 
     def statics(self) -> list[bool]:
@@ -112,7 +112,7 @@ class VariantCache:
             return variant.at(self.sizes(variant, values, captured)), captured
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, index64: bool) -> tuple[Variant, Captured]:
-        """A known or a new variant. Its indices have 64 bits if asked for, or if an input needs them."""
+        """A known or a new variant. Its indices have 64 bits if `index64` is True, or if an input needs them."""
         while True:
             with self._lock:
                 request = self._request(values, target, device, index64)
@@ -259,7 +259,7 @@ class VariantCache:
         if repeated := state.also_captured(values):
             names = ", ".join(self.parameters.names[position] for position in repeated)
             what = f"{self.name} compares tensors by identity, and gets an argument that it also captures: {names}"
-            raise UnsupportedError(what, hint="pass a flag in place of the comparison")
+            raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None
         if known is not None:

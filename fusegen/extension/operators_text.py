@@ -40,10 +40,10 @@ _SCHEMA_WORDS = (
     "out",
     "self",
 )
-"""Reserved words of schemas, beside those of Python."""
+"""Reserved words of schemas, besides Python's."""
 
 _EXTRA_ARGUMENTS = ("fg_key", "fg_kind")
-"""Arguments of forward passes after those of the function."""
+"""Arguments of forward passes, after the function's arguments."""
 
 _SCHEMA = {"tensor": "Tensor", "size": "SymInt", "int": "SymInt", "float": "float"}
 _PLAIN = {"size": "int64_t", "int": "int64_t", "float": "double"}
@@ -62,7 +62,7 @@ class UnitText:
         library: the namespace of the operators.
 
     Attributes:
-        kernels: for each CPU program the renamed entries of its C++ texts, which are compiled with the unit.
+        kernels: the CPU programs, whose C++ texts are compiled with the unit, and pairs of old and new entry names.
         schemas: of the operators.
 
     Raises:

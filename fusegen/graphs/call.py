@@ -299,7 +299,7 @@ def _node(value: Any) -> tuple[Any, ...]:
         return _Argument.PLAIN, value
     if kind not in SUPPORTED_NODES and is_cache(value):
         return _Argument.CACHE, kind
-    raise UnsupportedError(f"the native module knows no {kind.__name__}")
+    raise UnsupportedError(f"the native module does not support a {kind.__name__}")
 
 
 def key_of(call: GraphCall, kwargs: Mapping[str, Any]) -> object:

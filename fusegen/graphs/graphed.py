@@ -139,7 +139,7 @@ def graph_step(step: Callable[..., Any]) -> Graphed:
 
 
 class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
-    """Graphs of kernels: each kernel is recorded by itself, in shared pools."""
+    """Graphs of kernels: each kernel is recorded separately, in shared pools."""
 
     def __init__(self, pools: Pools) -> None:
         self.pools = pools

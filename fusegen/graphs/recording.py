@@ -55,7 +55,7 @@ class GraphPool:
         return self._recorded(run, self._saved)
 
     def record_alone(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """Like `record`, for a run with memory of its own, which no other graph overwrites."""
+        """Like `record`, for a run with its own memory, which no other graph overwrites."""
         return self._recorded(run, _MemoryPool())
 
     def unowned(self, tensor: Tensor) -> Tensor:
@@ -333,7 +333,7 @@ def have_changed(after: Tensor, before: Tensor) -> bool:
 
 
 def flattened(result: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Returns the leaves of a result, and a function that rebuilds such a result from other leaves."""
+    """Returns the leaves of a result, and a function that rebuilds a result of this structure from other leaves."""
     leaves, spec = tree_flatten(result)
     if isinstance(result, OrderedDict) and len(leaves) == len(result) and all(map(is_, leaves, result.values())):
         rebuild = partial(_model_output, type(result), tuple(vars(result)), tuple(result))

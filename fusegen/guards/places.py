@@ -265,7 +265,7 @@ class Conditions:
             self._add_contents(value)
 
     def _add_contents(self, value: Any) -> None:
-        """Adds conditions on a container's contents; for large containers of objects, on the length alone."""
+        """Adds conditions on a container's contents; for large containers of objects, only on the length."""
         inside = contents(value)
         if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return

@@ -411,7 +411,7 @@ class Reach:
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
             self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
-        if is_a(value, _CACHED):  # its reads count even if the cache answers
+        if is_a(value, _CACHED):  # its reads count even if its result is cached
             self._notes.caches.setdefault(value, value.cache_info().misses)
             if is_a(value.__wrapped__, FunctionType):
                 self._closure(value.__wrapped__)

@@ -145,7 +145,7 @@ class GraphOperator:
         results = self._fresh(tensors, sizes)
         if any(tensor.numel() for tensor in (*results, *(tensors[position] for position in self._written))):
             what = f"{self.graph.name}: an input is empty, but a result or a tensor that is written to is not"
-            raise ArgumentError(what, hint="let torch compute what is empty")
+            raise ArgumentError(what, hint="call torch for empty tensors")
         return results
 
     def sizes(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> dict[str, Any]:

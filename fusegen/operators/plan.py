@@ -318,7 +318,7 @@ def _placeholder_size(shapes: Sequence[Sequence[int]]) -> int:
         shapes: known sizes; equal negative numbers are equal unknown sizes.
 
     Raises:
-        Unplanned: there is no such number.
+        Unplanned: no placeholder is free.
     """
     numbers = {size for shape in shapes for size in shape}
     last = -2 * min(numbers, default=0)

@@ -56,7 +56,7 @@ def name_of(target: Callable[..., Any]) -> str:
 
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Converts named arguments to positional ones where possible, since a parameter may share its name with one of `lower`."""
+    """Converts named arguments to positional ones where possible: the kernel may have a parameter with a name of `lower`'s."""
     bound = inspect.signature(function).bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs

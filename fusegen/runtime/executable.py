@@ -167,7 +167,7 @@ class InlineCache:
 
 
 def call_test(values: Values, statics: Sequence[bool], find: CallTest) -> CallTest | None:
-    """Generates a test that accepts only calls with the same key, though not all of them; None if there is none.
+    """Generates a test that accepts only calls with the same key, but not all of these; None if no test can be generated.
 
     Args:
         values: all arguments of a call that the program matches.

@@ -140,7 +140,7 @@ def _scalars(scalars: ScalarsOf, preceding: Values, numbers: Sequence[Any]) -> M
 def _check_unbatched(name: str, gradients: Sequence[Tensor]) -> None:
     """Rejects batched gradients of vmap."""
     if any(is_batchedtensor(gradient) or is_legacy_batchedtensor(gradient) for gradient in gradients):
-        what = f"{name}: its gradients come in batches, as is_grads_batched=True and vectorize=True make them"
+        what = f"{name}: its gradients come in batches, from is_grads_batched=True or vectorize=True"
         hint = "compute them one by one, or call the kernel's function itself, kernel.function(...), where batches are needed"
         raise GradientError(what, hint=hint)
 

@@ -89,7 +89,7 @@ def require_current(value: _Value) -> None:
         raise UnsupportedError(
             "a tensor is used after an alias of it was changed in place, and torch may have copied one of them",
             where=here(),
-            hint="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
+            hint="write y = y + 1 instead of y += 1, or reshape the tensor after the change",
         )
     value._position = _rebased(value._tracer.builder, value._position, value._root, memory.value)
     value._root, value._writes = memory.value, memory.writes
@@ -116,7 +116,7 @@ def require_own(memory: TracedMemory) -> None:
         raise UnsupportedError(
             f"the kernel writes to its parameter {memory.parameter!r} without declaring it",
             where=here(),
-            hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 in place of x += 1",
+            hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 instead of x += 1",
         )
 
 
@@ -194,7 +194,7 @@ def _give_own_memory(target: _Value, value: int) -> None:
 
 
 def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool = False) -> bool:
-    """True if a value is empty or a (writable) view of a computed tensor for any strides."""
+    """True if a value is empty, or torch makes it a view of a computed tensor for all strides; with `written`, a writable one."""
     steps = _views(builder, position, root)
     if steps is None:
         return 0 in builder.nodes[position].shape

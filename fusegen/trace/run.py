@@ -89,7 +89,7 @@ class Trace:
 
 
 class _Mode(TorchFunctionMode):
-    """Handles torch calls without traced operands: creation functions (torch.arange), and functions of captured tensors alone,
+    """Handles torch calls without traced operands: creation functions (torch.arange), and functions of captured tensors only,
     whose values may change between calls."""
 
     def __init__(self, tracer: Tracer) -> None:

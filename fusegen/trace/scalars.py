@@ -224,7 +224,7 @@ def computed(op: Op, *operands: TracedScalar) -> Any:
 
 
 def number_type(value: _Traced) -> type:
-    """Returns the type that Python would compute: numpy's if a numpy scalar takes part."""
+    """Returns the type that Python would compute: numpy's if an operand is a numpy scalar."""
     scalars = value._tracer.numbers
     if any(type(scalars.get(str(leaf.attr("name")))) is np.float64 for leaf in leaves_of(value) if leaf.op is Op.SCALAR):
         return np.float64

@@ -164,7 +164,7 @@ class Tracer:
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
-        """The existing memory that a new view aliases; None for a value with memory of its own."""
+        """The existing memory that a new view aliases; None for a value with its own memory."""
         if op.family is not Family.VIEW or op is Op.CONCAT:
             return None
         memory = args[0]._memory
@@ -355,7 +355,7 @@ class Tracer:
         return None
 
     def require_literal_feature(self, dim: Dim) -> None:
-        """Makes a size literal if it depends on last dims alone; leading sizes vary between calls and stay symbolic."""
+        """Makes a size literal if it depends only on last dims; leading sizes vary between calls and stay symbolic."""
         symbols = {symbol.name for symbol in getattr(dim, "free_symbols", ())}
         if symbols <= set(dict(self.builder.bounds)):
             self.require_literal(dim)

@@ -128,7 +128,7 @@ class TracedTensor:
         argument = self._argument
         if name in argument.attributes:
             message = f"the kernel reads the attribute {name!r} of the argument {argument.name!r}, which is not traced"
-            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
+            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a separate parameter")
         self._tracer.outside.argument_asked(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
@@ -142,7 +142,7 @@ class TracedTensor:
 
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
-            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use it as it is")
+            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use the scalar")
         return self._tracer.size(self._node.shape[0])
 
     # Operations that need a value.

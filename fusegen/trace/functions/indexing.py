@@ -196,7 +196,7 @@ def _check_keys(keys: list[Any]) -> None:
                 hint="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
             )
     if sum(k is Ellipsis for k in keys) > 1:
-        raise ShapeError("an index with several ellipses", hint="use one; the dims that it stands for follow from the others")
+        raise ShapeError("an index with several ellipses", hint="use one ellipsis")
 
 
 def _is_short_list(key: Any) -> bool:
@@ -396,7 +396,7 @@ def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
     if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in index_tensors) or not x.ndim:
         raise UnsupportedError("index_put by a mask cannot be traced", hint="use torch.where(mask, x + value, x)")
     if not 0 < len(index_tensors) <= x.ndim:
-        raise ShapeError(f"index_put by {len(index_tensors)} indices to {x.ndim} dims", hint="give at most one index per dim")
+        raise ShapeError(f"index_put: {len(index_tensors)} indices for {x.ndim} dims", hint="give at most one index per dim")
     coordinates = Coordinates.of(x, range(len(index_tensors)), index_tensors)
     shape = (*coordinates.shape, *x._node.shape[len(index_tensors) :])
     if tracer.common_shape(shape, added._node.shape) != shape:
