@@ -138,7 +138,7 @@ class Dispatcher(CallBinder):
         return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
-        """The dispatcher and the arguments of a call with pairs of real numbers in place of complex tensors."""
+        """The dispatcher and the arguments of a call, with complex tensors replaced by real tensors of pairs."""
         names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
         if not names:
             return self, values
@@ -168,7 +168,7 @@ class Dispatcher(CallBinder):
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
 
     def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
-        """The dispatcher of a call that is not run, and all its arguments, with leaves in place of containers of tensors.
+        """The dispatcher of a call that is not run, and all its arguments, with containers of tensors replaced by leaves.
 
         Raises:
             ArgumentError: an argument is neither a tensor nor a value that can select code.

@@ -257,7 +257,7 @@ _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
 
 
 def settled(value: Any) -> Any:
-    """Makes the numbers of a tuple or list constants, so that torch.compile compiles again for others. Returns any other value
+    """Makes the numbers of a tuple or list constants: torch.compile compiles again for other numbers. Returns other values
     unchanged."""
     if isinstance(value, torch.Size):
         value = tuple(value)
@@ -267,7 +267,7 @@ def settled(value: Any) -> Any:
 
 
 def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[ContainerLayouts, list[Any]]:
-    """The layout of each argument, and all arguments with leaves in place of containers of tensors.
+    """The layout of each argument, and all arguments, with containers of tensors replaced by their leaves.
 
     Args:
         names: of the parameters.
@@ -276,18 +276,18 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
     """
     layouts: list[tuple[str, ContainerLayout]] = []
     leaves: list[Any] = []
-    for name, given in zip(names, values, strict=True):
-        if not isinstance(given, KINDS):
+    for name, argument in zip(names, values, strict=True):
+        if not isinstance(argument, KINDS):
             layouts.append((name, None))
-            leaves.append(given)
+            leaves.append(argument)
             continue
-        value = given if name in variadic else settled(given)
-        own: list[Any] = []
-        layout = _layout(value, own)
-        if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own]):
-            layout, own = (_of_settings(value), []) if _is_of_settings(value, own) else (None, [value])
+        value = argument if name in variadic else settled(argument)
+        own_leaves: list[Any] = []
+        layout = _layout(value, own_leaves)
+        if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own_leaves]):
+            layout, own_leaves = (_of_settings(value), []) if _is_of_settings(value, own_leaves) else (None, [value])
         layouts.append((name, layout))
-        leaves.extend(own)
+        leaves.extend(own_leaves)
     return tuple(layouts), leaves
 
 
@@ -306,12 +306,12 @@ def _layout(value: Any, leaves: list[Any]) -> ContainerLayout:
 
 
 def _is_of_settings(value: Any, leaves: Sequence[Any]) -> bool:
-    """True if an argument without tensors can select code but has no hash."""
+    """True if an argument without tensors is a list or dict of plain values, which can select code but has no hash."""
     return isinstance(value, (list, dict)) and all([is_plain(leaf) for leaf in leaves])
 
 
 def _of_settings(value: Any) -> ContainerLayout:
-    """The layout of an argument whose leaves select code."""
+    """The layout of an argument whose leaves are settings, i.e. select code."""
     leaves: list[Any] = []
     layout = _layout(value, leaves)
     if layout is None:
@@ -327,10 +327,10 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
     Args:
         layouts: of its arguments; an argument without a layout keeps its name.
     """
-    text = _Text(function, layouts)
+    generator = _Text(function, layouts)
     scope: dict[str, Any] = {"__name__": "arguments that hold tensors"}
-    exec(compile(text.whole(), "<arguments that hold tensors>", "exec"), scope)
-    call: Callable[..., Any] = scope["made"](function, _require_unchanged, *text.constants)
+    exec(compile(generator.text(), "<arguments that hold tensors>", "exec"), scope)
+    call: Callable[..., Any] = scope["made"](function, _require_unchanged, *generator.constants)
     call.__name__, call.__qualname__, call.__module__ = function.__name__, function.__qualname__, function.__module__
     call.__doc__ = function.__doc__
     call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]  # of the leaves, not of the wrapped function
@@ -396,19 +396,19 @@ class _Text:
         self._kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
         self._layouts = layouts
         self._names = flat_names(layouts)
-        self._made: list[str] = []
-        self._checked: list[str] = []
+        self._containers: list[str] = []
+        self._checks: list[str] = []
 
-    def whole(self) -> str:
+    def text(self) -> str:
         """The text of a factory that returns the function of leaves."""
-        given = ", ".join(text for name, layout in self._layouts for text in self._given(name, layout))
+        arguments = ", ".join(text for name, layout in self._layouts for text in self._arguments(name, layout))
         leaves = ", ".join(leaf for names in self._names.values() for leaf in names)
         constants = "".join(f", _constant_{number}" for number in range(len(self.constants)))
         lines = [f"def made(_function, _require_unchanged{constants}):", f"    def call({leaves}):"]
-        body = [*self._made, f"_result = _function({given})", *self._checked, "return _result"]
+        body = [*self._containers, f"_result = _function({arguments})", *self._checks, "return _result"]
         return "\n".join([*lines, *(f"        {line}" for line in body), "    return call", ""])
 
-    def _given(self, name: str, layout: ContainerLayout) -> Iterator[str]:
+    def _arguments(self, name: str, layout: ContainerLayout) -> Iterator[str]:
         """The arguments of the user's function for a parameter."""
         kind, leaves = self._kinds[name], iter(self._names[name])
         if layout is not None and kind in _VARIADIC:
@@ -428,10 +428,10 @@ class _Text:
             return self._constant(layout[2])
         kind, keys, elements = layout
         text = self._container(kind, keys, [self._value(name, element, leaves) for element in elements])
-        variable = f"_container_{len(self._made)}"
-        self._made.append(f"{variable} = {text}")
+        variable = f"_container_{len(self._containers)}"
+        self._containers.append(f"{variable} = {text}")
         if not issubclass(kind, tuple):
-            self._checked.append(f"_require_unchanged(_function, {name!r}, {variable}, {text})")
+            self._checks.append(f"_require_unchanged(_function, {name!r}, {variable}, {text})")
         return variable
 
     def _container(self, kind: type, keys: Sequence[object], values: Sequence[str]) -> str:
@@ -452,16 +452,16 @@ class _Text:
         return f"_constant_{len(self.constants) - 1}"
 
 
-def _require_unchanged(function: Callable[..., Any], name: str, given: Any, before: Any) -> None:
+def _require_unchanged(function: Callable[..., Any], name: str, container: Any, before: Any) -> None:
     """Refuses a function that changes one of its caller's containers.
 
     Raises:
         UnsupportedError: it changed one.
     """
-    keys = (list(given), list(before)) if isinstance(before, dict) else ([], [])
-    now, then = (list(each.values()) if isinstance(each, dict) else list(each) for each in (given, before))
+    keys = (list(container), list(before)) if isinstance(before, dict) else ([], [])
+    now, then = (list(each.values()) if isinstance(each, dict) else list(each) for each in (container, before))
     if keys[0] != keys[1] or len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
         kind = type(before).__name__
         what = f"the kernel changes its caller's {kind} {name!r}, which cannot be traced"
-        hint = f"change a copy: {name} = {kind}({name}); a tensor in it can be written to: @fg.kernel(mutates=({name!r},))"
+        hint = f"change a copy: {name} = {kind}({name}); to write to its tensors, declare @fg.kernel(mutates=({name!r},))"
         raise UnsupportedError(what, where=returned_at(function), hint=hint)

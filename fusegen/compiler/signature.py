@@ -28,7 +28,7 @@ DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
 ITSELF = -1
-"""Replaces the dim in a `DimRef` to an int parameter, whose value is the size."""
+"""The dim of a `DimRef` to an int parameter: the parameter's value is the size."""
 
 
 @dataclass(frozen=True)

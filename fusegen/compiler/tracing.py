@@ -239,7 +239,7 @@ def _name(number: int) -> str:
 
 
 def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
-    """The graph with scalars in place of some literals."""
+    """The graph with some literals replaced by scalars."""
     counter = itertools.count()
     literals = [{name: next(counter) for name in _literals(node)} for node in graph.nodes]
 
@@ -258,7 +258,7 @@ def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
 
 
 def _with_operands(builder: GraphBuilder, node: Node, promoted: Mapping[str, int]) -> Node:
-    """The node with scalar operands in place of numeric attributes."""
+    """The node with numeric attributes replaced by scalar operands."""
     types = {name: DType.FLOAT64 if type(node.attr(name)) is float else DType.INT64 for name in promoted}
     scalars = [builder.scalar(_name(number), types[name]) for name, number in promoted.items()]
     attrs = {name: value for name, value in node.attrs if name not in promoted} | {"numbers": (*node.numbers, *promoted)}

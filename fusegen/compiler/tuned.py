@@ -84,7 +84,7 @@ class TuningRecord:
 
 
 _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
-"""Records of another rank: this process may have another disk."""
+"""Records that another rank measured: its cache may be on another disk."""
 
 
 def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:

@@ -40,7 +40,7 @@ _MOST_KERNELS = 8  # of one function, whose traces others may use
 _KERNELS: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Kernels that have traced a function, by the function and by all other facts that their traces depend on."""
+"""Kernels that have traced a function, by the function, then by the declaration's options that traces depend on."""
 
 
 class VariantCache:

@@ -63,7 +63,7 @@ class GradientGraph:
                 raise UnsupportedError(f"more than {_MAX_PENDING} calls wait for their backward passes")
             self.recordings.append(self.record_again(call))
         if (result := self._replayed(call)) is _BUSY:
-            raise UnsupportedError("another thread has taken the graph")
+            raise UnsupportedError("another thread is using the graph")
         return result
 
     def _replayed(self, call: GraphCall) -> Any:
@@ -78,8 +78,8 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 @dataclass
 class Latest:
-    """The graph of the previous call. `check` recognizes its signature fast, once two calls in a row had it and if the arguments
-    support it."""
+    """The graph of the previous call. `check` compares signatures fast. It is created once two calls in a row have the same signature,
+    if it supports their arguments."""
 
     key: object
     graph: CapturedGraph
@@ -103,7 +103,7 @@ class SignatureStats:
         if self.changes > _MAX_CHANGES:
             return self.reason or "the state that it reads changes from call to call"
         return self.reason or (
-            f"more than {_MAX_RECORDINGS} call signatures take turns" if self.recorded - self.changes > _MAX_EVICTIONS else ""
+            f"more than {_MAX_RECORDINGS} call signatures alternate" if self.recorded - self.changes > _MAX_EVICTIONS else ""
         )
 
 

@@ -345,7 +345,7 @@ _BOUND: dict[type, tuple[str, ...]] = {MethodType: ("__func__", "__self__"), sup
 """Attributes to follow for interpreter objects that are not containers."""
 
 _SHARED = (FunctionType, BuiltinFunctionType, type, ModuleType, MappingProxyType)
-"""Owners that belong to no single layer. They are their own counterparts."""
+"""Owners that all layers share. They are their own counterparts."""
 
 
 class Counterparts:
