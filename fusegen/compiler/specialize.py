@@ -282,7 +282,7 @@ class GraphPlanner:
         return [self._merged(axis, keys) for axis in range(len(self._rows))]
 
     def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
-        """Neighbouring classes along one axis as one range where their choices are equal."""
+        """Ranges of size classes along one axis; neighbours with equal choices are merged."""
         ranges: list[range] = []
         previous: list[MatmulKey] = []
         for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):

@@ -78,8 +78,8 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 @dataclass
 class Latest:
-    """The graph of the previous call. `check` compares signatures fast. It is created once two calls in a row have the same signature,
-    if it supports their arguments."""
+    """The graph of the previous call. `check` compares signatures fast. It is created once two calls in a row have the same
+    signature, if it supports their arguments."""
 
     key: object
     graph: CapturedGraph

@@ -430,7 +430,7 @@ _UNSET = object()
 
 
 def closes_over(function: FunctionType, frame: FrameType) -> bool:
-    """True if a function's closure holds the objects of a frame's variables."""
+    """True if the cells of a function's closure hold the same objects as a frame's variables."""
     cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
     held = frame.f_locals
     return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)

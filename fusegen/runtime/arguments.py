@@ -260,9 +260,9 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     """Rejects a tensor without memory, with a storage that is too small, or on another device.
 
     Args:
-        tensor: one that passed `check_values`.
+        tensor: has passed `check_values`.
         device: the required one.
-        other: describes the argument that determines the device.
+        other: description of the argument that determines the device.
     """
     if tensor.device != device:
         raise ArgumentError(
@@ -274,7 +274,7 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     end, available = (tensor.storage_offset() + span(tensor)) * tensor.element_size(), tensor.untyped_storage().nbytes()
     if tensor.numel() and end > available:
         what = f"{kernel}: {name!r} ends at byte {end} of a storage of {available} bytes: it was freed or made smaller"
-        raise ArgumentError(what, hint="bring the storage back to its size before the call, as the module's own forward does")
+        raise ArgumentError(what, hint="resize the storage before the call, as the forward pass of its module does")
 
 
 # In-place writes.
