@@ -73,9 +73,9 @@ class GradientRecording:
         parameters: tensors that require a gradient and are not arguments.
         required: for each of `inputs` and `parameters`, whether it requires a gradient.
         nodes: autograd's graph, which keeps the memory of saved values allocated.
-        incoming: for each result, its gradient's buffer, or None.
+        incoming: for each result, the buffer of its incoming gradient, or None.
         gradients: gradient buffers that the backward pass fills.
-        sources: positions of their tensors among `inputs` and `parameters`.
+        sources: for each of `gradients`, the position of its tensor among `inputs` and `parameters`.
         saved: parameters whose values the backward pass reads.
         written: tensors other than arguments that the forward pass writes to.
         leaves: leaves of the result: a `TensorResult`, an `ArgumentResult`, or a plain value.
@@ -240,7 +240,7 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", hint="run it without graphs")
         if any(is_batchedtensor(each) or is_legacy_batchedtensor(each) for each in gradients if each is not None):
-            raise UnsupportedError("several gradients at once (is_grads_batched=True, vmap)", hint="run it without graphs")
+            raise UnsupportedError("its gradients come in batches (is_grads_batched=True, vmap)", hint="run it without graphs")
         number = int(ctx.saved_tensors[0])  # raises if a saved parameter has changed
         recording = _REPLAYS.get(number)
         if recording is None:

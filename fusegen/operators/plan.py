@@ -61,7 +61,7 @@ _numbers = itertools.count()
 
 
 def planned(*call: Any) -> str:
-    """Returns the plan of a call (arguments as for `plan_of`), or "" with a warning if the function has to run in torch."""
+    """Returns the plan of a call. Warns and returns "" if torch must run the function. The arguments are those of `plan_of`."""
     try:
         return str(without_dynamo(plan_of)(*call))  # after a graph break in the call, torch.compile would trace into it
     except Unplanned as reason:
@@ -86,7 +86,7 @@ def plan_of(
     """Returns the plan of a call.
 
     Args:
-        options: the kernel's, as a plain tuple, which torch.compile treats as a constant. Settings select the compiler.
+        options: the kernel's options as a tuple, which torch.compile treats as a constant. Settings select the compiler.
         provided: the parameters that the call provides.
         facts: facts about their values (`facts_of`).
         recording: whether gradients are recorded.
@@ -96,7 +96,7 @@ def plan_of(
         Unplanned: there is no operator for the call.
     """
     if is_transformed():
-        raise Unplanned("a transform of torch.func is under way")
+        raise Unplanned("a transform of torch.func is active")
     dispatcher = partial(Dispatcher, function, name, Options(*options)._replace(compiler=None))
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):

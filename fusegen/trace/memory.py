@@ -49,7 +49,7 @@ class TracedMemory:
 
     @classmethod
     def possible_alias(cls, other: TracedMemory, position: int) -> TracedMemory:
-        """Returns the memory of a copy or a view of another memory, depending on unknown strides."""
+        """Returns memory that is a copy or a view of other memory; unknown strides decide which."""
         memory = cls(position=position)
         memory._possible_aliases = other._possible_aliases = other._possible_aliases or [other]
         memory._possible_aliases.append(memory)
@@ -81,7 +81,7 @@ class _Value(Protocol):
 
 
 def require_current(value: _Value) -> None:
-    """Updates a value after a write through an alias; refuses it if torch may have copied."""
+    """Updates a value after a write through an alias. Refuses the value if torch may have copied it instead."""
     memory = value._memory
     if value._writes == memory.writes and not memory.is_ambiguous:
         return
@@ -186,7 +186,7 @@ def _put(builder: GraphBuilder, region: int, value: int, memory: TracedMemory, l
 
 
 def _give_own_memory(target: _Value, value: int) -> None:
-    """Gives a written view its own memory. Torch may have copied, so its former base must not be read any more."""
+    """Gives a written view its own memory. In torch the view may be a copy, so reading its former base becomes an error."""
     former, target._memory = target._memory, TracedMemory(position=value)
     former.is_ambiguous = True
     target._memory.writes = target._writes = former.writes + 1
