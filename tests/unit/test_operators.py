@@ -538,7 +538,7 @@ def test_a_compiled_write_refuses_what_shares_memory_and_takes_neighbours() -> N
 
 def test_a_write_that_gradients_would_be_recorded_of_is_torchs_and_told() -> None:
     x, h = randn(6, 16).requires_grad_(), randn(6, 16)
-    with pytest.warns(UserWarning, match="writes in place, of which no gradient is recorded"):
+    with pytest.warns(UserWarning, match="writes in place, which records no gradient"):
         result = Compiled(lambda x, h: add_norm(x, h)[1]).call(x, h)
     alike(torch.autograd.grad(result.sum(), x)[0], torch.ones(6, 16))
     with pytest.raises(GradientError, match="'x' requires a gradient"):
