@@ -29,11 +29,12 @@ class Derivative:
 
     Attributes:
         forward: the graph, with the saved values as results after its own.
-        backward: from saved values and the gradients by the float results, in order, to the gradients by inputs.
+        backward: maps saved values and the gradients of the float results, in order, to the gradients of inputs.
         results: the number of the forward pass's own results.
-        kept: the sources of the backward pass's first inputs: an input of the forward pass by name, or a result of it by number.
+        kept: the sources of the backward pass's saved values, its first inputs: an input of the forward pass by name, or a
+            result of it by number.
         wrt: names of inputs.
-        gradients: the sources of the gradients by these: a result of the backward pass by number, or an input of it by name if a
+        gradients: the sources of the gradients of `wrt`: a result of the backward pass by number, or an input of it by name if a
             gradient passes through unchanged.
         key: the forward pass's input with the key of its random bits; None if it draws none.
     """
@@ -51,7 +52,7 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
     """Differentiates a traced graph by float inputs; `names` names the inputs of the backward pass.
 
     Raises:
-        GradientError: no result has a derivative by any of these inputs.
+        GradientError: no result has a derivative with respect to any of these inputs.
         UnsupportedError: an operation has no rule.
     """
     key = names("random_key") if draws(graph) else None
@@ -98,7 +99,7 @@ def _is_loss_of_logits(graph: Graph) -> bool:
 
 class _Joint:
     """A graph and its backward pass in one builder, so that they share common subexpressions. If `is_early`, gradients are computed
-    for a loss gradient of 1, and multiplied by the actual one at the end."""
+    for a loss gradient of 1, and multiplied by the actual loss gradient at the end."""
 
     def __init__(self, graph: Graph, wrt: Sequence[str], names: Renaming, *, is_early: bool) -> None:
         self.builder = GraphBuilder.like(graph)
@@ -118,7 +119,7 @@ class _Joint:
                 gradient = fitted(Value(self.builder, self.builder.constant(1.0, dtype=spec.dtype), None), spec.shape, spec.dtype)
             self._add(result, gradient)
         if not self._active.intersection(self._gradients):
-            message = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"
+            message = f"{graph.name}: no result has a derivative with respect to {', '.join(wrt) or 'anything'}"
             raise GradientError(message, hint="return a float computed from a float argument, without detach()")
 
     def sweep(self) -> None:
@@ -133,7 +134,7 @@ class _Joint:
                         self._add(operand, gradient)
 
     def gradient(self, name: str) -> int:
-        """Returns the gradient by an input; zeros if no result depends on it."""
+        """Returns the gradient of an input; zeros if no result depends on it."""
         position = self._inputs[name]
         if position in self._gradients:
             return self._scaled(self._gradients[position]).position
@@ -176,7 +177,7 @@ def differentiated_inputs(graph: Graph, names: Collection[str]) -> tuple[str, ..
 
 
 def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ...]:
-    """True for each result that has a derivative by one of the inputs."""
+    """True for each result that has a derivative with respect to one of the inputs."""
     origins = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     active = dependent(graph, origins)
     return tuple(position in active for position in graph.outputs)

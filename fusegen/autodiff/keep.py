@@ -2,8 +2,8 @@
 
 Inputs and results are materialized anyway, so that they cost their bytes once, for the backward pass's read. Any other value
 costs its bytes twice, since the forward pass has to write it first. `cheapest_cut` returns the cheapest set of values from which
-the backward pass can recompute pointwise what it needs. Ties prefer materialized values, then values that the forward pass
-computes, then the set with the least recomputation. Exceptions:
+the backward pass can recompute all others that it needs, pointwise. Ties prefer materialized values, then values that the forward
+pass computes, then the set with the least recomputation. Exceptions:
 
 - Matmuls and other library calls are not recomputed, nor are statistics: reductions to at most an eighth of their operand's
   elements.
@@ -67,7 +67,7 @@ def saved_values(
 
     Args:
         graph: both passes, in primitives.
-        gradients: the backward pass's inputs that are gradients by the results.
+        gradients: the backward pass's inputs that are gradients of the results.
         requested: results of the backward pass.
     """
     backward = _dependents(graph, gradients)

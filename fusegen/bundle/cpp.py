@@ -115,11 +115,13 @@ def _operators(requests: Iterable[BuildRequest]) -> list[OperatorSpec]:
         each, traced = call.requested, Traced(call)
         if (first := kernel_names.setdefault(traced.name, each.name)) != each.name:
             what = f"{first} and {each.name} would both be the operator {traced.name}"
-            raise BundleError(what, hint="build them into two libraries, or give one a name of other Latin letters")
+            raise BundleError(
+                what, hint="build them into two libraries, or rename one: operator names keep only ASCII letters, digits and _"
+            )
         parameters, kind = traced.parameters(), traced.kind()
         known = operators.get(traced.name, OperatorSpec(traced.name, parameters, ()))
         if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):
-            what = f"{each.name} has other parameters or results for {kind.description} than before"
+            what = f"{each.name} has other parameters or results for {kind.description} than for earlier calls"
             raise BundleError(what, hint="build it into another library")
         operators[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
     for name in operators:
@@ -165,7 +167,7 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
         The names of the functions.
 
     Raises:
-        ArgumentError, BundleError: as in `build_extension`, or a kernel leaves a step to torch.
+        ArgumentError, BundleError: as in `build_extension`, or torch runs a step of a kernel.
     """
     require_name(library)
     require_new(folder)
@@ -174,7 +176,9 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
     for call in (call for each in requests for call in traced_calls(each)):
         target = call.requested.target
         if target.backend is Backend.CPU:
-            raise BundleError("sources are CUDA", hint="give GPUs: --arch sm_90a; --format extension has the CPU too")
+            raise BundleError(
+                "--format sources supports GPUs only", hint="give GPUs: --arch sm_90a; --format extension also supports the CPU"
+            )
         traced = Traced(call)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
@@ -216,27 +220,29 @@ class Traced:
         self._is_cpu = self._target.backend is Backend.CPU
         names = dispatcher.parameters.names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
-        self._given = dict(zip(names, self._signature.arguments, strict=True))
+        self._arguments = dict(zip(names, self._signature.arguments, strict=True))
         self._graph, self._options = self._variant.traced, dispatcher.options
         self._mutates = dispatcher.parameters.mutates
         specs = {spec.name: spec for spec in self._graph.inputs}
-        self._tensors = [n for n, a in self._given.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
+        self._tensors = [n for n, a in self._arguments.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
         if not self._tensors:
             raise BundleError(f"{request.name} takes no tensor, so its operator has no device", hint="call the kernel itself")
         self._specs = [specs[name] for name in self._tensors]
-        self._extents = tuple(a.size for a in self._given.values() if isinstance(a, ExtentArgument))
-        kinds = {n: DType.FLOAT64 if a.is_float else DType.INT64 for n, a in self._given.items() if isinstance(a, NumberArgument)}
+        self._extents = tuple(a.size for a in self._arguments.values() if isinstance(a, ExtentArgument))
+        kinds = {
+            n: DType.FLOAT64 if a.is_float else DType.INT64 for n, a in self._arguments.items() if isinstance(a, NumberArgument)
+        }
         self._numbers = tuple(kinds.items())
         self._hints = dict(self._variant.request.sizes.hints)
 
     def parameters(self) -> tuple[OperatorParameter, ...]:
         """Returns the operator's parameters: the function's, and the captured tensors."""
-        declared = [self._parameter(name, argument) for name, argument in self._given.items()]
+        declared = [self._parameter(name, argument) for name, argument in self._arguments.items()]
         captured = [OperatorParameter(plain(name), "tensor") for name in self._variant.state.names]
         return (*(parameter for parameter in declared if parameter is not None), *captured)
 
     def _parameter(self, name: str, argument: ArgumentSpec) -> OperatorParameter | None:
-        """Returns a parameter, or None for a fixed value whose type no schema has."""
+        """Returns a parameter, or None for a fixed value whose type no schema supports."""
         if isinstance(argument, TensorArgument):
             return OperatorParameter(name, "written" if name in self._mutates else "tensor")
         if isinstance(argument, NumberArgument):
@@ -247,7 +253,7 @@ class Traced:
 
     def kind(self) -> CallKind:
         """Returns the kind of call, with its programs."""
-        constants = [(n, a.value) for n, a in self._given.items() if isinstance(a, Constant) and _is_plain(a.value)]
+        constants = [(n, a.value) for n, a in self._arguments.items() if isinstance(a, Constant) and _is_plain(a.value)]
         fresh = [position for position in self._graph.outputs if position not in self._graph.puts]
         return CallKind(
             on_gpu=not self._is_cpu,
@@ -272,8 +278,8 @@ class Traced:
     ) -> tuple[Built, ...]:
         """Returns a program for each range of row counts. It takes the function's sizes and numbers unless others are passed."""
         programs = []
-        for rows, form in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
-            specialized = compiled.with_specialization(form)
+        for rows, specialization in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
+            specialized = compiled.with_specialization(specialization)
             assumed = CallGuards(
                 tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),
                 sizes=self._extents if sizes is None else sizes,
@@ -326,7 +332,7 @@ class Traced:
 
 
 def _is_plain(value: object) -> bool:
-    """True if a value can be a default in a schema, which has no infinities, NaNs or escapes."""
+    """True if a value can be a default in a schema. Schemas support no infinities, NaNs or escapes."""
     if isinstance(value, str):
         return value.isascii() and value.isprintable() and not set(value) & set('"\\')
     return type(value) in (bool, int, float) and (not isinstance(value, float) or math.isfinite(value))

@@ -66,7 +66,7 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
 
 def _resolved_path(folder: object) -> Path:
     if not isinstance(folder, (str, os.PathLike)):
-        raise ArgumentError(f"fg.load is given {folder!r}", hint="give the path of the folder that fusegen build --out wrote")
+        raise ArgumentError(f"fg.load: {folder!r} is not a path", hint="give the path of the folder that fusegen build --out wrote")
     try:
         return Path(folder).resolve()
     except (TypeError, ValueError, OSError, RuntimeError) as error:  # bytes, a null character, circular links
@@ -319,7 +319,7 @@ def _identity_pattern(values: Values) -> tuple[int, ...]:
 
 
 def _same_identities(values: Values) -> Condition:
-    """Returns a condition: the same tensors are identical."""
+    """Returns a condition that the same tensors of a call are identical."""
     pattern = _identity_pattern(values)
     return lambda new_values: _identity_pattern(new_values) == pattern
 

@@ -76,7 +76,7 @@ class BuiltPasses:
 
     Attributes:
         wiring: the connection of both passes.
-        derivatives: for each result of the kernel, the inputs it has a derivative by.
+        derivatives: for each result of the kernel, the inputs with respect to which it has a derivative.
         forward: programs of the forward pass.
         backward: programs of the backward pass.
     """
@@ -212,7 +212,7 @@ def mark_of(parameters: Sequence[BuiltParameter], variant: BuiltVariant) -> byte
 
 
 def passes_mark_of(parameters: Sequence[BuiltParameter], machine: str, passes: BuiltPasses) -> bytes:
-    """Returns the mark of the binaries of passes, likewise."""
+    """Returns the mark of the binaries of passes, a digest like that of `mark_of`."""
     kernel = encode(BuiltKernel("", tuple(parameters), ()), BuiltKernel)
     return _digest([kernel, machine, encode(_passes_without_files(passes), BuiltPasses)])
 

@@ -148,7 +148,7 @@ def built_passes(
 
 
 def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, ...], ...]:
-    """For each result, the inputs by which it has a derivative."""
+    """For each result, the inputs with respect to which it has a derivative."""
     results_by_input = {name: differentiated_results(variant.traced, (name,)) for name in passes.derivative.wrt}
     return tuple(tuple(name for name, has in results_by_input.items() if has[n]) for n in range(passes.derivative.results))
 
@@ -238,4 +238,4 @@ def require_new(folder: Path) -> None:
 def require_name(library: str) -> None:
     """Rejects names that are not identifiers in torch and C++."""
     if not re.fullmatch(r"[A-Za-z_]\w*", library, re.ASCII):
-        raise ArgumentError(f"the library is {library!r}", hint="give a name such as mylib by --library")
+        raise ArgumentError(f"the library name {library!r} is not an identifier", hint="give a name such as mylib by --library")

@@ -61,7 +61,7 @@ class Machine:
         target: the target of emitted code.
         backend: launches kernels.
         kernels: compiles and loads the kernels of some launches.
-        prepare: compiles several texts at once, before `kernels` is asked for them.
+        prepare: compiles several texts at once, before `kernels` loads them.
         compiler: "extension" if programs are C++ operators.
     """
 
@@ -97,7 +97,7 @@ def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machin
     """The machine of a device.
 
     Args:
-        compiler: the compiler; by default that of the settings. The emulator has its own.
+        compiler: by default from the settings. The emulator has its own.
     """
     machine = _machine_of(device)
     return machine if settings().emulate and device.type == "cpu" else replace(machine, compiler=compiler or settings().compiler)
@@ -266,7 +266,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
 
 
 def size_places_of(graph: Graph, call: LaunchPlan) -> SizeSources:
-    """Maps each size of a call to the tensor and the dim that hold it."""
+    """Maps each size of a call to a tensor and the dim that has this size."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
     dims = [

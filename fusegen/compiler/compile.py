@@ -43,7 +43,7 @@ from fusegen.trace.user import CallerTensor
 
 @dataclass(frozen=True)
 class Request:
-    """The subject of a compilation: a kernel for one class of calls.
+    """A request to compile a kernel for one kind of call.
 
     Attributes:
         name: the kernel's name.
@@ -53,13 +53,13 @@ class Request:
         scalars: its run-time scalars with their dtypes, by parameter.
         statics: all other arguments, by parameter.
         sizes: the symbolic sizes.
-        device: the answer to ``x.device``.
+        device: the value of ``x.device`` in the function.
         index64: whether indices need 64 bits.
         numbers: in this call, the values of the scalars and of ints that are used as sizes.
-        one_tensor_twice: parameters that receive one and the same tensor.
+        one_tensor_twice: parameters that receive the same tensor.
         mutates: parameters that the function may write to.
         tied: ints used as sizes that share a symbol with dims of equal size.
-        fast_math: as declared.
+        fast_math: from the declaration.
     """
 
     name: str
@@ -168,7 +168,7 @@ def compile_trace(request: Request, traced: Trace, state: StateGuard) -> Variant
     """Fuses, plans and emits a trace.
 
     Raises:
-        UnsupportedError: values multiply without end.
+        UnsupportedError: recomputation grows without bound.
         NeedsFact: ints that are used as sizes must be literals.
     """
     try:
@@ -203,14 +203,14 @@ def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Ma
         index64: whether indices need 64 bits.
 
     Raises:
-        UnsupportedError: values multiply without end.
+        UnsupportedError: recomputation grows without bound.
     """
     cache = specializations_of(graph, graph.locations, target, index64)
     return CompiledGraph(graph, structure, cache, cache.at(sizes), sizes)
 
 
 def needs_index64(compiled: CompiledGraph, sizes: Mapping[str, int]) -> bool:
-    """True if kernels count further than 31 bits reach.
+    """True if kernels need indices beyond 31 bits.
 
     Args:
         sizes: values of all sizes.
@@ -268,7 +268,7 @@ class SpecializationCache:
         index64: whether indices need 64 bits.
 
     Attributes:
-        target: as given.
+        target: of the machine.
     """
 
     def __init__(self, graph: Graph, target: Target, *, index64: bool) -> None:
@@ -286,7 +286,7 @@ class SpecializationCache:
             sizes: values of all sizes and strides.
 
         Raises:
-            UnsupportedError: values multiply without end.
+            UnsupportedError: recomputation grows without bound.
         """
         return self._get(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
@@ -334,7 +334,7 @@ class SpecializationCache:
         return Specializer(ready, target, index64=self._wide, library=library)
 
     def _get(self, name: str, plan: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
-        """The specialization of a file, or a new one, which is written at once if its sizes alone determine its text."""
+        """The specialization of a file, or a new one, which is written at once if only its sizes determine its text."""
         with self._lock:
             if name in self._known:
                 return self._known[name]
@@ -401,7 +401,7 @@ def specializations_of(graph: Graph, _locations: Sequence[Location | None], targ
     """The specializations of a graph, shared by all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph. Its equality leaves them out, but emitted text names them.
+        _locations: of the graph. Graph equality ignores them, but emitted text contains them.
     """
     return SpecializationCache(graph, target, index64=index64)
 

@@ -26,7 +26,7 @@ from fusegen.threads import new_lock
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Captured]]
 """Returns the variant of a call and the captured tensors."""
 
-_AGAIN = "call fg.vjp again with such arguments"
+_AGAIN = "call fg.vjp again for the new arguments"
 
 
 class BoundVjp(BoundCall):
@@ -82,7 +82,7 @@ class SavedForBackward:
 
     Attributes:
         tensors: saved arguments, results and intermediate values.
-        numbers: sizes that none of the tensors has, and run-time numbers.
+        numbers: sizes that are not dims of these tensors, and run-time numbers.
     """
 
     passes: ForwardBackward
@@ -100,7 +100,7 @@ class VjpCalls(CallBinder):
             gradient.
 
     Attributes:
-        wrt: as given; the default is fixed by the first call.
+        wrt: the requested inputs; the first call sets the default.
     """
 
     def __init__(self, dispatcher: Dispatcher, variant_of: VariantOf, wrt: Sequence[str] | None) -> None:
@@ -120,7 +120,7 @@ class VjpCalls(CallBinder):
         return copied
 
     def of_shapes(self, values: Values) -> BoundVjp:
-        """The forward pass for some arguments, which may be tensors without memory.
+        """The forward pass for the shapes of some arguments, which may be meta or fake tensors.
 
         Raises:
             ArgumentError: an input to differentiate is not a float tensor.
@@ -145,7 +145,7 @@ class VjpCalls(CallBinder):
         return self.dispatcher.statics()
 
     def check(self, values: Values) -> None:
-        """Refuses tensors without memory and tensors without elements."""
+        """Refuses meta, fake and empty tensors."""
         self.dispatcher.check(values)
         _require_elements(self.dispatcher, values)
 
@@ -178,8 +178,8 @@ class VjpCalls(CallBinder):
         return [names[name] for name in self.wrt or ()]
 
     def _require_same(self, name: str, tensor: Tensor, location: object) -> None:
-        """Refuses a captured tensor whose name stood for another one at first. A tensor that replaces the first one at its
-        storage location is fine."""
+        """Refuses a captured tensor if its name meant another tensor in the first call. A tensor that was assigned to the same
+        variable or attribute is accepted."""
         first, first_location = self._closed_over.setdefault(name, (weakref.ref(tensor), location))
         if first() is not tensor and first_location != location:
             raise ArgumentError(f"{self.dispatcher.name}: {name!r} is not the tensor of the first call", hint=_AGAIN)

@@ -53,7 +53,7 @@ _MOST_LAYOUTS = 64  # of arguments that hold tensors, which a kernel remembers
 
 @dataclass(frozen=True)
 class _WithoutHistory:
-    """A call that autograd does not record."""
+    """A program that runs under `torch.no_grad`."""
 
     runner: Runner
 
@@ -72,8 +72,8 @@ class Dispatcher(CallBinder):
         name: the kernel's name.
         options: of its declaration.
         recorded: runs a call that torch records in a graph of operators; None to run the function itself.
-        requires: raises an error for variants that the kernel must not have.
-        origin: as of `VariantCache`.
+        requires: raises an error for variants that the kernel does not allow.
+        origin: as in `VariantCache`.
 
     Attributes:
         variants: of the function.
@@ -138,7 +138,7 @@ class Dispatcher(CallBinder):
         return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
-        """The dispatcher and the arguments of a call with pairs of real numbers in place of complex tensors."""
+        """The dispatcher and the arguments of a call, with complex tensors replaced by real tensors of pairs."""
         names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
         if not names:
             return self, values
@@ -168,7 +168,7 @@ class Dispatcher(CallBinder):
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
 
     def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
-        """The dispatcher of a call that is not run, and all its arguments, with leaves in place of containers of tensors.
+        """The dispatcher of a call that is not run, and all its arguments, with containers of tensors replaced by leaves.
 
         Raises:
             ArgumentError: an argument is neither a tensor nor a value that can select code.
@@ -326,7 +326,7 @@ class Dispatcher(CallBinder):
 
 
 class FlatDispatcher(Dispatcher):
-    """Runs the calls of a kernel whose arguments contain tensors, for one layout: each leaf is a parameter."""
+    """Runs a kernel whose arguments contain tensors, for one structure of the containers. Each leaf is a parameter."""
 
     def __init__(self, kernel: Dispatcher, layouts: ContainerLayouts) -> None:
         self._kernel, self._layouts = kernel, layouts
@@ -348,13 +348,13 @@ class FlatDispatcher(Dispatcher):
         """The leaves of a call's arguments.
 
         Raises:
-            ArgumentError: the arguments have another layout.
+            ArgumentError: the containers have another structure.
         """
         parameters = self._kernel.parameters
         layouts, leaves = spread(parameters.given, parameters.bind(args, kwargs), parameters.variadic)
         if layouts != self._layouts:
             what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than at first"
-            raise ArgumentError(what, hint="call fg.vjp again with such arguments")
+            raise ArgumentError(what, hint="call fg.vjp again for the new arguments")
         return leaves
 
     def inputs(self, name: str) -> Sequence[str]:
@@ -363,7 +363,7 @@ class FlatDispatcher(Dispatcher):
 
 
 _NO_ELEMENTS = ("to have non-zero size", "input.numel() == 0")
-"""Words of torch's errors of reductions of no elements."""
+"""Texts in torch's errors for reductions of empty tensors."""
 
 
 def _has_empty_result(graph: Graph) -> bool:
@@ -390,7 +390,7 @@ class _EmptyCall(BoundCall):
         return _copied(result, written)
 
     def _refused(self, values: Values, error: Exception) -> ArgumentError:
-        """The error for a reduction without a result for no elements, e.g. a maximum."""
+        """The error for a reduction that has no result for an empty tensor, e.g. a maximum."""
         named = zip(self._parameters.names, values, strict=True)
         empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
         shapes = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
@@ -416,7 +416,7 @@ def _copied(values: Any, written: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Named:
-    """Calls with the same names in ``**kwargs`` and leaves of the same types, none of them a container: they have one layout.
+    """The pattern of calls whose only container is ``**kwargs``: its names, and the types of all leaves.
 
     Attributes:
         names: in ``**kwargs``.
@@ -428,7 +428,7 @@ class Named:
 
     @classmethod
     def of(cls, layouts: ContainerLayouts, leaves: Sequence[Any]) -> Named | None:
-        """The class of a call; None if the function's last parameter is not ``**kwargs``, or another argument is a container."""
+        """The pattern of a call; None if the function's last parameter is not ``**kwargs``, or another argument is a container."""
         *others, (_, last) = layouts
         if last is None or any(layout is not None for _, layout in others) or any(isinstance(leaf, KINDS) for leaf in leaves):
             return None
@@ -436,7 +436,7 @@ class Named:
         return cls([*names], [*map(type, leaves)]) if all(element is None for element in elements) else None
 
     def leaves(self, values: Values) -> list[Any] | None:
-        """The leaves of a call of this class; None for another call."""
+        """The leaves of a call that matches the pattern; None for another call."""
         *others, named = values
         leaves = [*others, *named.values()]
         return leaves if [*named] == self.names and [*map(type, leaves)] == self.types else None

@@ -49,7 +49,7 @@ _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
 
 
 class EmulatedTiming(Flag):
-    """The order of events that hardware leaves open; a kernel must be right under all of them."""
+    """An order of events that hardware does not define; a kernel must be correct under each order."""
 
     LATE = 1  # asynchronous operations take effect when they are waited for, not at once
     BACKWARDS = 2  # threads run from the last to the first
@@ -109,10 +109,10 @@ def emulate(
         block: threads in a block.
         cluster: blocks in a cluster; these run concurrently, clusters one after the other.
         shared_bytes: dynamic shared memory of a block.
-        overlaps: whether the previous launch may still be running, so that every thread must wait for it.
+        overlaps: whether the previous launch may still run; then every thread must wait for it.
         arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating-point numbers.
         buffers: all global memory that the kernel may access.
-        timing: the order of events that hardware leaves open.
+        timing: the order of events that hardware does not define.
 
     Raises:
         IndexRangeError: an index that the kernel read is out of range.
@@ -186,7 +186,7 @@ def _written(name: str) -> str:
 
 
 def _kernel_text(number: int, source: EmulatedSource) -> str:
-    """A kernel in a namespace of its own, with C++ linkage, so that kernels of equal names can share a unit."""
+    """A kernel in its own namespace, with C++ linkage, so that kernels with equal names can share a translation unit."""
     text = _PRODUCT.sub(_product, source.text).replace('extern "C" __global__', "__global__")
     return (
         f"namespace kernel_{number} {{\n{text}\n"
@@ -256,7 +256,7 @@ def _buffer_array(buffers: Sequence[EmulatedBuffer]) -> ctypes.Array[_Buffer]:
 def _check_shape(entry: str, grid: int, block: int, cluster: int, shared_bytes: int) -> None:
     if grid < 1 or not 1 <= block <= _MOST_THREADS or not 1 <= cluster <= _LARGEST_CLUSTER or shared_bytes < 0:
         shape = f"grid {grid}, block {block}, cluster {cluster}, shared memory {shared_bytes}"
-        raise EmulationError(f"{entry}: no such launch: {shape}")
+        raise EmulationError(f"{entry}: invalid launch: {shape}")
     if grid % cluster:
         raise EmulationError(f"{entry}: a grid of {grid} blocks does not divide into clusters of {cluster}")
 
@@ -290,7 +290,7 @@ class EmulatorBackend(LaunchBackend):
     """Runs CUDA text on the CPU, with every access checked.
 
     Args:
-        timing: the order of events that hardware leaves open.
+        timing: the order of events that hardware does not define.
     """
 
     def __init__(self, timing: EmulatedTiming = EARLY) -> None:

@@ -79,7 +79,7 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
     """Refuses launches that need more shared memory than a block can have.
 
     Raises:
-        VerificationError: a plan does.
+        VerificationError: a launch needs more.
     """
     for step in steps:
         if isinstance(step, Launch) and target.shared_bytes and step.shared_bytes > target.shared_bytes:
@@ -107,7 +107,7 @@ def with_padded_rows(graph: Graph, groups: Sequence[Group], target: Target) -> G
 
 
 def _temporaries(graph: Graph, groups: Sequence[Group]) -> dict[int, set[int]]:
-    """Maps each value that one group passes to another, and to nothing else, to the views through which it is read."""
+    """Maps each value that is stored only for other groups to the views through which they read it."""
     results = {strip_views(graph, position) for position in (*graph.outputs, *graph.puts)}
     temporaries: dict[int, set[int]] = {}
     for group in groups:
@@ -131,7 +131,7 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
 
 
 def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
-    """Operands of library matmuls that no strides describe once their matrix is padded."""
+    """Operands of library matmuls whose views have no strides once their matrix is padded."""
     products = (group.anchors[0] for group in groups if group.kind is LIBRARY_PRODUCT)
     for position in (p for matmul in products for p in graph.nodes[matmul].args):
         base = strided_view(graph, position).base
@@ -145,9 +145,9 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
 # statement of its text waits for them (``templates/cuda/primitives/wait_for_previous.cuh``), and that orders the two:
 # - Its inputs are complete: the wait ends when the launch before has completed and its writes are visible.
 # - It may overwrite what the launch before has read, for the same reason: the workspace can be reused.
-# - It comes after all earlier launches too, since each of them waited before it did anything else, in every thread.
-# The first launch of a call is an ordinary one: earlier work in the stream may be anything. So is a launch after a library matmul,
-# whose kernels are not known to wait. No kernel triggers the next launch early: waiting blocks would take the place of its own last
+# - It runs after all earlier launches too, since every thread of each launch waits first.
+# The first launch of a call does not overlap: the earlier work in the stream is unknown. Nor does a launch after a library matmul,
+# whose kernels may not wait. No kernel triggers the next launch early: waiting blocks would take the place of its own last
 # ones.
 
 
@@ -163,7 +163,7 @@ def _overlapping_launch(before: Step, step: Step) -> Step:
     return replace(step, overlaps=True) if starts and isinstance(step, Launch) and isinstance(before, Launch) else step
 
 
-# Horizontal fusion: independent launches become parts of one, each with a range of its blocks.
+# Horizontal fusion: independent launches become parts of one launch. Each part runs in a range of its thread blocks.
 #
 # A function's results often have iteration spaces of their own (q and k of a rotation, the three parts of a packed projection). As
 # parts of one launch they start at the same time, and none waits for the last blocks of another. A launch of one block, such as a
@@ -175,7 +175,7 @@ _LITTLE = 8 << 10  # bytes of shared memory up to which threads, not shared memo
 
 
 def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
-    """The steps, with neighbouring independent launches as parts of one."""
+    """Horizontal fusion: the steps, with neighbouring independent launches as parts of one launch."""
     if not target.warp:
         return list(steps)
     return [part for run in _runs(_brought_forward(steps), _have_one_block) for part in _numbered(run)]
@@ -213,7 +213,7 @@ def with_equal_blocks(steps: Sequence[Step], target: Target) -> dict[tuple[int, 
         large = [launch for launch in launches if launch not in small] or launches
         fixed = [launch for launch in large if launch.plan is None or launch.plan.fixes_threads]
         is_crowded = any(launch.shared_bytes > _LITTLE for launch in large)
-        for launch in small if is_crowded else launches:  # pointwise blocks would wait for as much room as blocks of rows take
+        for launch in small if is_crowded else launches:  # pointwise blocks would need as much shared memory as row blocks
             plan = family_of(launch.group.kind).with_threads(launch, (fixed or large)[0].block)
             if plan is not None:
                 plans[launch.group.outputs] = plan
@@ -224,7 +224,7 @@ def _runs(steps: Sequence[Step], agree: Callable[[Launch, Launch], bool]) -> lis
     """The steps, grouped into runs of launches that can start together.
 
     Args:
-        agree: says of two launches whether they may be in one run.
+        agree: tells if two launches may be in one run.
     """
     runs: list[list[Step]] = []
     for step in steps:
@@ -246,14 +246,14 @@ def _numbered(run: Sequence[Step]) -> list[Step]:
 
 
 def _joins(run: Sequence[Step], step: Launch, agree: Callable[[Launch, Launch], bool]) -> bool:
-    """True if a launch can become one more part of a run."""
+    """True if a launch can join a run, as one more part of its fused launch."""
     before = [each for each in run if isinstance(each, Launch)]
     is_alike = len(before) == len(run) < _MOST_PARTS and all(_is_simple(each) and agree(each, step) for each in (*before, step))
     return is_alike and all(_are_independent(each, step) and _agree(each, step) for each in before)
 
 
 def _is_simple(launch: Launch) -> bool:
-    """True if a launch consists of its blocks alone: no tensor maps, no cluster."""
+    """True if a launch has no tensor maps, clusters or extra work."""
     return launch.kernel.body.can_be_part and not launch.tensor_maps and not launch.extra and launch.cluster == 1
 
 
@@ -277,7 +277,7 @@ def _accesses(launch: Launch) -> list[Pointer | TensorMapSpec]:
 
 
 def _agree(one: Launch, other: Launch) -> bool:
-    """True if parameters with the same name are equal."""
+    """True if pointers with the same name are equal in both launches."""
     names = {pointer.name: pointer for pointer in one.kernel.pointers}
     return all(names.get(pointer.name, pointer) == pointer for pointer in other.kernel.pointers)
 
@@ -286,7 +286,7 @@ def _agree(one: Launch, other: Launch) -> bool:
 
 
 def emit(parts: Sequence[Launch], target: Target) -> Source:
-    """Emits a kernel. The text depends on the arguments alone, not on the machine.
+    """Emits a kernel. The text depends only on the arguments, not on the machine.
 
     Args:
         parts: one launch, or several that are launched together.

@@ -46,11 +46,11 @@ class Parameters:
     Attributes:
         given: the user's names, in order.
         names: the names in graphs and emitted text, in order; equal to `given` if these are distinct identifiers there.
-        defaults: by given name.
-        mutates: parameters that the function may write to, by name in text.
-        variadic: ``*args`` and ``**kwargs``, by given name.
+        defaults: by the user's name.
+        mutates: parameters that the function may write to, by name in emitted text.
+        variadic: ``*args`` and ``**kwargs``, by the user's name.
         takes_any_name: whether there is a ``**kwargs``.
-        element_of: maps the name in text of a leaf to the parameter that contains it.
+        element_of: maps a leaf's name in emitted text to the parameter that contains it.
     """
 
     function: Callable[..., Any]
@@ -94,7 +94,7 @@ class Parameters:
 
     @property
     def writable(self) -> tuple[str, ...]:
-        """Parameters that the function may write to, by given name."""
+        """Parameters that the function may write to, by the user's name."""
         return tuple(given for given, name in self._pairs if name in self.mutates)
 
     @cached_property
@@ -103,10 +103,10 @@ class Parameters:
         return frozenset(n for n, p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
     def require_fixed(self) -> None:
-        """Refuses ``*args`` and ``**kwargs``.
+        """Refuses a function with ``*args`` or ``**kwargs``.
 
         Raises:
-            ArgumentError: there is one.
+            ArgumentError: it has them.
         """
         if self.variadic:
             what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, which this call cannot name"
@@ -129,18 +129,18 @@ class Parameters:
 
     @cached_property
     def static(self) -> frozenset[str]:
-        """Parameters whose annotation makes their value select code, by name in text."""
+        """Parameters whose annotation makes their value select code, by name in emitted text."""
         return frozenset(n for g, n in self._pairs if g in self.static_given)
 
     @cached_property
     def static_given(self) -> frozenset[str]:
-        """The same, by given name."""
+        """Parameters whose annotation makes their value select code, by the user's name."""
         return frozenset(g for g in self.given if _is_static(self.annotations.get(g)))
 
     @cached_property
     def dim_names(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of dims from annotations such as ``Annotated[Tensor, "rows cols"]``, as identifiers, by a parameter's name in
-        text."""
+        """Names of dims from annotations such as ``Annotated[Tensor, "rows cols"]``, as identifiers, by the parameter's
+        name in emitted text."""
         taken = [*map(identifier, self.names), *keyword.kwlist, "min", "max"]  # formulas are Python
         namer = Namer(taken=taken)
         words = dict.fromkeys(word for dims in self.dims.values() for word in dims)
@@ -183,7 +183,7 @@ class Parameters:
         return binder
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
-        """The error for arguments that do not bind, with Python's message."""
+        """The error for arguments that do not match the signature, with Python's message."""
         signature = inspect.signature(self.function)
         try:
             signature.bind(*args, **kwargs)
@@ -199,7 +199,7 @@ class Parameters:
             values: all arguments in the order of the parameters.
         """
         named = {name: value for name, value in zip(self.given, values, strict=True) if name in self.keyword_only}
-        return self.function(*values[: len(values) - len(named)], **named)  # which come last
+        return self.function(*values[: len(values) - len(named)], **named)  # keyword-only parameters come last
 
 
 class _Name:
@@ -257,7 +257,7 @@ _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
 
 
 def settled(value: Any) -> Any:
-    """Makes the numbers of a tuple or list constants, so that torch.compile compiles again for others. Returns any other value
+    """Makes the numbers of a tuple or list constants: torch.compile compiles again for other numbers. Returns other values
     unchanged."""
     if isinstance(value, torch.Size):
         value = tuple(value)
@@ -267,7 +267,7 @@ def settled(value: Any) -> Any:
 
 
 def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[ContainerLayouts, list[Any]]:
-    """The layout of each argument, and all arguments with leaves in place of containers of tensors.
+    """The layout of each argument, and all arguments, with containers of tensors replaced by their leaves.
 
     Args:
         names: of the parameters.
@@ -276,18 +276,18 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
     """
     layouts: list[tuple[str, ContainerLayout]] = []
     leaves: list[Any] = []
-    for name, given in zip(names, values, strict=True):
-        if not isinstance(given, KINDS):
+    for name, argument in zip(names, values, strict=True):
+        if not isinstance(argument, KINDS):
             layouts.append((name, None))
-            leaves.append(given)
+            leaves.append(argument)
             continue
-        value = given if name in variadic else settled(given)
-        own: list[Any] = []
-        layout = _layout(value, own)
-        if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own]):
-            layout, own = (_of_settings(value), []) if _is_of_settings(value, own) else (None, [value])
+        value = argument if name in variadic else settled(argument)
+        own_leaves: list[Any] = []
+        layout = _layout(value, own_leaves)
+        if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own_leaves]):
+            layout, own_leaves = (_of_settings(value), []) if _is_of_settings(value, own_leaves) else (None, [value])
         layouts.append((name, layout))
-        leaves.extend(own)
+        leaves.extend(own_leaves)
     return tuple(layouts), leaves
 
 
@@ -306,12 +306,12 @@ def _layout(value: Any, leaves: list[Any]) -> ContainerLayout:
 
 
 def _is_of_settings(value: Any, leaves: Sequence[Any]) -> bool:
-    """True if an argument without tensors can select code but has no hash."""
+    """True if an argument without tensors is a list or dict of plain values, which can select code but has no hash."""
     return isinstance(value, (list, dict)) and all([is_plain(leaf) for leaf in leaves])
 
 
 def _of_settings(value: Any) -> ContainerLayout:
-    """The layout of an argument whose leaves select code."""
+    """The layout of an argument whose leaves are settings, i.e. select code."""
     leaves: list[Any] = []
     layout = _layout(value, leaves)
     if layout is None:
@@ -327,13 +327,13 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
     Args:
         layouts: of its arguments; an argument without a layout keeps its name.
     """
-    text = _Text(function, layouts)
+    generator = _Text(function, layouts)
     scope: dict[str, Any] = {"__name__": "arguments that hold tensors"}
-    exec(compile(text.whole(), "<arguments that hold tensors>", "exec"), scope)
-    call: Callable[..., Any] = scope["made"](function, _require_unchanged, *text.constants)
+    exec(compile(generator.text(), "<arguments that hold tensors>", "exec"), scope)
+    call: Callable[..., Any] = scope["made"](function, _require_unchanged, *generator.constants)
     call.__name__, call.__qualname__, call.__module__ = function.__name__, function.__qualname__, function.__module__
     call.__doc__ = function.__doc__
-    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]  # of the leaves, not of what is wrapped
+    call.__signature__ = inspect.signature(call)  # type: ignore[attr-defined]  # of the leaves, not of the wrapped function
     call.__wrapped__ = function  # type: ignore[attr-defined]
     owners = {leaf: name for name, leaves in flat_names(layouts).items() for leaf in leaves}
     setattr(call, ELEMENT_OF, owners)
@@ -341,7 +341,7 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
 
 
 def every_argument(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """All arguments in the order of the parameters, as `Parameters.bind` returns them, for a call that is known to bind."""
+    """All arguments in the order of the parameters, as `Parameters.bind` returns them, for arguments that match the signature."""
     names = parameters.given
     values: list[Any] = []
     first = parameters.variadic[0] if parameters.variadic else ""
@@ -385,7 +385,7 @@ def _leaves(name: str, layout: ContainerLayout) -> list[str]:
 
 
 class _Text:
-    """The text of a function of leaves.
+    """Generates the text of a function whose parameters are leaves.
 
     Attributes:
         constants: classes and keys that the text names ``_constant_0`` and so on.
@@ -396,19 +396,19 @@ class _Text:
         self._kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
         self._layouts = layouts
         self._names = flat_names(layouts)
-        self._made: list[str] = []
-        self._checked: list[str] = []
+        self._containers: list[str] = []
+        self._checks: list[str] = []
 
-    def whole(self) -> str:
-        """The text of a function that returns the function of leaves."""
-        given = ", ".join(text for name, layout in self._layouts for text in self._given(name, layout))
+    def text(self) -> str:
+        """The text of a factory that returns the function of leaves."""
+        arguments = ", ".join(text for name, layout in self._layouts for text in self._arguments(name, layout))
         leaves = ", ".join(leaf for names in self._names.values() for leaf in names)
         constants = "".join(f", _constant_{number}" for number in range(len(self.constants)))
         lines = [f"def made(_function, _require_unchanged{constants}):", f"    def call({leaves}):"]
-        body = [*self._made, f"_result = _function({given})", *self._checked, "return _result"]
+        body = [*self._containers, f"_result = _function({arguments})", *self._checks, "return _result"]
         return "\n".join([*lines, *(f"        {line}" for line in body), "    return call", ""])
 
-    def _given(self, name: str, layout: ContainerLayout) -> Iterator[str]:
+    def _arguments(self, name: str, layout: ContainerLayout) -> Iterator[str]:
         """The arguments of the user's function for a parameter."""
         kind, leaves = self._kinds[name], iter(self._names[name])
         if layout is not None and kind in _VARIADIC:
@@ -421,17 +421,17 @@ class _Text:
             yield f"{name}={value}" if kind is inspect.Parameter.KEYWORD_ONLY else value
 
     def _value(self, name: str, layout: ContainerLayout, leaves: Iterator[str]) -> str:
-        """A leaf, or the variable of a container. A mutable container is compared with its original after the call."""
+        """An expression: a leaf, or the variable of a container. A mutable container is compared with a copy after the call."""
         if layout is None:
             return next(leaves)
         if layout[0] == _SETTING:
             return self._constant(layout[2])
         kind, keys, elements = layout
         text = self._container(kind, keys, [self._value(name, element, leaves) for element in elements])
-        variable = f"_container_{len(self._made)}"
-        self._made.append(f"{variable} = {text}")
+        variable = f"_container_{len(self._containers)}"
+        self._containers.append(f"{variable} = {text}")
         if not issubclass(kind, tuple):
-            self._checked.append(f"_require_unchanged(_function, {name!r}, {variable}, {text})")
+            self._checks.append(f"_require_unchanged(_function, {name!r}, {variable}, {text})")
         return variable
 
     def _container(self, kind: type, keys: Sequence[object], values: Sequence[str]) -> str:
@@ -452,16 +452,16 @@ class _Text:
         return f"_constant_{len(self.constants) - 1}"
 
 
-def _require_unchanged(function: Callable[..., Any], name: str, given: Any, before: Any) -> None:
+def _require_unchanged(function: Callable[..., Any], name: str, container: Any, before: Any) -> None:
     """Refuses a function that changes one of its caller's containers.
 
     Raises:
-        UnsupportedError: it did.
+        UnsupportedError: it changed one.
     """
-    keys = (list(given), list(before)) if isinstance(before, dict) else ([], [])
-    now, then = (list(each.values()) if isinstance(each, dict) else list(each) for each in (given, before))
+    keys = (list(container), list(before)) if isinstance(before, dict) else ([], [])
+    now, then = (list(each.values()) if isinstance(each, dict) else list(each) for each in (container, before))
     if keys[0] != keys[1] or len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
         kind = type(before).__name__
         what = f"the kernel changes its caller's {kind} {name!r}, which cannot be traced"
-        hint = f"change a copy: {name} = {kind}({name}); a tensor in it can be written to: @fg.kernel(mutates=({name!r},))"
+        hint = f"change a copy: {name} = {kind}({name}); to write to its tensors, declare @fg.kernel(mutates=({name!r},))"
         raise UnsupportedError(what, where=returned_at(function), hint=hint)

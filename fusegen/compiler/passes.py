@@ -46,12 +46,12 @@ class GraphKernel(CallBinder):
         target: the machine that it is compiled for.
         sizes: symbolic sizes that no input has, in order.
         relations: further relations of sizes that must hold.
-        compiler: as of a kernel.
+        compiler: as in the options of a kernel.
 
     Attributes:
         executable: runs calls.
         names: of all values of a call.
-        further: the sizes among them.
+        further: names of the sizes that no input has.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class GraphKernel(CallBinder):
         """Values of the symbolic sizes, each from the first dim that has it.
 
         Args:
-            tensors: one for each input, of its rank.
+            tensors: one for each input, with the input's rank.
         """
         return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._dims.items()}
 
@@ -148,7 +148,7 @@ class GraphKernel(CallBinder):
         machine = machine_of(device, self._compiler)
         if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:
             what = f"{self.graph.name} is compiled for {self.target.name}, but its tensors are on {device} ({machine.target.name})"
-            raise ArgumentError(what, hint="create it with tensors on the device of its calls")
+            raise ArgumentError(what, hint="create it from tensors on the device of its calls")
         sizes_and_strides = self._checked({**self.sizes(tensors), **sizes}, tensors)
         specs = [with_layout_of(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
         for spec, tensor in zip(specs, tensors, strict=True):
@@ -177,9 +177,8 @@ class GraphKernel(CallBinder):
         where = f", with {_text({s: sizes[s] for s in symbols})}" if symbols else ""
         what = f"{self.graph.name}: {spec.name!r} has shape {shape_text(tuple(tensor.shape))}, where {needed} is needed{where}"
         literals = any(literal(dim) is not None for dim in spec.shape)
-        return ArgumentError(
-            what, hint="numbers in the shape are part of the code: create another one for other numbers" if literals else None
-        )
+        hint = "numbers in the shape are part of the code: trace, compile or export it again for other sizes"
+        return ArgumentError(what, hint=hint if literals else None)
 
 
 def _text(sizes: Mapping[str, int]) -> str:
@@ -239,8 +238,8 @@ class ForwardBackward:
 def named_passes(
     graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute
 ) -> tuple[Derivative, Graph, Graph, tuple[str, ...]]:
-    """The derivative of a graph, its forward and backward graph under names of their own, and the sizes that no input of the
-    backward graph has."""
+    """The derivative of a graph, its forward and backward graph with unique names, and the sizes that are not dims of the
+    backward graph's inputs."""
     input_names = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=input_names, functions=kernel_functions(graph.name))
     full = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
@@ -282,7 +281,7 @@ def _passes(
     """The passes of all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph. Its equality leaves them out, but emitted text names them.
+        _locations: of the graph. Graph equality ignores them, but emitted text contains them.
     """
     return ForwardBackward.of(graph, sizes, wrt, target, options)
 
@@ -294,7 +293,7 @@ def forget_programs() -> None:
 
 
 def require_history(variant: Variant) -> None:
-    """Refuses a variant whose graph does not show how torch differentiates its function.
+    """Refuses a variant whose graph lacks a part of what torch's autograd would record.
 
     Raises:
         UnsupportedError: with a hint.

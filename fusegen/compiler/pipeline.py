@@ -41,7 +41,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """The facts beside the graph that passes depend on.
+    """The facts other than the graph that passes depend on.
 
     Attributes:
         wrt: inputs that the graph will be differentiated by.

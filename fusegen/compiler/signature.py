@@ -1,10 +1,10 @@
 """Describes tensors to the compiler: literal and symbolic sizes, strides, alignment.
 
-The last dim of a tensor is a feature extent. It is literal until a second value of it comes; then it becomes symbolic, with a
+The last dim of a tensor is a feature extent. It is literal until a call has another value; then it becomes symbolic, with a
 power-of-two bound and a power-of-two divisor, so that a loop over lengths does not compile at each step. Leading dims (rows,
 tokens, sequence lengths) are symbolic; those that were equal in all calls share a symbol. A leading dim is literal if it equals a
-literal extent and had no other value yet, or if a matmul needs to know it. A dim that must be the sum of others, and is so in this
-call, is that sum: a mask's keys are those of the cache and the new ones.
+literal extent and had no other value yet, or if a matmul needs to know it. A dim that must be the sum of others, and equals it in
+this call, becomes that sum: a mask's keys are those of the cache and the new ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
 ITSELF = -1
-"""In place of a dim: the parameter's own value."""
+"""The dim of a `DimRef` to an int parameter: the parameter's value is the size."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class SymbolicSizes:
     Attributes:
         hints: their values in this call, by name.
         multiples: a power of two that divides a size, for sizes whose variants depend on it.
-        bounds: a power of two that a size does not exceed, likewise.
+        bounds: a power of two that a size does not exceed, for the same sizes.
         sources: the parameter and dim that holds a size in later calls, or `ITSELF` for an int used as a size.
-        shared: ints used as sizes that equal a dim: the parameter and the dim's symbol.
+        shared: for each int used as a size that equals a dim, its parameter and the dim's symbol.
     """
 
     hints: tuple[tuple[str, int], ...]
@@ -163,10 +163,10 @@ def captured_spec(name: str, tensor: torch.Tensor) -> InputSpec:
 
 
 class _Sizes:
-    """Gives dims their symbols.
+    """Assigns symbols to dims.
 
     Args:
-        dim_names: as of `input_specs`.
+        dim_names: as in `input_specs`.
         extents: of all dims that may be symbolic.
         ranks: of the tensors.
     """
@@ -178,8 +178,8 @@ class _Sizes:
         self.dim_names = dim_names
         self.extents, self.ranks = extents, ranks
         self.literal_values: set[int] = set()
-        self.required: set[int] = set()  # extents of dims that must be literal, as whatever is as long then is
-        self.by_value: dict[tuple[int, bool], list[DimRef]] = {}  # the first place of each symbol
+        self.required: set[int] = set()  # extents of dims that must be literal; equal dims become literal too
+        self.by_value: dict[tuple[int, bool], list[DimRef]] = {}  # the first dim of each symbol
         self.sources: dict[str, DimRef] = {}
         self.hints: dict[str, int] = {}
         self.features: dict[str, int] = {}
@@ -232,14 +232,14 @@ class _Sizes:
         return name
 
     def _is_sum(self, dim: DimRef) -> bool:
-        """True if a dim is known as the sum of others, and is so in this call."""
+        """True if a dim is known to be the sum of others, and equals their sum in this call."""
         total = self.history.sums.get(dim)
         if total is None or any(part not in self.extents for part in total.parts):
             return False
         return sum(self.extents[part] for part in total.parts) + total.number == self.extents[dim]
 
     def _sum(self, dim: DimRef) -> Dim:
-        """The sum that a dim equals. A part may be literal: one new position beside a cache of any length."""
+        """The sum that a dim equals. A term may be literal: one new position after a cache of any length."""
         terms = self.history.sums[dim]
         total: Dim = terms.number
         for part in terms.parts:

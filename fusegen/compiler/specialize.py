@@ -1,4 +1,4 @@
-"""Specializations of a graph: for the sizes of a call, how it is rewritten, what is fused, and which plan each launch has."""
+"""Specializations of a graph to the sizes of a call: the rewritten graph, its fusion groups, and the plan of each launch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Specialization:
 
     @cached_property
     def bound(self) -> dict[object, Any]:
-        """Calls bound to exact sizes, by all that they depend on (`compiler.backends`)."""
+        """Cache of calls bound to exact sizes, by everything that a bound call depends on (`compiler.backends`)."""
         return {}
 
     @property
@@ -84,10 +84,10 @@ class Specialization:
 
 @dataclass(frozen=True)
 class _Fused:
-    """A graph after fusion, with some matmuls left to the library.
+    """A graph after fusion. The library computes some of its matmuls.
 
     Attributes:
-        graph: its matmuls are those of the graph before, in the same order.
+        graph: has the matmuls of the original graph, in the same order.
         groups: in order of their launches.
         kind: equal for graphs with the same operations at the same positions.
     """
@@ -120,7 +120,7 @@ class _MatmulDecision:
 
     @property
     def key(self) -> MatmulKey:
-        """The part that the program depends on."""
+        """The part of the decision that determines the program."""
         return self.by_library, tuple(self.plans.values())
 
 
@@ -174,8 +174,8 @@ class GraphPlanner:
         return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
     def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[RowRanges, Specialization]]:
-        """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range stands for
-        all larger numbers too.
+        """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range includes
+        all larger numbers.
 
         Args:
             sizes: used to plan all other launches.
@@ -224,7 +224,7 @@ class GraphPlanner:
 
     @property
     def matmul_launches(self) -> tuple[Group, ...]:
-        """The matmul launches that a cost model knows, before any matmul is left to the library."""
+        """The matmul launches that a cost model covers, before any matmul is left to the library."""
         return _with_cost(self._fuse(frozenset()).groups)
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
@@ -254,7 +254,7 @@ class GraphPlanner:
         return self._fused[by_library]
 
     def _choice(self, fused: _Fused, group: Group, expected: Expected) -> ProductChoice:
-        """The choice for one matmul launch. It depends on the launch's own rows and depth alone."""
+        """The choice for one matmul launch. It depends only on the launch's own rows and depth."""
         rows, depth = _rows_and_depth(fused.graph, group.anchors[0])
         key = (fused.kind, group, expected.of(rows), expected.of(depth))
         if key not in self._choices:
@@ -282,7 +282,7 @@ class GraphPlanner:
         return [self._merged(axis, keys) for axis in range(len(self._rows))]
 
     def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
-        """Neighbouring classes along one axis as one range where their choices are equal."""
+        """Ranges of size classes along one axis; neighbours with equal choices are merged."""
         ranges: list[range] = []
         previous: list[MatmulKey] = []
         for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):
@@ -296,7 +296,7 @@ class GraphPlanner:
 
 
 def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The matmul launches that a cost model knows."""
+    """The matmul launches that a cost model covers."""
     return tuple(group for group in groups if group.pipeline == WGMMA.name)
 
 
@@ -323,16 +323,16 @@ _DIVISORS = (16, 8, 4, 2, 1)
 class Specializer:
     """All specializations of a graph for a machine. It rewrites the graph as the sizes of a call require, and plans the result.
 
-    A rewritten graph lets torch compute attention, computes values in loops that are too large to be materialized, cuts reductions
-    into rows, and knows a bound and a divisor of some sizes. Kernels of equal graphs share a specializer; the lock lets one thread
+    The rewrites: torch computes attention, loops compute values that are too large to be materialized, reductions are cut into
+    rows, and some sizes get a bound and a divisor. Kernels of equal graphs share a specializer; the lock lets one thread
     plan at a time.
 
     Args:
         graph: in primitives, ready for fusion.
         index64: whether indices need 64 bits.
-        depth: the number of loops around it, if it is the body of one.
+        depth: for a loop body, the number of loops around it.
         library: the graph with attention computed by torch; None if there is no choice.
-        lock: that of the outer specializer.
+        lock: of the outer specializer.
 
     Attributes:
         base: plans the graph as it is, for all sizes.
@@ -362,7 +362,7 @@ class Specializer:
         self.base = self._planner(None, (), with_loops=False)
 
     def at(self, sizes: SizeValues, pins: Pins = _NO_PINS) -> Specialization:
-        """The specialization for some sizes; pins as in `GraphPlanner.at`."""
+        """The specialization for some sizes; for `pins`, see `GraphPlanner.at`."""
         return self.planner(sizes).at(sizes, pins)
 
     def planner(self, sizes: SizeValues, *, is_general: bool = False) -> GraphPlanner:

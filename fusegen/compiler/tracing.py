@@ -64,7 +64,7 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
         what = f"{request.name} compares tensors by identity, and gets one tensor twice: {twice}"
-        raise UnsupportedError(what, hint="pass a flag in place of the comparison")
+        raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
     return traced, recorder
 
 
@@ -94,7 +94,7 @@ class _Outside:
 
     Args:
         name: the kernel's.
-        recorder: records where they are found in later calls.
+        recorder: records the locations from which later calls read them.
         parameters: names of the function's parameters, in order.
     """
 
@@ -110,7 +110,7 @@ class _Outside:
             raise TraceError(
                 "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
                 where=here(),
-                hint="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
+                hint="pass the tensor as a parameter; if it is computed in the kernel's Python code, compute it outside",
             )
         with torch._C.DisableTorchFunction():  # our own reads of the tensor are not recorded
             check_values(self._name, name, tensor)
@@ -121,12 +121,12 @@ class _Outside:
         self._recorder.observe(function, args, kwargs, result)
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
-        """Records an answer of a tensor argument: whether it has an attribute, or the value of ``requires_grad``."""
+        """Records a query of a tensor argument and its result: the presence of an attribute, or ``requires_grad``."""
         self._recorder.argument_asked(self._parameters.index(parameter), attribute, answer)
 
 
 def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with all parameters positional."""
+    """A wrapper that takes keyword-only parameters by position."""
     declared = inspect.signature(function).parameters.values()
     named = [p.name for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]  # they come last
 
@@ -140,8 +140,8 @@ def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Promotion: a literal that differs from trace to trace becomes a run-time scalar of one program.
 #
-# A function that needs a number (``math.sqrt(1 - beta ** step)``) or reads one of its surroundings (``self.eps``) is traced with
-# the number's value, which leaves literals in the graph: constants, and arguments of compositions (`Row.numbers`). If a later trace
+# If a function needs a number's value (``math.sqrt(1 - beta ** step)``) or reads a number from an object (``self.eps``), the value
+# becomes literals in the graph: constants, and arguments of compositions (`Row.numbers`). If a later trace
 # differs in such literals alone, they are promoted: one program takes them as scalars, and a further value costs a trace but no
 # compilation. Structure (dims, sizes, the number of nodes) is never promoted.
 
@@ -153,17 +153,17 @@ _ANY = "any"
 
 @dataclass
 class _Family:
-    """Programs of graphs that differ in constants alone.
+    """Programs of graphs that differ only in constants.
 
     Attributes:
-        members: for each, the constants of its trace, the positions of those that it takes as scalars, and its variant.
+        members: the constants of a trace, the positions of those that are scalars of the program, and the variant.
     """
 
     members: list[tuple[tuple[str, ...], frozenset[int], Variant]] = field(default_factory=list)
 
 
 class Promotions:
-    """The programs of a kernel, in families of graphs that differ in constants alone."""
+    """The programs of a kernel, in families of graphs that differ only in constants."""
 
     def __init__(self) -> None:
         self._families: dict[Hashable, _Family] = {}
@@ -178,7 +178,7 @@ class Promotions:
         Args:
             state: the guard of the Python state that the function read.
             compile: compiles a trace.
-            fixed: values that the user wants to select code.
+            fixed: values that select code because the user requested it.
         """
         pipeline, constants = _split_constants(traced.graph)
         key = (pipeline, request.target, request.index64, str(traced.structure), fixed)
@@ -217,7 +217,7 @@ def _literals(node: Node) -> tuple[str, ...]:
 
 
 def _changed(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
-    """Positions of constants in which a trace differs from the first of its family, and of those promoted before."""
+    """Positions of the constants to promote: those that differ from the family's first trace, and those promoted before."""
     first = family.members[0][0]
     changed = {n for n, (a, b) in enumerate(zip(first, constants, strict=True)) if a != b}
     return frozenset(changed).union(*(promoted for _, promoted, _ in family.members))
@@ -226,7 +226,7 @@ def _changed(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
 def _compiled(
     request: Request, traced: Trace, state: StateGuard, compile: Compile, promoted: frozenset[int]
 ) -> tuple[Variant, frozenset[int]]:
-    """The variant with these constants as scalars; with none if that cannot be compiled."""
+    """The variant with these constants as scalars, and their positions. If that cannot be compiled, all stay constants."""
     try:
         return compile(request, replace(traced, graph=_promoted(traced.graph, promoted)), state), promoted
     except FusegenError:  # emitted text depends on the constant
@@ -234,12 +234,12 @@ def _compiled(
 
 
 def _name(number: int) -> str:
-    """The name of a promoted constant. No parameter has it."""
+    """The name of a promoted constant; its dot makes it differ from all parameters."""
     return f"constant.{number}"
 
 
 def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
-    """The graph with scalars in place of some literals."""
+    """The graph with some literals replaced by scalars."""
     counter = itertools.count()
     literals = [{name: next(counter) for name in _literals(node)} for node in graph.nodes]
 
@@ -258,7 +258,7 @@ def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
 
 
 def _with_operands(builder: GraphBuilder, node: Node, promoted: Mapping[str, int]) -> Node:
-    """The node with scalar operands in place of numeric attributes."""
+    """The node with numeric attributes replaced by scalar operands."""
     types = {name: DType.FLOAT64 if type(node.attr(name)) is float else DType.INT64 for name in promoted}
     scalars = [builder.scalar(_name(number), types[name]) for name, number in promoted.items()]
     attrs = {name: value for name, value in node.attrs if name not in promoted} | {"numbers": (*node.numbers, *promoted)}
@@ -268,7 +268,7 @@ def _with_operands(builder: GraphBuilder, node: Node, promoted: Mapping[str, int
 def _with(
     variant: Variant, request: Request, traced: Trace, state: StateGuard, constants: tuple[str, ...], promoted: frozenset[int]
 ) -> Variant:
-    """The variant of an earlier program for a trace, with the trace's constants."""
+    """A variant that reuses an earlier program for a new trace, with the new constants."""
     values = tuple((_name(n), _number(constants[n])) for n in sorted(promoted))
     return replace(
         variant,

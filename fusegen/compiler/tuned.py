@@ -30,7 +30,7 @@ C = TypeVar("C", bound=CompiledGraph)
 
 FORMAT = 3
 _FOLDER = "tuned"
-_NEAR = 1.0  # powers of two between two extents of which one may stand for the other
+_NEAR = 1.0  # a record also applies to extents within this many powers of two
 _ACTIVE_UNTUNED: set[object] = set()  # one token for each active `untuned`
 
 Extents: TypeAlias = tuple[int, int]
@@ -38,7 +38,7 @@ Extents: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class TuningKey:
-    """The subject of a measurement: a kind of launch on a kind of device, at its extents.
+    """The key of a measurement: a kind of launch, a kind of device, and the extents.
 
     Attributes:
         launch: digest of the computation (`group_digest`).
@@ -84,7 +84,7 @@ class TuningRecord:
 
 
 _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
-"""Records of another rank: this process may have another disk."""
+"""Records that another rank measured: its cache may be on another disk."""
 
 
 def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
@@ -94,13 +94,13 @@ def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], devic
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON holds it."""
+    """The fields of a plan, for JSON."""
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(plan).items()}
 
 
 @contextmanager
 def untuned() -> Iterator[None]:
-    """A context in which binding a call ignores records, in all threads: autograd binds backward passes in threads of its own."""
+    """A context in which binding a call ignores records, in all threads: autograd binds backward passes in its own threads."""
     token = object()
     _ACTIVE_UNTUNED.add(token)
     try:

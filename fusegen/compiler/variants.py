@@ -40,7 +40,7 @@ _MOST_KERNELS = 8  # of one function, whose traces others may use
 _KERNELS: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Kernels that have traced a function, by the function and by all other facts that their traces depend on."""
+"""Kernels that have traced a function, by the function, then by the declaration's options that traces depend on."""
 
 
 class VariantCache:
@@ -49,7 +49,7 @@ class VariantCache:
     Args:
         name: the kernel's.
         options: of the kernel.
-        origin: for a derived function, the user's function and the derivation; None for the user's own.
+        origin: for a function of leaves, the user's function and the layouts; None for the user's function itself.
 
     Attributes:
         parameters: of the function.
@@ -69,21 +69,21 @@ class VariantCache:
         self.history = History()
         self._variants: dict[
             tuple[CallKey, CallKey], dict[CallKey, list[Variant]]
-        ] = {}  # by what traces share, and what they don't know
+        ] = {}  # by the facts that a trace depends on (`_trace_key`), then by the others (`_facts`)
         self._promotions = Promotions()
         self._lock = new_lock()
         self._warned = False  # about many variants
-        made_of, how = origin or (function, None)
-        alike = _KERNELS.setdefault(made_of, {}) if isinstance(made_of, FunctionType) else {}
-        self._kernels = alike.setdefault((how, name, options.mutates, options.fast_math), [])
+        user_function, layouts = origin or (function, None)
+        kernels = _KERNELS.setdefault(user_function, {}) if isinstance(user_function, FunctionType) else {}
+        self._kernels = kernels.setdefault((layouts, name, options.mutates, options.fast_math), [])
 
     @property
     def known(self) -> list[Variant]:
-        return [variant for kin in self._variants.values() for variants in kin.values() for variant in variants]
+        return [variant for by_facts in self._variants.values() for variants in by_facts.values() for variant in variants]
 
     @property
     def programs(self) -> int:
-        """The number of programs. Variants that differ in constants alone share one."""
+        """The number of programs. Variants that differ only in constants share one."""
         return self._promotions.count
 
     def statics(self) -> list[bool]:
@@ -98,7 +98,7 @@ class VariantCache:
 
         Args:
             values: all arguments, in the order of the parameters.
-            device: the answer to ``x.device``.
+            device: the value of ``x.device`` in the function.
         """
         variant, captured = self._specialized(values, target, device, index64=False)
         if not variant.request.index64 and needs_index64(variant, self.sizes(variant, values, captured)):
@@ -112,7 +112,7 @@ class VariantCache:
             return variant.at(self.sizes(variant, values, captured)), captured
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, index64: bool) -> tuple[Variant, Captured]:
-        """A known or a new variant. Its indices have 64 bits if asked for, or if an input needs them."""
+        """A known or a new variant. Its indices have 64 bits if `index64` is True, or if an input needs them."""
         while True:
             with self._lock:
                 request = self._request(values, target, device, index64)
@@ -130,8 +130,8 @@ class VariantCache:
                 self._learn(need, request)
 
     def _from_other_kernel(self, request: Request, values: Values) -> tuple[Variant, Captured] | None:
-        """A variant made of another kernel's trace of this function, for a call that differs only in objects which the function
-        cannot tell apart, e.g. a model's layers. The lock is held."""
+        """A variant from another kernel's trace of this function, for a call that differs only in objects that the function cannot
+        tell apart, e.g. a model's layers. The caller holds the lock."""
         statics = {self.parameters.names.index(name): value for name, value in request.statics}
         for other in self._other_kernels() if statics else ():
             history, self.history = self.history, self.history.with_facts_of(other.history)
@@ -157,8 +157,8 @@ class VariantCache:
     def like(self, request: Request) -> list[Variant]:
         """The variants whose traces depend on the same facts as a request, except for the objects it passes."""
         _, rest = _trace_key(request)
-        candidates = [kin for (_, other), kin in tuple(self._variants.items()) if other == rest]
-        matches = [variant for kin in candidates for variants in tuple(kin.values()) for variant in variants[-1:]]
+        candidates = [by_facts for (_, other), by_facts in tuple(self._variants.items()) if other == rest]
+        matches = [variant for by_facts in candidates for variants in tuple(by_facts.values()) for variant in variants[-1:]]
         return [variant for variant in matches if _is_plain(variant.structure)]
 
     def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, StateRecorder]:
@@ -166,7 +166,7 @@ class VariantCache:
 
         Args:
             values: all arguments, in the order of the parameters.
-            device: the answer to ``x.device``.
+            device: the value of ``x.device`` in the function.
         """
         while True:
             with self._lock:
@@ -185,8 +185,8 @@ class VariantCache:
                 self._learn_literal(need.names[0], request)
 
     def _learn_literal(self, size: str, request: Request) -> None:
-        """Makes a size literal. If outermost and other dims share its symbol, it first gives these separate symbols: as many
-        heads as sequences are a coincidence. The lock is held."""
+        """Makes a size literal. If outermost and inner dims share its symbol, the inner dims first get their own symbols: the
+        number of heads may equal the batch size by chance. The caller holds the lock."""
         inner = {dim for dim in _dims_of_size(size, request) if dim[1]}
         if inner < {*_dims_of_size(size, request)} and not inner <= self.history.separate:
             self.history.separate.update(inner)
@@ -194,8 +194,8 @@ class VariantCache:
             self.history.literal.add(dict(request.sizes.sources)[size])
 
     def _learn_sum(self, total: SizeSum, request: Request) -> bool:
-        """Records dims of the parameters as sums of others. Returns False if no dim has that size or all are known. The lock is
-        held."""
+        """Records dims of the parameters as sums of others. Returns False if no dim has that size or all are known. The caller
+        holds the lock."""
         sources, (size, names, number), known = dict(request.sizes.sources), total, self.history.sums
         parts = tuple(sources[name] for name in names if name in sources)
         if len(parts) < len(names) or any(dim == ITSELF for _, dim in parts):
@@ -214,10 +214,10 @@ class VariantCache:
         return self._first_valid(self._variants.get(_trace_key(request), {}).get(_facts(request), ()), values)
 
     def _from_known_trace(self, request: Request, values: Values) -> tuple[Variant, Captured] | None:
-        """A new variant of a known trace, for a call that differs only in alignments, divisors and bounds: a trace depends on
-        these through its guards alone. The lock is held."""
-        kin = self._variants.get(_trace_key(request), {}).values()
-        match = self._first_valid(itertools.chain.from_iterable(kin), values)
+        """A new variant of a known trace, for a call that differs only in alignments, divisors and bounds. Guards check everything
+        that the trace assumes about these. The caller holds the lock."""
+        by_facts = self._variants.get(_trace_key(request), {}).values()
+        match = self._first_valid(itertools.chain.from_iterable(by_facts), values)
         if match is None:
             return None
         variant, captured = match
@@ -259,7 +259,7 @@ class VariantCache:
         if repeated := state.also_captured(values):
             names = ", ".join(self.parameters.names[position] for position in repeated)
             what = f"{self.name} compares tensors by identity, and gets an argument that it also captures: {names}"
-            raise UnsupportedError(what, hint="pass a flag in place of the comparison")
+            raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None
         if known is not None:
@@ -278,8 +278,8 @@ class VariantCache:
         variant = self._build(request, trace, state)
         if len(self.known) >= _MOST_IN_ALL:
             self._variants.clear()  # their programs are kept
-        kin, facts = self._variants.setdefault(_trace_key(request), {}), _facts(request)
-        kin[facts] = [*kin.get(facts, ())[1 - _MOST_VARIANTS :], variant]
+        by_facts, facts = self._variants.setdefault(_trace_key(request), {}), _facts(request)
+        by_facts[facts] = [*by_facts.get(facts, ())[1 - _MOST_VARIANTS :], variant]
         count = self._promotions.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
@@ -332,7 +332,7 @@ class VariantCache:
 
 
 def _is_plain(structure: ResultTree) -> bool:
-    """True if results are structured by names and classes alone: other objects may belong to one layer."""
+    """True if a result structure contains only plain values and classes: other objects may belong to one layer."""
     context = structure.context
     parts = context if isinstance(context, list) else [context]
     return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
@@ -360,7 +360,7 @@ def _with_facts_of(request: Request, variant: Variant) -> Trace:
 
 
 def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
-    """Everything that a trace depends on, except guards, conditions and state: values that select code, and the rest."""
+    """The facts that select a trace before its guards are checked: values that select code, and all others."""
     specs = tuple(replace(spec, alignment=1) for spec in request.specs)
     features = tuple(name for name, _ in request.sizes.bounds)
     statics = tuple((name, static_part(value)) for name, value in request.statics)
@@ -371,7 +371,7 @@ def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
 
 
 def _with_facts_of_read_inputs(graph: Graph) -> Graph:
-    """The graph with divisors and bounds of the inputs that it reads alone: with others, equal graphs would compile twice."""
+    """The graph with divisors and bounds only for the inputs that it reads: with others, equal graphs would compile twice."""
     read = {node.attr("name") for position, node in graph if node.op is Op.INPUT and graph.users[position]}
     shapes = [spec.shape for spec in graph.inputs if spec.name in read]
     symbols = {symbol.name for shape in shapes for dim in shape for symbol in getattr(dim, "free_symbols", ())}

@@ -125,8 +125,8 @@ def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper
 
 
 def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: PairCoordinates, last: bool) -> str:
-    """Prints a function that returns the offset of a result's element; ``last`` says whether it takes the lane's coordinate,
-    too."""
+    """Prints a function that returns the offset of a result's element; with ``last``, it also takes the
+    lane's coordinate."""
     parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
     returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
     lines = [*needed(_decode(axes, coordinates), returned), returned]
@@ -221,7 +221,7 @@ def _renamed_check(check: IndexCheck, axes: Axes, coordinates: PairCoordinates) 
 
 
 def _renamed(index: Index, axes: Axes, coordinates: PairCoordinates) -> sympy.Expr:
-    """Returns an index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
+    """Rewrites an index for the wrapper: axes become the pipeline's coordinates, sizes become fields of `Operands`."""
     expression = sympy.expand(index)
     sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
     renamed = expression.subs({**sizes, **_names(axes, coordinates)}, simultaneous=True)

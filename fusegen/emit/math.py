@@ -74,7 +74,7 @@ def _single(value: float) -> float:
 
 
 def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
-    """Maps each float32 sine and cosine of one argument, if both occur, to both."""
+    """Maps the sine and the cosine of a float32 argument to the pair of both; a term without its counterpart is left out."""
     by_argument: dict[int, list[int]] = defaultdict(list)
     for position, term in enumerate(terms):
         if term.op in (Op.SIN, Op.COS) and term.dtype is DType.FLOAT32:
@@ -148,7 +148,7 @@ class _Writer:
         return self.language.constant(repr(parts[0]), DType.FLOAT32), self.language.constant(repr(parts[1]), DType.FLOAT32)
 
     def _of_pair(self, position: int, term: Term) -> Text:
-        """Returns the sine or cosine of an argument for which both are needed."""
+        """Returns the sine or cosine of an argument; one call computes both."""
         if position not in self.texts:
             sine, cosine = self._fresh("sin"), self._fresh("cos")
             location = self.function.locations[position]

@@ -36,7 +36,7 @@ class FragmentView:
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
-        checked: whether the offset contains a checked index, which decides if the write is allowed.
+        checked: whether the offset contains a checked index; a write happens only if the check succeeds.
         drawn: whether it is random bits, computed from a key.
         parts: the variables of an interleaved access.
         part_width: elements of one memory access per lane.
@@ -382,12 +382,15 @@ class ReductionView:
         return [pattern.format(name) for name, _ in self.components]
 
     def start(self, into: str = "{}") -> str:
-        """Prints the statement that sets a state to the identity."""
+        """Prints the statement that initializes the state; `into` is the pattern of its variables."""
         targets, function = self.of(into), f"{self.kind}_identity"
         return f"{targets[0]} = {function}();" if self.single else f"{function}({', '.join(targets)});"
 
     def combined(self, other: str | Sequence[str], into: str = "{}", base: str | None = None) -> str:
-        """Prints the statement that combines a state (``base``, or ``into`` itself) with another (a pattern, or texts)."""
+        """Prints the statement that combines two states and stores the result in ``into``.
+
+        The first state is ``base``, or ``into`` itself. The second one is ``other``: a pattern, or one expression per component.
+        """
         targets, function = self.of(into), f"{self.kind}_combine"
         operands = ", ".join([*self.of(base or into), *(self.of(other) if isinstance(other, str) else other)])
         return f"{targets[0]} = {function}({operands});" if self.single else f"{function}({operands}, {', '.join(targets)});"

@@ -1,1 +1,1 @@
-"""Calls as C++ operators of torch: source text, and the build of shared libraries."""
+"""Generates C++ operators of torch for calls, and builds them as shared libraries."""

@@ -178,7 +178,7 @@ def reason() -> str:
 
 
 def failure() -> str:
-    """Returns the reason why new processes will use Python; empty if the module is built, or will be at its first use.
+    """Returns the reason why new processes will use Python; empty if the module is built, or its first use will build it.
 
     Raises:
         FusegenError: there is no compiler, or no cache.

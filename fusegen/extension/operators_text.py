@@ -1,4 +1,4 @@
-"""The C++ unit of several operators with their kinds of calls."""
+"""The C++ translation unit of several operators, each with the kinds of calls that it accepts."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _SCHEMA_WORDS = (
     "out",
     "self",
 )
-"""Reserved words of schemas, beside those of Python."""
+"""Reserved words of schemas, besides Python's."""
 
 _EXTRA_ARGUMENTS = ("fg_key", "fg_kind")
-"""Arguments of forward passes after those of the function."""
+"""Arguments of forward passes, after the function's arguments."""
 
 _SCHEMA = {"tensor": "Tensor", "size": "SymInt", "int": "SymInt", "float": "float"}
 _PLAIN = {"size": "int64_t", "int": "int64_t", "float": "double"}
@@ -56,13 +56,13 @@ _CONSTANT: dict[type, tuple[str, str]] = {
 
 
 class UnitText:
-    """Prints a unit.
+    """Prints a translation unit.
 
     Args:
         library: the namespace of the operators.
 
     Attributes:
-        kernels: for each CPU program the renamed entries of its C++ texts, which are compiled with the unit.
+        kernels: the CPU programs, whose C++ texts are compiled with the unit, and pairs of old and new entry names.
         schemas: of the operators.
 
     Raises:
@@ -181,7 +181,7 @@ class UnitText:
             "arguments": len(op.parameters) + len(extra),
             "random": any(passes.draws for _, _, passes in kinds),
             "forward_shapes": [_shapes(n, kind, passes.outputs) for n, kind, passes in kinds],
-            "backward_words": [_words(n, op, passes) for n, _, passes in kinds],
+            "backward_words": [_saved_numbers(n, op, passes) for n, _, passes in kinds],
             "backward_shapes": [_backward_shapes(n, passes) for n, _, passes in kinds],
             "keeping": [_keeping(n, kind, passes) for n, kind, passes in kinds],
             "gradients": [_gradients(n, op, passes) for n, _, passes in kinds],
@@ -216,7 +216,7 @@ def _typed(parameter: OperatorParameter, position: int = 0, *, default: bool = T
 
 
 def _schema_name(parameter: OperatorParameter) -> str:
-    """Returns the name of a parameter in schemas, which have reserved words."""
+    """Returns a parameter's name in the schema; it differs from the schema language's reserved words."""
     return f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _SCHEMA_WORDS else parameter.name
 
 
@@ -277,7 +277,7 @@ def _backward_shapes(number: int, passes: OperatorPasses) -> dict[str, Any]:
     return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_placeholders(passes.wanted)]}
 
 
-def _words(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
+def _saved_numbers(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
     """Assigns the sizes and numbers of the backward pass from those saved in the autograd node."""
     sources: Mapping[str, str] = {p.name: f"sizes[{len(passes.sizes) + n}]" for n, p in enumerate(op.of("int"))} | {
         p.name: f"numbers[{n}]" for n, p in enumerate(op.of("float"))

@@ -60,7 +60,7 @@ def program_lines(call: LaunchPlan, assumed: CallGuards, entries: Sequence[Launc
 
 
 def computed_name(name: str) -> str:
-    """Returns the variable of a number that kernels take, as opposed to the caller's."""
+    """Returns the C++ variable of a number that kernels take; the caller's numbers have other variables."""
     return f"k_{name}"
 
 

@@ -1,4 +1,4 @@
-"""Operators as data, and the C++ unit of one that runs one call, given tensors, sizes and numbers."""
+"""Operators as data, and the C++ translation unit of an operator that runs one launch plan."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class OperatorPasses:
         forward, backward: their programs, by machine and preference.
         kept: sources of the backward pass's first tensors: the position of an input of the forward pass, or `~position` of a
             result.
-        sizes, numbers: names of those that the backward pass takes.
+        sizes, numbers: names of the sizes and numbers that the backward pass takes.
         gradients: for each input its gradient: a result of the backward pass, `~position` of a given gradient, or None.
-        given: positions of the results whose gradients it takes.
+        given: positions of the results whose gradients the backward pass takes.
         outputs: of the forward pass: results and saved values.
         wanted: outputs of the backward pass.
-        dims: shapes of its inputs, in order.
+        dims: shapes of the backward pass's inputs, in order.
         draws: whether the forward pass takes a key of random bits after its tensors.
     """
 
@@ -88,13 +88,13 @@ class CallKind:
     """A kind of call of an operator.
 
     Attributes:
-        on_gpu: the device.
+        on_gpu: whether its tensors are on a GPU.
         tensors: dtypes and shapes; captured tensors come last.
         constants: values of the constant parameters, by name.
         sizes: names of the sizes that are not dims of tensors.
-        programs: without gradients, in order of preference.
-        results: the newly allocated ones.
-        passes: for gradients; None if there is no derivative.
+        programs: for calls without gradients, in order of preference.
+        results: the newly allocated results.
+        passes: for calls with gradients; None if there is no derivative.
         description: for messages.
     """
 
@@ -145,7 +145,7 @@ class SizeSources:
 
     Attributes:
         tensors: names of the tensors, in the call's order.
-        dims: the size, the position of its tensor, and C++ text such as ``size(0)``.
+        dims: for each size its name, the position of its tensor, and C++ text such as ``size(0)``.
     """
 
     tensors: tuple[str, ...]
@@ -154,7 +154,7 @@ class SizeSources:
 
 @dataclass(frozen=True)
 class OperatorUnit:
-    """The C++ unit of an operator.
+    """The C++ translation unit of an operator.
 
     Attributes:
         text: includes the machine code for a GPU.

@@ -322,7 +322,7 @@ PEAKS: Mapping[str, Peaks] = {
     # NVIDIA Ada GPU Architecture whitepaper, appendix A, GeForce RTX 4090; dense bfloat16 with FP32 accumulate (165.2/330.4),
     # half the rate of FP16 accumulate; float64 runs at 1/64 of the rate of float32.
     "sm_89": Peaks("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
-    # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, which are of sparse matrices.
+    # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, a rate for sparse matrices.
     "sm_90a": Peaks("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),
     # NVIDIA Blackwell Architecture Technical Brief, table 3, HGX B200, per GPU; half of its 4.5 PFLOPS of sparse bfloat16. The
     # first edition, from before the launch, has 8 TB/s, 80 and 40 TFLOPS.

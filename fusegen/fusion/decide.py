@@ -43,7 +43,7 @@ def decide(
 
 
 def matmul_ends(products: Sequence[int], claims: Claims) -> list[int]:
-    """Returns the values in which matmuls with an epilogue end, and the matmuls without one."""
+    """Returns the last value of each matmul with an epilogue, and the matmuls without one."""
     return sorted(claims.epilogues.union(p for p in products if p not in claims.inside))
 
 
@@ -60,7 +60,7 @@ def derived_from(graph: Graph, value: int) -> set[int]:
 
 
 def _combined_statistics(graph: Graph, ends: Collection[int]) -> Materialized:
-    """Returns the per-head statistics of matmul results that another reduction combines, e.g. from tiles to a row."""
+    """Returns the per-head reductions of matmul results that another reduction reads, e.g. to combine the tiles of a row."""
     near = {p for end in ends for p in derived_from(graph, end) if graph.nodes[p].family is Family.REDUCTION}
     return frozenset(p for p in near if _is_combined(graph, p))
 
@@ -101,9 +101,10 @@ KernelKey: TypeAlias = tuple[object, ...]
 
 
 def elementwise_ends(graph: Graph, value: int) -> list[int]:
-    """Returns values, the furthest first, that could be materialized in place of a value: all its uses go through them.
+    """Returns later values that could be materialized instead of a value, the furthest first.
 
-    They are elementwise results with as many elements. None takes more bytes than one before it, unless it is a result.
+    All users of the value read it through each of these. They are elementwise results with as many elements. Except for results
+    of the graph, no element takes more bytes than in an earlier one.
     """
     ends: list[int] = []
     position, narrowest = value, graph.nodes[value].dtype.itemsize
@@ -137,7 +138,7 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
 
     Args:
         stored: computed values that are materialized in any case.
-        alone: those of them whose kernel computes nothing else.
+        alone: values in `stored` whose kernel computes nothing else.
         streamed: matmuls whose first operand is computed on the fly and never materialized.
     """
     readers = _Readers(graph, set(stored), frozenset(alone), frozenset(streamed))
@@ -151,8 +152,12 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
 
 
 class _Readers:
-    """Estimates the kernels that will read each value, and the bytes that they move. ``stored`` grows; ``alone`` are those of its
-    values whose kernel computes nothing else."""
+    """Estimates which kernels will read each value, and the bytes that they move.
+
+    Attributes:
+        stored: values known to be materialized; callers add to it.
+        alone: values in `stored` whose kernel computes nothing else.
+    """
 
     def __init__(self, graph: Graph, stored: set[int], alone: frozenset[int], streamed: frozenset[int]) -> None:
         self.graph, self.stored, self.alone, self._streamed = graph, stored, alone, streamed
@@ -164,7 +169,7 @@ class _Readers:
         self._ends = self._ends_of_chains()
 
     def _ends_of_chains(self) -> list[int]:
-        """Maps each value to the end of its chain of sole, unmaterialized users: a kernel that needs one needs the other."""
+        """Maps each value to the end of its chain of single users that are not materialized: a kernel that needs one needs both."""
         ends = list(range(len(self.graph.nodes)))
         for position in reversed(ends):
             users = self.graph.users[position]
@@ -210,8 +215,10 @@ class _Readers:
         return node.family not in (Family.WRITE, Family.LIBRARY)
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
-        """Returns the values that computing the roots reads from memory, without `other` and its producers. A gather counts as
-        its result, since only these elements of the table are read."""
+        """Returns the values that the roots are computed from in memory, except `other` and its producers.
+
+        A gather replaces its table in the result, since only the gathered elements are read.
+        """
         inputs: set[int] = set()
         stack = [a for root in roots for a in self.graph.nodes[root].args]
         seen = set() if other is None else {other}
@@ -238,7 +245,10 @@ class _Readers:
         return [0 if n.op is Op.RANDOM else nominal(product(n.shape)) * n.dtype.itemsize for n in nodes]
 
     def _key(self, value: int) -> KernelKey:
-        """Values over one iteration space are computed together unless another kernel must run between them."""
+        """Returns the key of the kernel that will compute a value.
+
+        Values have equal keys if they share an iteration space and no kernel must run between them.
+        """
         if value in self.alone:
             return (value,)
         return (self._generation[value], *map(str, self._over[value]))

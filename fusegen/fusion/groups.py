@@ -34,7 +34,7 @@ class GroupKind:
         name: shown to users.
         merges: whether values over one iteration space may join its groups.
         writes_in_place: whether its kernels store element by element, so that they can write to an input.
-        is_strided: whether it reads and writes rows at any stride.
+        is_strided: whether its kernels read and write rows with any stride, such as padded rows.
         reads_as_typed: whether it reads operands in their logical dtype, as matmuls do.
         is_library: whether torch computes it.
     """

@@ -18,9 +18,9 @@ class Claims:
 
     Attributes:
         ends: last values of generated matmul and attention kernels, and values with a kernel of their own.
-        epilogues: those of them that end an epilogue.
+        epilogues: the values in `ends` that are the last one of an epilogue.
         inside: matmuls computed inside a kernel and never materialized.
-        streamed: those of them whose first operand is not materialized either.
+        streamed: the matmuls in `inside` whose first operand is not materialized either.
         operands: maps a matmul inside a kernel to the values that the kernel reads instead of its operands.
         refusals: maps a matmul to the reason why no generated kernel takes it.
     """
@@ -39,9 +39,9 @@ class Decision:
 
     Attributes:
         ends: last values of matmuls and attention, each with a kernel of its own.
-        beside: maps a value that an epilogue computes as well to the value in which the epilogue ends.
+        beside: maps a further value that an epilogue stores to the last value of the epilogue.
         stored: all materialized values known before kernels are built.
-        materialized: those of them that kernels read instead of recomputing them.
+        materialized: the values in `stored` that kernels read instead of recomputing them.
         refusals: maps a matmul to the reason why no generated kernel takes it.
         write_copies: copies around writes, each with a kernel of its own.
     """
@@ -65,7 +65,7 @@ class Matcher:
         """Adds the values that the family takes regardless of other decisions."""
 
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
-        """Maps materialized values that kernels of claimed values write as well to those claimed values."""
+        """Maps further materialized values to the claimed value whose kernel writes them as well."""
         return {}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:

@@ -41,7 +41,7 @@ def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) 
 
 
 def _topological(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], list[Group]]:
-    """Returns the groups in dependency order, as far as there is one, and the groups in a cycle."""
+    """Returns the groups in dependency order, and the remaining groups if there is a cycle."""
     ordered: list[Group] = []
     written: set[int] = set()
     waiting = list(reversed(groups))
@@ -96,8 +96,10 @@ def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class _Memory:
-    """Tracks the bytes of computed values until their last reader, of results for good, and of inputs that may be freed. Groups are
-    numbered in dependency order; ``first`` are the bytes before the first one."""
+    """Tracks live bytes: computed values until their last reader, results until the end, and inputs that may be freed.
+
+    Groups are numbered in dependency order. ``first`` are the live bytes before the first group.
+    """
 
     def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}
@@ -222,7 +224,7 @@ def _is_same(first: Position, second: Position) -> bool:
 
 
 def overwrites_too_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
-    """True if a group would overwrite memory that waiting groups, of which it is one, must read or write first."""
+    """True if a group would overwrite memory that another waiting group must read or write first."""
     changed = {base(graph, put) for put in written_by(graph, group)}
     others = [other for other in waiting if other is not group]
     return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)

@@ -132,8 +132,10 @@ class _Walk:
 
 
 def computed_index(graph: Graph, position: int) -> int | None:
-    """Returns the value below an index that must be materialized for a kernel to use it; None if the kernel can read the index
-    itself, plus a constant."""
+    """Returns the value that must be materialized before a kernel can use an index.
+
+    None if the kernel can read the index from memory, possibly adding a constant.
+    """
     leaf = _index_leaf(graph, position)
     node = graph.nodes[leaf]
     is_plain = node.family is Family.INDEXING and all(graph.nodes[_index_leaf(graph, a)].op is Op.INPUT for a in node.args)
@@ -173,8 +175,8 @@ def _passed_through(graph: Graph, choice: Node) -> int | None:
 
 
 def _has_gathered_index(graph: Graph, position: int, at: Position) -> bool:
-    """True if a value read at data-dependent indices must be materialized: a concatenation cannot select its operand, and nested
-    gathers would not end."""
+    """True if a value must be materialized because it is read at data-dependent indices. A concatenation could not select its
+    operand, and nested gathers would recurse without end."""
     node = graph.nodes[position]
     if node.op is Op.CONCAT:
         return bool(index_values([at[cast(int, node.attr("dim"))]]))
@@ -182,7 +184,7 @@ def _has_gathered_index(graph: Graph, position: int, at: Position) -> bool:
 
 
 def _selects_coordinates(graph: Graph, gather: int) -> bool:
-    """True if a gather reads coordinates: its index is then a value in itself, and is read unconditionally."""
+    """True if a gather reads coordinates. It then returns its index, which the kernel reads unconditionally."""
     operand = graph.nodes[gather].args[0]
     return any(graph.nodes[p].op is Op.IOTA for p in (operand, *graph.ancestors[operand]))
 

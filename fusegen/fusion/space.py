@@ -27,14 +27,18 @@ _FEW = 4  # a thread computes all elements of an axis this short
 
 @dataclass(frozen=True)
 class Space:
-    """An iteration space in which one index stands for several elements of a group's domain, at ``points`` in terms of the axes."""
+    """An iteration space in which a thread computes several elements of a group's domain at each index.
+
+    Attributes:
+        points: the elements' indices in the domain, in terms of the axes.
+    """
 
     axes: Axes
     points: tuple[Position, ...]
 
 
 def unrolled(graph: Graph, group: Group) -> Space:
-    """Returns the space of a group in which elements that share reads are computed together; else the domain itself."""
+    """Returns a space in which a thread computes elements that share reads together; the domain itself if there are none."""
     axes = domain_axes(group.domain)
     space = Space(axes, (axes.symbols,))
     if group.anchors and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
@@ -52,7 +56,7 @@ def _reduces_rows(graph: Graph, group: Group) -> bool:
 
 
 def _goes_along_rows(graph: Graph, group: Group) -> bool:
-    """True if no result has a few elements of a row, written one by one, or one per segment."""
+    """True if each result has one element per column or per row, not a few per row or one per segment."""
     axes = domain_axes(group.domain)
     indices = [row_elements(graph, output, group.domain, axes) for output in group.outputs]
     return all(len(elements) == 1 and not is_per_segment(group.domain, elements[0], axes) for elements in indices)
@@ -91,7 +95,7 @@ def _unrolled_spaces(graph: Graph, group: Group, space: Space) -> Iterator[Space
 
 @dataclass(frozen=True)
 class _Split:
-    """An axis of which a thread computes ``count`` elements, ``step`` apart (1 or ``rest``); ``rest`` is its remaining extent."""
+    """A split of an axis: a thread computes ``count`` elements, ``step`` apart (1 or ``rest``). The new extent is ``rest``."""
 
     count: int
     rest: int
@@ -130,7 +134,7 @@ def _split(axis: sympy.Symbol, extent: int, conditions: Sequence[Bounds]) -> _Sp
 
 
 def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
-    """Returns the indices of an axis at which a condition starts and stops to hold; None for one that is unknown or depends on
+    """Returns the indices of an axis where a condition begins and ends to hold; None for a bound that is unknown or depends on
     other axes."""
     index = sympy.expand(bounds.index)
     step = literal(index.coeff(axis))

@@ -33,7 +33,7 @@ class CacheView:
     Attributes:
         cache: a weak reference to the cache.
         slots: its tensors, as pairs of a variables dict and a name.
-        lengths: the lengths of sliding layers, likewise. A call advances them.
+        lengths: the lengths of sliding layers, as the same pairs. A call advances them.
         parts: the variables dicts of the cache and its layers.
         layout: key of the cache's shapes and settings.
         is_current: tells whether the cache holds the same tensors and settings.
@@ -57,7 +57,7 @@ class CacheView:
         self.refresh()
 
     def refresh(self) -> None:
-        """Accepts the current contents as expected."""
+        """Makes the current tensors and settings those that `is_current` expects."""
         facts = Conditions()
         facts.sizes(self.parts)
         for held, name in self._fixed:
@@ -110,7 +110,7 @@ def has_layers(value: object) -> bool:
 
 
 def _phase(length: int, count: int, most: int) -> tuple[bool, int]:
-    """Returns whether a sliding layer is full, and its length if this call fills it."""
+    """Returns whether a sliding layer is full, and its length if this call fills it, else 0."""
     is_full = length >= most
     return is_full, length if length + count > most and not is_full else 0
 
@@ -145,7 +145,7 @@ def _parts(cache: Any) -> Iterator[Held]:
 
 
 class CacheMemory:
-    """The memory of caches of one layout. The first cache's tensors become it."""
+    """The memory of caches of one layout, initialized from the first cache."""
 
     def __init__(self, view: CacheView) -> None:
         self.tensors: list[Tensor] = []
@@ -299,7 +299,7 @@ def _node(value: Any) -> tuple[Any, ...]:
         return _Argument.PLAIN, value
     if kind not in SUPPORTED_NODES and is_cache(value):
         return _Argument.CACHE, kind
-    raise UnsupportedError(f"the native module knows no {kind.__name__}")
+    raise UnsupportedError(f"the native module does not support a {kind.__name__}")
 
 
 def key_of(call: GraphCall, kwargs: Mapping[str, Any]) -> object:

@@ -1,6 +1,6 @@
 """Guards of a recorded run: the Python state that its code read, and the addresses of the model's tensors.
 
-A replay reads neither, so both are compared by identity before each replay.
+A replay runs no Python, so both are compared by identity before each replay.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Reads:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor referenced by the function"
             raise UnsupportedError(what, hint="pass the module as an argument")
         if "data" in self.names:
-            raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", hint="write `detach()`")
+            raise UnsupportedError("its code reads `.data`, and torch does not count writes to `.data`", hint="write `detach()`")
         facts = Conditions()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
@@ -240,7 +240,7 @@ def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Re
                 changed.append(repr(name))
                 _assign(held, name, value)
     if changed:
-        raise UnsupportedError(f"it assigns {changed[0]}", hint="leave it without a graph")
+        raise UnsupportedError(f"it assigns {changed[0]}", hint="run it without a graph")
 
 
 def _assignable(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:

@@ -49,8 +49,14 @@ class TensorResult:
 
 @dataclass(eq=False)
 class ReplayState:
-    """The last replay of a recording: their numbers, and whether the replay's saved values are intact. `pending` returns None once
-    no first backward pass can come any more."""
+    """The last replay of a recording.
+
+    Attributes:
+        order: number of the recording.
+        number: number of the replay.
+        is_intact: whether its saved values were not overwritten.
+        pending: returns None once no first backward pass can follow.
+    """
 
     order: int = field(default_factory=lambda: next(_ORDERS))
     number: int = 0
@@ -67,9 +73,9 @@ class GradientRecording:
         parameters: tensors that require a gradient and are not arguments.
         required: for each of `inputs` and `parameters`, whether it requires a gradient.
         nodes: autograd's graph, which keeps the memory of saved values allocated.
-        incoming: for each result, its gradient's buffer, or None.
+        incoming: for each result, the buffer of its incoming gradient, or None.
         gradients: gradient buffers that the backward pass fills.
-        sources: positions of their tensors among `inputs` and `parameters`.
+        sources: for each of `gradients`, the position of its tensor among `inputs` and `parameters`.
         saved: parameters whose values the backward pass reads.
         written: tensors other than arguments that the forward pass writes to.
         leaves: leaves of the result: a `TensorResult`, an `ArgumentResult`, or a plain value.
@@ -234,7 +240,7 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", hint="run it without graphs")
         if any(is_batchedtensor(each) or is_legacy_batchedtensor(each) for each in gradients if each is not None):
-            raise UnsupportedError("several gradients at once (is_grads_batched=True, vmap)", hint="run it without graphs")
+            raise UnsupportedError("its gradients come in batches (is_grads_batched=True, vmap)", hint="run it without graphs")
         number = int(ctx.saved_tensors[0])  # raises if a saved parameter has changed
         recording = _REPLAYS.get(number)
         if recording is None:
@@ -282,12 +288,12 @@ def _alias_of(parameter: Tensor) -> Tensor:
 
 
 def _no_backward() -> None:
-    """The backward pass of a run without gradients."""
+    """Does nothing: the backward pass of a run whose results need no gradient."""
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
-    """Saves a tensor as it is, bypassing outer hooks, e.g. of a checkpoint. It is detached already: a node that saves its own
-    result would keep the graph's memory alive forever."""
+    """Saves a tensor without the outer hooks, e.g. of a checkpoint. The tensor is detached: a node that saved its own result
+    would keep the graph's memory alive forever."""
     return tensor
 
 

@@ -39,7 +39,7 @@ from fusegen.trace import is_tracing
 _MAX_RECORDINGS = 32  # recordings per function
 _MAX_SIGNATURES = 256  # signatures without a recording
 _MAX_CHANGES = 8  # state changes per signature, before most calls run eagerly
-_MAX_EVICTIONS = 4  # evicted graphs per signature, likewise
+_MAX_EVICTIONS = 4  # evicted graphs per signature, before most calls run eagerly
 _MAX_PENDING = 4  # recordings per signature, for calls that wait for their backward passes
 _BUSY = object()
 
@@ -63,7 +63,7 @@ class GradientGraph:
                 raise UnsupportedError(f"more than {_MAX_PENDING} calls wait for their backward passes")
             self.recordings.append(self.record_again(call))
         if (result := self._replayed(call)) is _BUSY:
-            raise UnsupportedError("another thread has taken the graph")
+            raise UnsupportedError("another thread is using the graph")
         return result
 
     def _replayed(self, call: GraphCall) -> Any:
@@ -78,8 +78,8 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 @dataclass
 class Latest:
-    """The graph of the previous call. `check` recognizes its signature fast, once two calls in a row had it and if the arguments
-    support it."""
+    """The graph of the previous call. `check` compares signatures fast. It is created once two calls in a row have the same
+    signature, if it supports their arguments."""
 
     key: object
     graph: CapturedGraph
@@ -103,7 +103,7 @@ class SignatureStats:
         if self.changes > _MAX_CHANGES:
             return self.reason or "the state that it reads changes from call to call"
         return self.reason or (
-            f"more than {_MAX_RECORDINGS} call signatures take turns" if self.recorded - self.changes > _MAX_EVICTIONS else ""
+            f"more than {_MAX_RECORDINGS} call signatures alternate" if self.recorded - self.changes > _MAX_EVICTIONS else ""
         )
 
 
@@ -139,7 +139,7 @@ def graph_step(step: Callable[..., Any]) -> Graphed:
 
 
 class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
-    """Graphs of kernels: each kernel is recorded by itself, in shared pools."""
+    """Graphs of kernels: each kernel is recorded separately, in shared pools."""
 
     def __init__(self, pools: Pools) -> None:
         self.pools = pools
@@ -316,7 +316,7 @@ class Graphed:
         return self if owner is None else partial(self, owner)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles without graphs, which are recorded again."""
+        """Pickles the function without its graphs, which are recorded again."""
         return {"function": self._declared, "roots": self._roots, "is_step": self._is_step}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -333,7 +333,7 @@ def _require_recordable(call: GraphCall) -> None:
     if torch.is_grad_enabled() and _is_watched():
         raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
     if is_transformed() or dispatch_modes() or is_intercepted(call.tensors):
-        raise UnsupportedError("it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a mode of torch's")
+        raise UnsupportedError("it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a torch mode")
     if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError("a graph is being recorded around it")
 
@@ -344,7 +344,7 @@ def describe_graphs(functions: Iterable[Graphed]) -> str:
     for each in functions:
         reasons.update(each.reasons)
     recorded, replayed = sum(each.recorded for each in functions), sum(each.replayed for each in functions)
-    reasons_text = "".join(f"; {count} as they are: {reason}" for reason, count in reasons.items())
+    reasons_text = "".join(f"; {count} ran eagerly: {reason}" for reason, count in reasons.items())
     return f"{recorded} recorded, {replayed} calls replayed{reasons_text}"
 
 

@@ -55,7 +55,7 @@ class GraphPool:
         return self._recorded(run, self._saved)
 
     def record_alone(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """Like `record`, for a run with memory of its own, which no other graph overwrites."""
+        """Like `record`, for a run with its own memory, which no other graph overwrites."""
         return self._recorded(run, _MemoryPool())
 
     def unowned(self, tensor: Tensor) -> Tensor:
@@ -292,12 +292,12 @@ class PlainGraph:
         return result
 
     def require_own_memory(self, call: GraphCall) -> None:
-        """Rejects a call that writes to an argument which shares its memory: the graph works on copies."""
+        """Rejects a call that writes to an argument which shares memory with another tensor: the graph works on copies."""
         model_tensors = (value for root in (*self.roots, *call.modules) for value in (*root.parameters(), *root.buffers()))
         cached = (variables[name] for view in call.views for variables, name in view.slots)
         counts = Counter(each.untyped_storage().data_ptr() for each in (*call.tensors, *model_tensors, *cached))
         if any(counts[call.tensors[number].untyped_storage().data_ptr()] > 1 for number in self.recording.written):
-            raise UnsupportedError("it writes to an argument whose memory something else reads", hint="pass a clone")
+            raise UnsupportedError("it writes to an argument that shares its memory with another tensor", hint="pass a clone")
 
 
 def other_arguments(call: GraphCall) -> list[object]:
@@ -333,7 +333,7 @@ def have_changed(after: Tensor, before: Tensor) -> bool:
 
 
 def flattened(result: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """Returns the leaves of a result, and a function that rebuilds such a result from other leaves."""
+    """Returns the leaves of a result, and a function that rebuilds a result of this structure from other leaves."""
     leaves, spec = tree_flatten(result)
     if isinstance(result, OrderedDict) and len(leaves) == len(result) and all(map(is_, leaves, result.values())):
         rebuild = partial(_model_output, type(result), tuple(vars(result)), tuple(result))

@@ -32,7 +32,7 @@ _RECORDING = new_lock()  # one recording at a time
 def recording_alone() -> Iterator[None]:
     """Allows one recording at a time. Raises if another thread is recording, or the recording fails."""
     if not _RECORDING.acquire(blocking=False):
-        raise UnsupportedError("another thread records a graph")
+        raise UnsupportedError("another thread is recording a graph")
     try:
         yield
     except Exception as error:
@@ -69,7 +69,7 @@ def require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) -> 
     """Rejects hooks inside a recorded run, except those of transformers that capture outputs. Forward hooks of `outer` modules run
     outside of it."""
     if any(hooks for name, hooks in vars(module_hooks).items() if name.startswith("_global_") and isinstance(hooks, dict)):
-        raise UnsupportedError("there are hooks of all modules", hint="remove them")
+        raise UnsupportedError("global module hooks are registered", hint="remove them")
     for path, each in ((path, each) for root in roots for path, each in root.named_modules()):
         held = vars(each)
         is_outer = any(each is module for module in outer)
@@ -126,7 +126,7 @@ class RecordedStep:
             yield
             self._require_unchanged(held, before)
             if [len(optimizer.state) for optimizer in self._optimizers] != sizes:
-                raise UnsupportedError("its optimizer has made new state", hint="call the step once before it is recorded")
+                raise UnsupportedError("its optimizer has created new state", hint="call the step once before it is recorded")
         except BaseException:
             for parameter, gradient, _ in gradients:
                 parameter.grad = gradient
@@ -157,12 +157,12 @@ class RecordedStep:
 
 _MASK_ARGUMENTS = ("attention_mask", "position_ids")
 _IS_TRACING = "is_tracing"
-_ANSWERS = {_IS_TRACING: False, "find_packed_sequence_indices": None}
+_FIXED_VALUES = {_IS_TRACING: False, "find_packed_sequence_indices": None}
 _THREAD = threading.local()
 
 
 def with_padded_mask(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Pads a 2D mask to the length of the static cache, since a growing mask would have another shape at each decoding step."""
+    """Pads a 2D mask to the length of the static cache: otherwise its shape would change at each decoding step."""
     mask = kwargs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return kwargs
@@ -180,15 +180,15 @@ def without_trivial_masks(function: Callable[..., Any], args: Sequence[Any], kwa
     the mask, and attention would be slower. Calls without masks, caches and positions have no values to inspect.
     """
     masks = sys.modules.get("transformers.masking_utils")
-    for name in _ANSWERS if masks is not None else ():
+    for name in _FIXED_VALUES if masks is not None else ():
         original = getattr(masks, name, None)
-        if original is not None and not hasattr(original, "original"):  # permanent: guards hold it
+        if original is not None and not hasattr(original, "original"):  # never removed: guards hold the wrapper
             setattr(masks, name, _with_fixed_answer(original, name))
-    _THREAD.here = masks is not None and not _may_need_mask(function, args, kwargs)
+    _THREAD.skips_masks = masks is not None and not _may_need_mask(function, args, kwargs)
     try:
         yield
     finally:
-        _THREAD.here = False
+        _THREAD.skips_masks = False
 
 
 def _may_need_mask(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -213,10 +213,10 @@ def _with_fixed_answer(original: Callable[..., Any], name: str) -> Callable[...,
     """Wraps a function of transformers to return a fixed value in recordings without masks."""
 
     @wraps(original)
-    def question(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not getattr(_THREAD, "here", False) or (name == _IS_TRACING and args != (None,)):
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not getattr(_THREAD, "skips_masks", False) or (name == _IS_TRACING and args != (None,)):
             return original(*args, **kwargs)
-        return _ANSWERS[name]
+        return _FIXED_VALUES[name]
 
-    question.original = original  # type: ignore[attr-defined]
-    return question
+    wrapper.original = original  # type: ignore[attr-defined]
+    return wrapper

@@ -31,7 +31,7 @@ class CapturedTensor:
 
 @dataclass(frozen=True)
 class TensorQuestion:
-    """A query of a tensor during tracing. The guard repeats it and compares the answers."""
+    """A query of a captured tensor during tracing. The guard repeats it and compares the results."""
 
     slot: StatePlace
     holds: Callable[[torch.Tensor], bool]
@@ -100,7 +100,7 @@ class StateGuard:
         names: input names of the captured tensors.
         asked: queries of torch and of captured tensors, as text.
         places: keys that identify the locations of the captured tensors while their owners live.
-        check: maps all arguments to the current captured tensors, or to None if a read would differ. The function itself is None if
+        check: maps all arguments to the current captured tensors, or to None if a read would differ. `check` is None if
             nothing was read.
     """
 
@@ -213,7 +213,7 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 def _always_fails(values: Sequence[Any]) -> None:
-    """The check of a guard that no later call may pass."""
+    """The check of a guard that must fail in every later call."""
 
 
 class _Writer:
@@ -256,7 +256,7 @@ class _Writer:
         return check
 
     def argument(self, position: int, value: object) -> None:
-        """Requires the same object, or, for a class with its own ``__eq__``, one of the same type that reads the same."""
+        """Requires the same object. A class with its own ``__eq__`` requires an object of its type with equal reads instead."""
         if is_plain(value):
             return
         if contents(value) is not None:
@@ -305,8 +305,8 @@ class _Writer:
         self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
 
     def aliases(self, reads: Sequence[StateRead], compares: bool) -> None:
-        """Requires that locations of one tensor still hold one tensor and, if code compares identities, that distinct tensors stay
-        distinct."""
+        """Requires that locations which held the same tensor still hold the same one. If code compares identities, different
+        tensors must stay different."""
         holders: dict[int, list[StatePlace]] = {}
         for read in reads:
             if is_a(read.value, torch.Tensor):

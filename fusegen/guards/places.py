@@ -55,7 +55,7 @@ class StatePlace:
         return _GETTERS[self.kind](self.owner, self.key)
 
     def text(self, owner: str, key: str) -> str:
-        """Returns the location as an expression of its owner's expression and, unless the key is a literal, of the key's."""
+        """Returns a Python expression of the location. `key` is an expression, used unless the key is a literal."""
         is_name = isinstance(self.key, str) and self.key.isidentifier() and self.key.isascii() and not iskeyword(self.key)
         if self.kind is PlaceKind.ATTRIBUTE and is_name:
             return f"{owner}.{self.key}"
@@ -102,7 +102,7 @@ _MEMBERS = (PlaceKind.ATTRIBUTE, PlaceKind.PARAMETER, PlaceKind.BUFFER, PlaceKin
 def find_paths(
     function: object, arguments: Mapping[int, object], reads: Sequence[StateRead], slots: Sequence[StatePlace]
 ) -> tuple[str | None, ...]:
-    """Finds the paths to locations.
+    """Finds paths to locations from the function and its arguments.
 
     Args:
         arguments: by position, all arguments but tensors and numbers.
@@ -117,19 +117,19 @@ def find_paths(
     for position, value in arguments.items():
         _record_paths(known, value, f"argument {position}")
     for read in reads:
-        way = _path(known, read.slot)
-        if way is not None:
-            _record_paths(known, read.value, way)
+        path = _path(known, read.slot)
+        if path is not None:
+            _record_paths(known, read.value, path)
     return tuple(_path(known, slot) for slot in slots)
 
 
-def _record_paths(known: dict[int, str], value: object, way: str) -> None:
-    stack = [(value, way)]
+def _record_paths(known: dict[int, str], value: object, path: str) -> None:
+    stack = [(value, path)]
     while stack:
-        value, way = stack.pop()
+        value, path = stack.pop()
         if id(value) not in known:
-            known[id(value)] = way
-            stack += [(inner, f"{way}{PATH_SEPARATOR}{step}") for step, inner in _inner(value) if not isinstance(inner, _PLAIN)]
+            known[id(value)] = path
+            stack += [(inner, f"{path}{PATH_SEPARATOR}{step}") for step, inner in _inner(value) if not isinstance(inner, _PLAIN)]
 
 
 def _inner(value: object) -> Iterator[tuple[str, object]]:
@@ -265,7 +265,7 @@ class Conditions:
             self._add_contents(value)
 
     def _add_contents(self, value: Any) -> None:
-        """Adds conditions on a container's contents; for large containers of objects, on the length alone."""
+        """Adds conditions on a container's contents; for large containers of objects, only on the length."""
         inside = contents(value)
         if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return
@@ -345,7 +345,7 @@ _BOUND: dict[type, tuple[str, ...]] = {MethodType: ("__func__", "__self__"), sup
 """Attributes to follow for interpreter objects that are not containers."""
 
 _SHARED = (FunctionType, BuiltinFunctionType, type, ModuleType, MappingProxyType)
-"""Owners that belong to no single layer. They are their own counterparts."""
+"""Owners that all layers share. They are their own counterparts."""
 
 
 class Counterparts:

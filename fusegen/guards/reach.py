@@ -225,15 +225,15 @@ class Reach:
                 self._notes.note(StatePlace(function, PlaceKind.CELL, index), value, free)
 
     def _record_mode(self, name: str) -> None:
-        ask = getattr(torch, name, None)
+        getter = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
-            slot = StatePlace(ask, PlaceKind.RESULT, args)
+            slot = StatePlace(getter, PlaceKind.RESULT, args)
             with contextlib.suppress(TypeError):  # not every function takes a device type
                 self._notes.note(slot, slot.get(), name)
 
     def _classes(self, frame: FrameType, names: CodeNames) -> None:
-        """Records the class attributes that code may read: of classes in its arguments and variables and, if it uses ``type``,
-        ``super`` or ``__class__``, of their classes."""
+        """Records the class attributes that code may read: of classes among its arguments and variables and, if it uses
+        ``type``, ``super`` or ``__class__``, of the classes of all these."""
         code = frame.f_code
         arguments = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
         if not arguments and code.co_flags & inspect.CO_VARARGS:  # the signature of wrappers
@@ -273,11 +273,11 @@ class Reach:
             self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
 
     def _method(self, owner: Any, frame: FrameType) -> None:
-        """Records a method that was called without an attribute read: by syntax or by ``super``. Syntax looks up the first class of
-        the MRO that defines it."""
+        """Records a method that was called without an attribute read: by syntax such as ``x + y``, or by ``super``. Syntax uses the
+        first class of the MRO that defines it."""
         cls, code = cast(type, owner if is_a(owner, type) else type(owner)), frame.f_code
         if cls is owner and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
-            what = f"the kernel asks the class {cls.__name__} for an attribute that only its metaclass answers"
+            what = f"the kernel reads an attribute of the class {cls.__name__} that its metaclass computes"
             hint = "set the attribute on the class, or pass it as an argument"
             raise TraceError(what, where=called_at(frame.f_back or frame), hint=hint)
         if code.co_name == "__getattribute__":
@@ -309,7 +309,7 @@ class Reach:
     # Values: one method per type.
 
     def see(self, value: Any, name: str) -> None:
-        """Visits a value and the values reachable from it. Raises for iterators, which each read would advance."""
+        """Visits a value and the values reachable from it. Raises for iterators, since reads consume them."""
         if id(value) in self._seen or is_plain(value):
             return
         self._seen[id(value)] = value
@@ -324,8 +324,8 @@ class Reach:
         """Visits all waiting values. Nested calls of `see` only append."""
         try:
             for value, name in self._queue:
-                look = next((look for kind, look in self._VISITORS if is_a(value, kind)), Reach._object)
-                look(self, value, name)
+                visit = next((visit for kind, visit in self._VISITORS if is_a(value, kind)), Reach._object)
+                visit(self, value, name)
         finally:
             self._queue.clear()
 
@@ -411,7 +411,7 @@ class Reach:
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
             self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
-        if is_a(value, _CACHED):  # its reads count even if the cache answers
+        if is_a(value, _CACHED):  # its reads count even if its result is cached
             self._notes.caches.setdefault(value, value.cache_info().misses)
             if is_a(value.__wrapped__, FunctionType):
                 self._closure(value.__wrapped__)

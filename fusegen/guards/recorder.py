@@ -138,7 +138,7 @@ class StateRecorder:
         return self._tensors.get(id(tensor))
 
     def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
-        """Records a tensor argument's answer: the value of ``requires_grad``, or False for a missing attribute."""
+        """Records the result of a query of a tensor argument: ``requires_grad``, or False for a missing attribute."""
         self._answers[position, attribute] = answer
 
     # Callbacks of `Reach` and `Watch`.
@@ -219,7 +219,7 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 
 def _cache_read(function: Any) -> StateRead:
-    """Returns a read that fails once a cache was cleared or filled further. Fewer hits than before mean that it was cleared."""
+    """Returns a read that fails once a cache was cleared or got new entries. If its count of hits falls, it was cleared."""
     slot = StatePlace(function, PlaceKind.CACHE)
     previous, stays = slot.get(), True
 

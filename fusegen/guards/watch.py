@@ -230,7 +230,7 @@ class _Collector:
                 gc.enable()
 
     def end_all(self) -> None:
-        """Ends the pauses of threads that a forked child does not have."""
+        """Ends the pauses of threads that do not exist in a forked child."""
         if self._pauses:
             self._pauses = 1
             self.resume()
@@ -299,7 +299,7 @@ class CodeNames:
         attributes: attributes that it reads or sets, and strings that may name one.
         modules: modules that it imports when it runs.
         compares: whether it compares identities.
-        computes: whether it may look up a name that it does not spell out.
+        computes: whether it may look up a name that is not in the code.
         stores: whether it sets globals.
         sets: whether it may set attributes.
         asked: attributes that may be missing: arguments of ``getattr`` and the like, and all attributes in code with exception
@@ -430,7 +430,7 @@ _UNSET = object()
 
 
 def closes_over(function: FunctionType, frame: FrameType) -> bool:
-    """True if a function's closure holds the objects of a frame's variables."""
+    """True if the cells of a function's closure hold the same objects as a frame's variables."""
     cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
     held = frame.f_locals
     return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)

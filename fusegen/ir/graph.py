@@ -350,7 +350,7 @@ def check_spread(graph: Graph, elements: int) -> None:
         elements,
         values,
         f"{graph.name} needs more than {elements - 1} elements of its {values} values for each output element:"
-        " values read at several indices depend on values read at several indices",
+        " the elements multiply where a value that is read at several indices depends on another one (a stencil of a stencil)",
     )
 
 

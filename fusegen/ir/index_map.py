@@ -199,7 +199,7 @@ def identity_axes(shape: Sequence[Dim], prefix: str = "i") -> Axes:
 
 
 def chain(graph: Graph, target: int) -> tuple[int, ...]:
-    """Returns the views and gathers from a write target, the last first, to the version that it indexes."""
+    """Returns the chain from a write target through its views and gathers down to the version of the tensor that they index."""
     nodes = [target]
     while graph.nodes[nodes[-1]].family in (Family.VIEW, Family.INDEXING):
         nodes.append(graph.nodes[nodes[-1]].args[0])
@@ -207,12 +207,12 @@ def chain(graph: Graph, target: int) -> tuple[int, ...]:
 
 
 def base(graph: Graph, put: int) -> int:
-    """Returns the version that a `PUT` updates."""
+    """Returns the previous version of the tensor that a `PUT` writes to."""
     return chain(graph, graph.nodes[put].args[0])[-1]
 
 
 def owner(graph: Graph, version: int) -> int:
-    """Returns the input whose memory holds a version."""
+    """Returns the input that a version is a later state of; it shares the input's memory."""
     while graph.nodes[version].op is Op.PUT:
         version = base(graph, version)
     return version
@@ -234,7 +234,7 @@ def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[i
 
 
 def are_apart(graph: Graph, put: int, other_put: int) -> bool:
-    """True if two writes to one memory certainly have no element in common: equal views lead to disjoint slices."""
+    """True if two writes to the same memory provably share no element: they write disjoint slices below equal views."""
     chains = [reversed(chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other_put)]
     for position, other_position in zip(*chains, strict=False):
         a, b = graph.nodes[position], graph.nodes[other_position]

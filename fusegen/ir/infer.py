@@ -204,7 +204,7 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
         text = f"gather from {shape_text(x.shape)} by indices of shape {shape_text(index.shape)}"
         raise ShapeError(text, hint="give the index as many dims as the tensor has")
     if index.dtype not in (DType.INT32, DType.INT64):
-        raise TraceError(f"an index of {index.dtype}", hint="convert it to torch.int64")
+        raise TraceError(f"gather by an index tensor of {index.dtype}", hint="convert it to torch.int64")
     return index.shape
 
 

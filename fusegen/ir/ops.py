@@ -80,7 +80,7 @@ def _composite(name: str, *twins: str, arity: int = 1, result: DtypeRule = Dtype
 
 
 def _composed(name: str, arity: int, result: DtypeRule = DtypeRule.PROMOTE, numbers: tuple[str, ...] = ()) -> OpRow:
-    """A composition with its own handler, because torch's signature differs."""
+    """A composite operation whose torch function has other parameters, so that the tracer handles it explicitly."""
     return OpRow(name, Family.POINTWISE, arity, result, primitive=False, numbers=numbers)
 
 

@@ -83,9 +83,9 @@ class Gathering:
     Attributes:
         pivot: the component that the sums are centred on.
         sums: names of the sums, besides the count.
-        lift: the sums of an element about a pivot.
-        spread: the sums of a state about a pivot.
-        settle: the components (besides the count) from a pivot, a count and sums about the pivot.
+        lift: computes the sums about a pivot from an element.
+        spread: computes the sums about a pivot from a state.
+        settle: computes the components (besides the count) from a pivot, a count and sums about the pivot.
     """
 
     pivot: str
@@ -251,7 +251,7 @@ REDUCTIONS: dict[Op, Monoid] = {
 
 
 def operation_of(op: Op) -> Op | None:
-    """Returns the pointwise operation that a reduction repeats; None if there is no single one."""
+    """Returns the pointwise operation that combines two values in a reduction; None if one operation is not enough."""
     return REDUCTIONS[op].operation if op in REDUCTIONS else None
 
 

@@ -60,7 +60,7 @@ def differentiate(
     """Computes gradients in float64, by torch's autograd through `evaluate`.
 
     Args:
-        wrt: names of the inputs to differentiate by.
+        wrt: names of the inputs to differentiate with respect to.
         given: the gradient of each result; None for none.
     """
     interpreter = Interpreter(graph, inputs, scalars, torch.device(device), sizes)

@@ -226,7 +226,7 @@ class Axes:
         return sympy.expand(term.xreplace(bounded))
 
     def _greatest_quotient(self, term: sympy.Expr) -> sympy.Expr | None:
-        """An upper bound of coefficient * FloorDiv(a, b) for literals; None if unknown."""
+        """Returns an upper bound of a term c * FloorDiv(a, b); None if the bound of a, or b, is not literal, or c has axes."""
         calls = term.atoms(FloorDiv)
         if len(calls) != 1:
             return None

@@ -73,13 +73,13 @@ def compile_cubins(sources: Sequence[Source], architecture: str) -> list[Binary]
     by_digest = {source.digest: source for source in sources}
     if len(by_digest) < 2:
         return [compile_cubin(source, architecture) for source in sources]
-    with ThreadPoolExecutor(min(len(by_digest), cpu_count())) as pool:
+    with ThreadPoolExecutor(min(len(by_digest), cpus())) as pool:
         compiled = pool.map(partial(compile_cubin, architecture=architecture), by_digest.values())
         binaries = dict(zip(by_digest, compiled, strict=True))
     return [binaries[source.digest] for source in sources]
 
 
-def cpu_count() -> int:
+def cpus() -> int:
     """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -42,7 +42,7 @@ class AssumedGraph:
         sizes: symbolic sizes that are not dims of an input, in order.
         relations: relations of sizes that must hold.
         wrt: for a forward pass, the differentiated inputs. It distinguishes operators with equal graphs.
-        recompute: for a forward pass, the backward pass's recompute rule, likewise.
+        recompute: for a forward pass, the backward pass's recompute rule, which also distinguishes operators.
         boxed: run-time floats passed as CPU tensors: torch.compile specializes on a float's value, but not on a tensor's.
     """
 
@@ -145,7 +145,7 @@ class GraphOperator:
         results = self._fresh(tensors, sizes)
         if any(tensor.numel() for tensor in (*results, *(tensors[position] for position in self._written))):
             what = f"{self.graph.name}: an input is empty, but a result or a tensor that is written to is not"
-            raise ArgumentError(what, hint="let torch compute what is empty")
+            raise ArgumentError(what, hint="call torch for empty tensors")
         return results
 
     def sizes(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class GraphOperator:
     def _require(self, sizes: Mapping[str, Any]) -> None:
         for relation in self.assumed.relations:
             if not relation(sizes):
-                what = f"{self.name} was traced for sizes of which {relation} holds"
+                what = f"{self.name} was traced for sizes with {relation}"
                 raise ArgumentError(what, hint="compile or export the model again for these sizes")
 
     def _kernel(self, device: torch.device) -> GraphKernel:

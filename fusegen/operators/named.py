@@ -50,7 +50,7 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
 
 
 def require_closed(name: str, variant: Variant) -> None:
-    """Rejects a function that captures tensors or draws random numbers, which an operator's arguments do not determine."""
+    """Rejects a function that captures tensors or draws random numbers: the operator's arguments do not determine its results."""
     if variant.state.names:
         what = f"{name} is an operator, and captures {', '.join(variant.state.names)}, which are not its parameters"
         raise UnsupportedError(what, hint="make them parameters; or declare the kernel without op=")
@@ -69,7 +69,7 @@ def _type(kind: Any) -> str:
 
 def _require_free(name: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
-        raise ArgumentError(f"op is {name!r}", hint='give a library and a name: op="mylib::fused_gelu"')
+        raise ArgumentError(f"op={name!r} is not an operator name", hint='give a library and a name: op="mylib::fused_gelu"')
     for operator in (name, f"{name}_backward"):
         if torch._C._dispatch_has_kernel(operator):
             raise ArgumentError(f"torch has an operator {operator} already", hint="choose another name")

@@ -61,7 +61,7 @@ _numbers = itertools.count()
 
 
 def planned(*call: Any) -> str:
-    """Returns the plan of a call (arguments as for `plan_of`), or "" with a warning if the function has to run in torch."""
+    """Returns the plan of a call. Warns and returns "" if torch must run the function. The arguments are those of `plan_of`."""
     try:
         return str(without_dynamo(plan_of)(*call))  # after a graph break in the call, torch.compile would trace into it
     except Unplanned as reason:
@@ -86,7 +86,7 @@ def plan_of(
     """Returns the plan of a call.
 
     Args:
-        options: the kernel's, as a plain tuple, which torch.compile treats as a constant. Settings select the compiler.
+        options: the kernel's options as a tuple, which torch.compile treats as a constant. Settings select the compiler.
         provided: the parameters that the call provides.
         facts: facts about their values (`facts_of`).
         recording: whether gradients are recorded.
@@ -96,7 +96,7 @@ def plan_of(
         Unplanned: there is no operator for the call.
     """
     if is_transformed():
-        raise Unplanned("a transform of torch.func is under way")
+        raise Unplanned("a transform of torch.func is active")
     dispatcher = partial(Dispatcher, function, name, Options(*options)._replace(compiler=None))
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
@@ -163,7 +163,7 @@ class _Plan:
         assumed = AssumedGraph(graph_of_results, tuple(of_parameters), guards_of(trace), boxed=boxed)
         needed = self._inputs_with_gradients(paths, trace) if recording else set()
         if needed and graph.writes:
-            raise Unplanned("it writes in place, of which no gradient is recorded")
+            raise Unplanned("it writes in place, which records no gradient")
         if needed and (trace.switches_gradients or recorder.has_backward_hooks):
             raise Unplanned("it disables gradients, or calls a module with backward hooks, which its graph does not contain")
         operator = (
@@ -174,7 +174,7 @@ class _Plan:
         return LINES.join([*lines, *(sources[name] for name in arguments)])
 
     def _result_position(self, graph: Graph, results: Sequence[int], output: int) -> int:
-        """Returns the position of a result among the operator's, or -1 - position of the argument that was written to."""
+        """Returns the position of an output among the operator's results; for a written argument, -1 - its position."""
         if output in graph.puts:
             return -1 - self._places[str(graph.nodes[owner(graph, output)].attr("name"))]
         return results.index(output)
@@ -258,7 +258,7 @@ class _Plan:
         if start != "function":
             name = self._dispatcher.parameters.names[int(start.removeprefix("argument "))]
             if name not in self._places:
-                raise Unplanned(f"it reads the default of {name!r}")
+                raise Unplanned(f"it captures a tensor of the default of {name!r}")
             items, value = [f"value {self._places[name]}"], self._constants[name]
         for step in steps:
             kind, _, key = step.partition(" ")
@@ -318,7 +318,7 @@ def _placeholder_size(shapes: Sequence[Sequence[int]]) -> int:
         shapes: known sizes; equal negative numbers are equal unknown sizes.
 
     Raises:
-        Unplanned: there is no such number.
+        Unplanned: no placeholder is free.
     """
     numbers = {size for shape in shapes for size in shape}
     last = -2 * min(numbers, default=0)
@@ -373,7 +373,7 @@ def facts_of(values: Sequence[Any]) -> list[tuple[Any, ...]]:
 
     Returns:
         The kind of each argument, and for tensors: dtype, device, shape, shape in this call or None, `requires_grad`, and whether
-        it is a parameter. Values are not included: torch.compile accepts an object as a constant only by itself.
+        it is a parameter. Values are separate (`constants_of`): torch.compile accepts no tuple of objects as a constant.
     """
     unknown: list[Any] = []
     facts: list[tuple[Any, ...]] = []
@@ -396,7 +396,7 @@ def has_unknown_floats(values: Iterable[Any]) -> bool:
 
 
 def _size(size: Any, unknown: list[Any]) -> int:
-    """Returns a size if known, else -1 - the position of the first equal unknown size."""
+    """Returns a known size. Unknown sizes yield -1, -2 and so on; sizes known to be equal yield the same number."""
     if has_static_value(size):
         return operator.index(size)  # int() would keep a symbol with a single value
     for position, known_equal in enumerate(unknown):

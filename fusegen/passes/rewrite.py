@@ -26,7 +26,10 @@ OUT = -1
 
 
 def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Graph:
-    """Returns the graph with replacements, and `further` new nodes, to which `replaced` may append, as additional results."""
+    """Rebuilds a graph with each node replaced by `replaced`.
+
+    The nodes in `further` become additional results. They are nodes of the new graph, and `replaced` may append to the list.
+    """
     builder = GraphBuilder.like(graph)
     indices: list[int] = []
     for position, node in graph:
@@ -53,7 +56,7 @@ def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...
 def moved_after_operands(
     position: int, indices: dict[int, int], operands: Callable[[int], Sequence[int]], make: Callable[[int], int]
 ) -> int:
-    """Returns the index of a value in a new graph, adding it after its missing operands; `indices` grows."""
+    """Adds a value and its missing operands to a new graph, and returns its index. `indices` records all added nodes."""
     stack = [position]
     while stack:
         last = stack[-1]
@@ -88,7 +91,7 @@ def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
 
 
 def _result(builder: GraphBuilder, graph: Graph, output: int, index: int) -> int:
-    """A result. If it was rewritten to a mutated tensor, it becomes a copy."""
+    """Returns the new index of a result. A result that was rewritten to a mutated tensor becomes a copy."""
     if builder.nodes[index].op is not Op.PUT or graph.nodes[output].op is Op.PUT:
         return index
     return builder.add(Op.COPY, [index], location=graph.locations[output], role="result", write=0)
@@ -96,7 +99,7 @@ def _result(builder: GraphBuilder, graph: Graph, output: int, index: int) -> int
 
 @dataclass
 class _Fixpoint:
-    """Rewrites nodes as they are built; `known` holds replacements of earlier nodes, since a replacement may use any of them."""
+    """Rewrites nodes as they are built. `known` maps nodes to their replacements, which later replacements may use."""
 
     rule: LocalRewrite
     builder: GraphBuilder

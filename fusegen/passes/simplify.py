@@ -19,7 +19,7 @@ from fusegen.passes.topk import gathered_topk, reduced_topk, topk_as_reductions
 
 
 def softmax_with_sink(x: Value) -> Value | None:
-    """Softmax of scores concatenated with an attention sink, followed by a slice of the scores: avoids the concatenation."""
+    """Avoids the concatenation in a softmax of scores and an attention sink, if a slice of the result keeps only the scores."""
     weights = _below_casts(x.arg(0))
     concatenated = _softmax_of(weights)
     operands = None if concatenated is None else _scores_and_sink(concatenated, x)
@@ -34,7 +34,7 @@ def softmax_with_sink(x: Value) -> Value | None:
 
 
 def _scores_and_sink(concatenated: Value, kept_slice: Value) -> tuple[Value, Value] | None:
-    """The scores that a slice keeps of a concatenation along the last dim, and the attention sink before or after them."""
+    """Returns the two operands of a concatenation along the last dim: the scores, which the slice keeps, and the attention sink."""
     last = len(kept_slice.node.shape) - 1
     is_pair = concatenated.node.op is Op.CONCAT and len(concatenated.node.args) == 2
     if not is_pair or concatenated.node.attr("dim") != last or kept_slice.node.attr("dim") != last:
@@ -46,7 +46,7 @@ def _scores_and_sink(concatenated: Value, kept_slice: Value) -> tuple[Value, Val
 
 
 def _softmax_of(weights: Value) -> Value | None:
-    """The operand of a softmax along the last dim, without casts and without its own subtraction of the row max."""
+    """Returns the operand of a softmax along the last dim, below a subtraction of the row max if there is one; else None."""
     if weights.node.op is not Op.DIV:
         return None
     powers, total = weights.arg(0), weights.arg(1)
@@ -127,7 +127,7 @@ def _one_minus_erf(x: Value) -> Value | None:
 
 
 def _times_sigmoid(x: Value) -> Value | None:
-    """One division instead of a reciprocal and a multiplication saves a rounding, which 16-bit results do not show."""
+    """Computes x * sigmoid(y) with one division, which rounds once less. 16-bit results would not show the difference."""
     if x.dtype not in (DType.FLOAT32, DType.FLOAT64):
         return None
     for factor, gate in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
@@ -148,7 +148,7 @@ def _gather_powers_of_two(x: Value) -> Value | None:
 
 
 def _scaled(x: Value) -> tuple[float, Value]:
-    """Splits c * y with a constant power of two c and a float y; else returns 1 and the value."""
+    """Returns c and y of a float c * y, where c is a constant power of two; for other values, 1 and the value."""
     if x.node.op is Op.MUL and x.dtype.is_float:
         for factor, factored in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
             is_scale = factor.node.op is Op.CONSTANT and factor.node.weak and _is_power_of_two(float(factor.node.number))
@@ -256,7 +256,7 @@ def _widened_behind_views(x: Value) -> Value | None:
 
 
 def _in_dims_of_a_statistic(x: Value) -> Value | None:
-    """Computes values of a row statistic with the reduced dims instead of without them, so that rows keep one domain."""
+    """Computes math on row statistics in a shape with the reduced dims, so that it shares the rows' domain."""
     operands = [x.arg(number) for number in range(len(x.node.args))]
     shapes = [o.arg(0).node.shape for o in operands if _is_statistic_without_dims(o) and len(o.node.shape) == len(x.node.shape)]
     if not shapes or any(o.node.shape not in ((), x.node.shape) for o in operands):

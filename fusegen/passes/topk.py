@@ -139,7 +139,7 @@ def gathered_topk(x: Value) -> Value | None:
 
 
 def _is_below(index: Value, length: int) -> bool:
-    """True if an index is known to be below a row's length: it comes from top-k or from an extremum of such rows."""
+    """True if an index is known to be below a row's length: it comes from top-k or from an extremum of rows of this length."""
     if index.node.op is Op.EXPAND:
         return _is_below(index.arg(0), length)
     if index.node.op is Op.WHERE:

@@ -22,7 +22,7 @@ COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Famil
 """Families that a kernel computes; other values are already in memory."""
 
 FIRST, LAST, BEFORE = "first", "last", "before"
-"""Roles of copies: the two of a written value, and that of a value which must be computed before a write."""
+"""Roles of copies: the first and second copy of a written value, and the copy of a value that is needed from before a write."""
 
 
 @dataclass(frozen=True)

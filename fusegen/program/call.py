@@ -187,7 +187,7 @@ class Loop:
         start, rows: names of the sizes that hold a block's first row and its number of rows.
         extent: number of rows in all blocks.
         operands: buffers that are the body's inputs, in order.
-        zeros: operands that all blocks accumulate into, zeroed first.
+        zeros: operands that all blocks accumulate into; they are zeroed before the first block.
         results: operands that the body writes to.
         row_bytes: bytes of the body's temporaries per row.
         sum_bytes: bytes of all accumulated buffers.

@@ -1,4 +1,4 @@
-"""Strict JSON encoding of frozen dataclasses by their field types. Decoding runs no code of the file.
+"""Strict JSON encoding of frozen dataclasses by their field types. Decoding runs no code from the file.
 
 A member of a union is an object ``{type name: value}``. A formula is an int, a name, or a list of operator and operands. A float is
 stored as text to keep all digits.

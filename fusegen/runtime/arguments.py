@@ -136,7 +136,7 @@ def is_scalar(value: object) -> bool:
 
 
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
-_NO_MEMORY = "pass a tensor with data; lower(...) of a kernel that is declared here, not loaded, inspects without"
+_NO_MEMORY = "pass a tensor with data; to inspect a declared kernel without data, call its lower(...)"
 
 
 def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
@@ -174,7 +174,7 @@ def check_plain(kernel: str, name: str, value: object) -> None:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", hint="pass a float")
     if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
         what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
-        raise ArgumentError(what, hint="pass the tensors one by one: a folder or a command names each parameter")
+        raise ArgumentError(what, hint="pass tensors one by one: built kernels and commands name each parameter")
     try:
         hash(value)
     except TypeError:
@@ -197,7 +197,7 @@ def check_recorded(kernel: str, name: str, tensor: Tensor) -> None:
     """Raises `GradientError` for a tensor that requires a gradient where none is recorded."""
     if tensor.requires_grad and torch.is_grad_enabled():
         what = f"{kernel}: {name!r} requires a gradient, which is not recorded here"
-        raise GradientError(what, hint="call the kernel itself, which records it, or this under torch.no_grad()")
+        raise GradientError(what, hint="call the kernel itself, which records gradients, or use torch.no_grad()")
     check_tangent(kernel, name, tensor)
 
 
@@ -260,9 +260,9 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     """Rejects a tensor without memory, with a storage that is too small, or on another device.
 
     Args:
-        tensor: one that passed `check_values`.
+        tensor: has passed `check_values`.
         device: the required one.
-        other: describes the argument that determines the device.
+        other: description of the argument that determines the device.
     """
     if tensor.device != device:
         raise ArgumentError(
@@ -274,7 +274,7 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     end, available = (tensor.storage_offset() + span(tensor)) * tensor.element_size(), tensor.untyped_storage().nbytes()
     if tensor.numel() and end > available:
         what = f"{kernel}: {name!r} ends at byte {end} of a storage of {available} bytes: it was freed or made smaller"
-        raise ArgumentError(what, hint="bring the storage back to its size before the call, as the module's own forward does")
+        raise ArgumentError(what, hint="resize the storage before the call, as the forward pass of its module does")
 
 
 # In-place writes.
@@ -295,7 +295,7 @@ def refuse_gradients(kernel: str, names: Collection[str]) -> None:
 
 
 def check_no_aliasing(names: Sequence[str], tensors: Sequence[Tensor], written: Sequence[int]) -> None:
-    """Rejects a written tensor that shares elements with another argument: reads would depend on timing.
+    """Rejects a written tensor that shares elements with another argument, since the order of reads and writes is undefined.
 
     Args:
         names: of the tensors.
@@ -317,7 +317,7 @@ def count_writes(tensors: Sequence[Tensor]) -> None:
 
 
 def overlap(first: Tensor, second: Tensor) -> bool:
-    """Returns True if two tensors may share an element. Disjoint ranges do not, nor do disjoint columns of one row pitch."""
+    """Returns True if two tensors may share an element. Different columns of one matrix do not overlap."""
     if not (first.numel() and second.numel()) or not _share_storage(first, second):
         return False
     distance = _offset(second) - _offset(first)
@@ -341,10 +341,10 @@ def _offset(tensor: Tensor) -> int:
 
 
 def _are_disjoint_columns(first: Tensor, second: Tensor, distance: int, pitch: int) -> bool:
-    """Returns True if two tensors occupy disjoint columns of rows of a pitch, in bytes.
+    """Returns True if two tensors with the same row pitch, in bytes, occupy different columns.
 
     Args:
-        distance: from the start of a row of the first to the next row of the second.
+        distance: bytes from the start of a row of the first tensor to the start of the next row of the second.
     """
     widths = [_width(tensor, pitch) for tensor in (first, second)]
     return None not in widths and (widths[0] or 0) <= distance and distance + (widths[1] or 0) <= pitch

@@ -94,7 +94,7 @@ class BoundCall:
     """A program for the calls of one key (`fusegen.runtime.arguments`) that also satisfy its conditions.
 
     Args:
-        condition: on the values of a call; None if there is none.
+        condition: a predicate of the values of a call, or None.
         state: guards on the Python state that the function read; None if there is no function.
         captured: the captured tensors.
 
@@ -122,7 +122,7 @@ class BoundCall:
         raise NotImplementedError
 
     def native(self, _: ModuleType) -> Native | None:
-        """Returns the part of a call that runs in the native module; None if Python has to take part."""
+        """Returns the part of a call that runs in the native module; None if Python must run the call."""
         return None
 
     def _find(self, values: Values) -> Captured | None:
@@ -151,7 +151,7 @@ class BoundPlan(BoundCall):
 
     Args:
         program: the runner.
-        facts: about its calls.
+        facts: assumptions about its calls.
         by_value: handles calls whose scalars Python cannot compute; None if there is no function.
         further: more conditions on the values of a call.
     """
@@ -219,7 +219,7 @@ TensorCheck: TypeAlias = Callable[..., bool]
 
 
 def check_of(tensors: Sequence[Tensor]) -> TensorCheck | None:
-    """Returns the check of tensors like these, ignoring addresses; None unless all have plain memory aligned to 16 bytes."""
+    """Returns the check for tensors with these properties at any address; None unless all have memory aligned to 16 bytes."""
     if not tensors or any(not tensor.data_ptr() or tensor.data_ptr() & 15 for tensor in tensors):
         return None
     check: TensorCheck = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

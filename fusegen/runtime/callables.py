@@ -56,7 +56,7 @@ def name_of(target: Callable[..., Any]) -> str:
 
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Converts named arguments to positional ones where possible, since a parameter may share its name with one of `lower`."""
+    """Converts named arguments to positional ones where possible: the kernel may have a parameter with a name of `lower`'s."""
     bound = inspect.signature(function).bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
@@ -168,7 +168,7 @@ def taking_real_pairs(function: Callable[..., Any], names: Collection[str]) -> C
 
 
 def runs_in_torch(values: Values) -> bool:
-    """Tells if torch must run the function of a call itself."""
+    """True if torch must run the function of a call without a kernel."""
     return is_transformed() or _is_recorded() or is_intercepted(values) or any(map(_is_placeholder, values))
 
 

@@ -100,7 +100,7 @@ class LoadedKernel:
 
 
 class LaunchAttribute(ctypes.Structure):
-    """The driver's ``CUlaunchAttribute``: a number and a value, of which only four bytes are used here."""
+    """The driver's ``CUlaunchAttribute``: a number and a value; only four bytes of the value are used."""
 
     _fields_ = (("number", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_ubyte * 60))
 

@@ -36,7 +36,7 @@ class CallBinder:
     name: str = "a kernel"
 
     def statics(self) -> Sequence[bool]:
-        """Tells for each argument whether programs are bound to its value, as far as is known."""
+        """Tells for each argument whether the programs known so far are bound to its value."""
         raise NotImplementedError
 
     def check(self, values: Values) -> None:
@@ -100,7 +100,7 @@ class Executable:
         """Clears the cache, e.g. after tuning."""
         with self._lock:
             self._programs.clear()
-            self.inline_cache = InlineCache()  # a new object: a concurrent lookup writes to the old one
+            self.inline_cache = InlineCache()  # a new object, since a concurrent lookup may still write to the old one
 
     def _cached(self, values: Values) -> BoundMatch | None:
         recent = self.inline_cache  # read before the lookup: a concurrently cleared program must not come back
@@ -167,7 +167,7 @@ class InlineCache:
 
 
 def call_test(values: Values, statics: Sequence[bool], find: CallTest) -> CallTest | None:
-    """Generates a test that accepts only calls with the same key, though not all of them; None if there is none.
+    """Generates a test that accepts only calls with the same key, but not all of these; None if no test can be generated.
 
     Args:
         values: all arguments of a call that the program matches.

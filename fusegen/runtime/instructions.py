@@ -45,7 +45,7 @@ class Runner(Protocol):
     def call(self) -> RunCall: ...
 
     def native_call(self, module: ModuleType) -> RunCall | None:
-        """Returns the native function, with memory of its own; None if there is none."""
+        """Returns the native function, which allocates its own memory; None if there is none."""
 
 
 _NO_ADDRESS = "a kernel got a tensor without memory: a mode or transform around the call replaces allocated tensors"
@@ -216,7 +216,7 @@ class HostLaunch:
 
     Attributes:
         kernel: takes the address of the arguments, eight bytes each.
-        refusal: creates the error of an index out of range; None for a kernel that does not gather.
+        refusal: creates the error for an index out of range; None for a kernel without gathers.
     """
 
     kernel: Callable[[bytes], None]

@@ -87,7 +87,7 @@ def scatter_add(requested: ResultTypes, length: int, rows: Tensor, index: Tensor
 
 
 def last(_: ResultTypes, length: int, index: Tensor) -> list[Tensor]:
-    """Returns the last position of each number below the length in the index, or -1: (length,).
+    """Returns, for each number from 0 to length - 1, its last position in the index, or -1: (length,).
 
     Args:
         index: (n,), int64, in [0, length).
@@ -326,8 +326,8 @@ class LibraryFunction:
     """A library function. It takes the requested results, numbers, sizes, and tensors.
 
     Attributes:
-        settings, sizes: how many numbers and sizes it takes.
-        operands: how many tensors.
+        settings, sizes: the counts of numbers and sizes that it takes.
+        operands: the count of tensors.
         results: the rank of each of its results; None for any.
     """
 

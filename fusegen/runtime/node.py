@@ -140,7 +140,7 @@ def _scalars(scalars: ScalarsOf, preceding: Values, numbers: Sequence[Any]) -> M
 def _check_unbatched(name: str, gradients: Sequence[Tensor]) -> None:
     """Rejects batched gradients of vmap."""
     if any(is_batchedtensor(gradient) or is_legacy_batchedtensor(gradient) for gradient in gradients):
-        what = f"{name}: its gradients come in batches, as is_grads_batched=True and vectorize=True make them"
+        what = f"{name}: its gradients come in batches, from is_grads_batched=True or vectorize=True"
         hint = "compute them one by one, or call the kernel's function itself, kernel.function(...), where batches are needed"
         raise GradientError(what, hint=hint)
 
@@ -175,7 +175,7 @@ class ArgumentSource:
     """Maps a call's arguments and captured tensors to the values of the forward pass.
 
     Attributes:
-        order: for each value, its position among them; None for the key of random bits.
+        order: for each value, its position among the arguments and captured tensors; None for the key of random bits.
         device: of the call's tensors.
     """
 

@@ -76,7 +76,7 @@ class Workspace:
             raise ArgumentError(what, hint=f"make it larger: fg.Workspace({needed})")
         if self.memory.device != device:
             what = f"{name} runs on {device}, and its workspace is on {self.memory.device}"
-            raise ArgumentError(what, hint=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
+            raise ArgumentError(what, hint=f"create a workspace on this device: fg.Workspace({needed}, device={str(device)!r})")
 
     def run(self, run: RunCall, tensors: Any, scalars: Any) -> Any:
         """Runs a call on the buffer, after the calls of other threads and the last stream's work."""

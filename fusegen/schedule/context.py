@@ -47,9 +47,9 @@ class Context:
 
     Attributes:
         index64: True for 64-bit indexing.
-        contracted: sums that are fused with a product (FMA).
+        contracted: sums to compute as fused multiply-adds (FMA).
         reads: the buffers of nodes that the kernel reads from memory.
-        written: a buffer that holds the kernel's value already.
+        written: a buffer that already holds the value of a copy kernel, so that the kernel does not store there.
         names: identifiers that are in use in the kernel's text.
     """
 
@@ -179,7 +179,10 @@ class KernelUses:
 def uses_of(
     accesses: Sequence[BoundedOffset], arguments: Iterable[CallArgument], checks: Iterable[IndexCheck], extents: Iterable[Index]
 ) -> KernelUses:
-    """Returns the expressions and scalars that calls use; `extents` delinearize a point of the iteration space."""
+    """Returns the expressions and scalars that calls use.
+
+    `extents` are the sizes needed to compute axis indices from a linear index.
+    """
     arguments = tuple(arguments)
     coordinates = [value for argument in arguments for value in argument.coordinates]
     bounds = [bound for _, conditions in accesses for bound in conditions]

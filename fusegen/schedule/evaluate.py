@@ -37,8 +37,8 @@ class Evaluator:
         memory: materialized nodes, with their buffers.
         leaf_of: returns the payload of the leaf for a reduction or matmul that the kernel computes; None to refuse.
         rounded: values that other kernels read in 16 bits, so that they are rounded here as well.
-        contracted: sums that are fused with a product (FMA).
-        inverted: divisions by one number, which multiply by its reciprocal.
+        contracted: sums to compute as fused multiply-adds (FMA).
+        inverted: divisions by a number to compute as multiplications by its reciprocal.
     """
 
     def __init__(

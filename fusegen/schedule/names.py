@@ -105,7 +105,7 @@ def stride_name(tensor: str, dim: int) -> str:
 
 
 def scalar_identifier(name: str) -> str:
-    """Returns a run-time scalar's name in emitted text: an identifier that is not a fixed name of the math either."""
+    """Returns a run-time scalar's name in emitted text: an `identifier` that also differs from the fixed names of the math."""
     safe = identifier(name)
     return f"{safe}_" if safe in _FIXED else safe
 
@@ -118,7 +118,7 @@ def kernel_functions(kernel: str) -> re.Pattern[str]:
 
 
 class Namer:
-    """Returns unique names: not keywords or other reserved names if `reserved`, and none that a function of the text may have."""
+    """Makes names unique. They differ from the text's function names and, if `reserved`, from keywords and reserved names."""
 
     def __init__(self, *, reserved: bool = True, taken: Iterable[str] = (), functions: re.Pattern[str] | None = None) -> None:
         self._reserved = reserved
@@ -141,8 +141,10 @@ class Namer:
 
 
 def parameter_names(kernel: str, requested: Sequence[str]) -> tuple[str, ...]:
-    """Returns unique names of a kernel's parameters in graphs and texts, in order: the user's names made `plain`. Their
-    `identifier` names are unique as well, since the suffix that it adds never ends a plain name."""
+    """Returns a unique `plain` name for each requested parameter name, in order.
+
+    `identifier` keeps these names distinct: it appends at most an underscore, and no plain name ends in one.
+    """
     names = Namer(reserved=False, functions=kernel_functions(kernel))
     order = sorted(requested, key=lambda name: plain(name) != name)  # names that are plain already come first, so that they stay
     assigned = {name: names.take(name) for name in order}

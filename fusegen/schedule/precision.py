@@ -17,7 +17,7 @@ _APPROXIMATED = frozenset(
     {Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.TANH, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF}
     | {op for op, m in REDUCTIONS.items() if m.approximable}
 )
-"""Operations that some language approximates if the result is rounded to 16 bits, or that are composed of such operations."""
+"""Operations that kernels of some target approximate if the result is rounded to 16 bits, or that contain approximated ones."""
 
 _EXTREMES = (Op.AMAX, Op.AMIN)
 
@@ -39,7 +39,7 @@ def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Map
 
 
 def contractions(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
-    """Returns the float32 sums with a product that may be one FMA, ``a * b + c`` rounded once.
+    """Returns the float32 sums ``a * b + c`` that may be one FMA, which rounds once.
 
     Nothing else reads the product and it is not materialized, so that all kernels compute the same sum: a row's maximum stays its
     maximum. Sums of two products are excluded, since ``x * x - y * y`` would not vanish for x = y; so are products that are
@@ -83,7 +83,7 @@ def _groups_tolerating_errors(graph: Graph, groups: Sequence[Group], memory: Mem
 
 
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
-    """Returns the values that must not be approximate, also because of later groups."""
+    """Returns the values that must not be approximate, because exact results, discontinuities or exact extremes depend on them."""
     quantized = _quantized(graph)
     exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow} - quantized
     decisive: set[int] = set()  # operands of a discontinuity

@@ -36,7 +36,7 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 class ComplexTensor(Composite):
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
-            message = f"a complex number of {real.dtype} and {imag.dtype}"
+            message = f"a complex tensor with parts of {real.dtype} and {imag.dtype}"
             raise TraceError(message, where=here(), hint="make its parts float32, or float64")
         self.real, self.imag = real, imag
 
@@ -197,7 +197,7 @@ def conj(input: ComplexTensor) -> ComplexTensor:
 
 @_rule("resolve_conj", "resolve_neg")
 def resolved(input: ComplexTensor) -> ComplexTensor:
-    """Returns its input: lazy conjugation does not exist here."""
+    """Returns its input: conjugation is never lazy in a trace."""
     return input
 
 

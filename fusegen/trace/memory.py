@@ -1,7 +1,7 @@
 """Memory shared by traced tensors, so that an in-place operation is visible through every alias of a value, or refused.
 
-For tensors that the function computes, an in-place operation creates a new graph value, and all objects over the same memory become
-views of it: a view, and its base. If torch may have copied (depending on strides), using an alias afterwards is an error.
+For tensors that the function computes, an in-place operation creates a new graph value. All tensors on the same memory, a base and
+its views, become views of that value. If torch may have copied (depending on strides), using an alias afterwards is an error.
 
 A parameter that the kernel declares to mutate is the caller's memory. Its objects are views of the current version; after a write
 they are views of the next one. A write to all of it is deferred: later operations use the value directly, and the version is
@@ -49,7 +49,7 @@ class TracedMemory:
 
     @classmethod
     def possible_alias(cls, other: TracedMemory, position: int) -> TracedMemory:
-        """Returns the memory of a copy or a view of another memory, depending on unknown strides."""
+        """Returns memory that is a copy or a view of other memory; unknown strides decide which."""
         memory = cls(position=position)
         memory._possible_aliases = other._possible_aliases = other._possible_aliases or [other]
         memory._possible_aliases.append(memory)
@@ -81,7 +81,7 @@ class _Value(Protocol):
 
 
 def require_current(value: _Value) -> None:
-    """Updates a value after a write through an alias; refuses it if torch may have copied."""
+    """Updates a value after a write through an alias. Refuses the value if torch may have copied it instead."""
     memory = value._memory
     if value._writes == memory.writes and not memory.is_ambiguous:
         return
@@ -89,7 +89,7 @@ def require_current(value: _Value) -> None:
         raise UnsupportedError(
             "a tensor is used after an alias of it was changed in place, and torch may have copied one of them",
             where=here(),
-            hint="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
+            hint="write y = y + 1 instead of y += 1, or reshape the tensor after the change",
         )
     value._position = _rebased(value._tracer.builder, value._position, value._root, memory.value)
     value._root, value._writes = memory.value, memory.writes
@@ -116,7 +116,7 @@ def require_own(memory: TracedMemory) -> None:
         raise UnsupportedError(
             f"the kernel writes to its parameter {memory.parameter!r} without declaring it",
             where=here(),
-            hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 in place of x += 1",
+            hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 instead of x += 1",
         )
 
 
@@ -186,7 +186,7 @@ def _put(builder: GraphBuilder, region: int, value: int, memory: TracedMemory, l
 
 
 def _give_own_memory(target: _Value, value: int) -> None:
-    """Gives a written view its own memory. Torch may have copied, so its former base must not be read any more."""
+    """Gives a written view its own memory. In torch the view may be a copy, so reading its former base becomes an error."""
     former, target._memory = target._memory, TracedMemory(position=value)
     former.is_ambiguous = True
     target._memory.writes = target._writes = former.writes + 1
@@ -194,7 +194,7 @@ def _give_own_memory(target: _Value, value: int) -> None:
 
 
 def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool = False) -> bool:
-    """True if a value is empty or a (writable) view of a computed tensor for any strides."""
+    """True if a value is empty, or torch makes it a view of a computed tensor for all strides; with `written`, a writable one."""
     steps = _views(builder, position, root)
     if steps is None:
         return 0 in builder.nodes[position].shape
@@ -355,7 +355,7 @@ _FEW = 8  # indices that are compared with each element; costs no more than read
 
 
 def _gather(nodes: _Nodes, node: Node, operand: int, value: int) -> int:
-    """For each index along the dim, the last of the elements written to it."""
+    """Writes elements at indices along the dim. If indices are equal, the last element wins."""
     dim, wraps = cast(int, node.attr("dim")), bool(node.attr("wraps"))
     shape, size = nodes.shape(operand), nodes.shape(operand)[dim]
     rows = _vector_index(nodes.builder, node, shape, dim)
@@ -385,7 +385,7 @@ def _vector_index(builder: GraphBuilder, node: Node, shape: Shape, dim: int) -> 
 
 
 def _checked_index(nodes: _Nodes, index: int, size: Dim, *, wraps: bool) -> int:
-    """The index, counted from the front, gathered from a range so that it is bounds-checked."""
+    """The index as a non-negative number. It is gathered from a range, whose bounds check then applies to it."""
     return nodes.add(Op.GATHER, nodes.iota(size), index, dim=0, wraps=wraps)
 
 
@@ -400,7 +400,7 @@ def _write_by_comparison(nodes: _Nodes, operand: int, dim: int, number: int, val
 
 
 def _select(nodes: _Nodes, operand: int, dim: int, last: int, value: int) -> int:
-    """The value's elements by their numbers along the dim, or the previous contents for -1."""
+    """Selects the value's elements at the positions `last` along the dim; -1 keeps the old element."""
     is_absent = nodes.add(Op.LT, last, nodes.builder.constant(0))
     expanded = nodes.add(Op.EXPAND, last, shape=nodes.shape(operand))
     gathered = nodes.add(Op.GATHER, value, expanded, dim=dim, wraps=True)  # -1 reads the last element, which is discarded

@@ -227,8 +227,8 @@ _OUTERMOST = str(Path(__file__).with_name("run.py")), "trace"
 
 
 def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """Detaches results if gradients are off inside of the kernel, but on at its call; `before` holds the arguments' write
-    counts."""
+    """Detaches results if gradients are off inside of the kernel, but on at its call. `before` has the write counts of the
+    arguments before the operation."""
     if isinstance(result, (tuple, list)):
         results = [as_recorded(name, element, args, before) for element in result]
         return result if all(map(operator.is_, results, result)) else type(result)(results)
@@ -247,7 +247,7 @@ def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[in
 
 
 def note_write(tracer: GradientState, target: Node) -> None:
-    """Notes a write to a computed tensor: under torch.no_grad() it keeps its history, which the graph does not show."""
+    """Notes a write to a computed tensor. Under torch.no_grad() the tensor keeps its autograd history, which the graph lacks."""
     if torch.is_grad_enabled() is not tracer.records and not _is_constant(target):
         tracer.switches_gradients = True
 

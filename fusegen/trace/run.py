@@ -1,9 +1,9 @@
 """Runs the user's function once on traced values and returns the graph with the assumptions of the trace.
 
 During a trace, functions of Python's ``math`` accept run-time numbers: ``math.sqrt(1 - beta ** step)`` becomes host arithmetic at
-each call. They are replaced because the C functions demand a float at once. For ordinary numbers, also in other threads, they
-behave as before. A function imported by name (``from math import sqrt``) is not replaced, so the variant is specialized to the
-number's value.
+each call. They are replaced because the C functions convert their argument to a float. For ordinary numbers, also in other
+threads, they behave as before. A function imported by name (``from math import sqrt``) is not replaced, so the variant is
+specialized to the number's value.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Trace:
 
 
 class _Mode(TorchFunctionMode):
-    """Handles torch calls without traced operands: creation functions (torch.arange), and functions of captured tensors alone,
+    """Handles torch calls without traced operands: creation functions (torch.arange), and functions of captured tensors only,
     whose values may change between calls."""
 
     def __init__(self, tracer: Tracer) -> None:

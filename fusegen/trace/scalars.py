@@ -224,7 +224,7 @@ def computed(op: Op, *operands: TracedScalar) -> Any:
 
 
 def number_type(value: _Traced) -> type:
-    """Returns the type that Python would compute: numpy's if a numpy scalar takes part."""
+    """Returns the type that Python would compute: numpy's if an operand is a numpy scalar."""
     scalars = value._tracer.numbers
     if any(type(scalars.get(str(leaf.attr("name")))) is np.float64 for leaf in leaves_of(value) if leaf.op is Op.SCALAR):
         return np.float64
@@ -232,7 +232,7 @@ def number_type(value: _Traced) -> type:
 
 
 def _base(base: Any, exponent: Any) -> Any:
-    """The base of a power. Python computes an int to a negative power in floats."""
+    """Returns the base of a power, as a float if an int has a negative exponent."""
     if base._node.dtype.is_float or exponent._node.dtype.is_float or exponent >= 0:
         return base
     return base * 1.0
@@ -270,7 +270,7 @@ _INT = type("int", (int, torch.SymInt), {})
 def _comparison(
     function: Callable[[Any, Any], bool], relation: Callable[[Any, Any], sympy.Basic]
 ) -> Callable[[SymbolicSize, object], bool]:
-    """Compares a size: with a number by a condition on scalars, with another size by a guard."""
+    """Returns a comparison of sizes. With an int or a size it adds a guard, with a float or run-time number a condition."""
 
     def compare(self: SymbolicSize, other: object) -> bool:
         other = _plain(other)
@@ -397,7 +397,7 @@ class SymbolicSize:
         return self if self <= other else other
 
     def __hash__(self) -> int:
-        """Hashes the number; binds the variant to the value."""
+        """Hashes the value; specializes the variant to it."""
         return hash(int(self))
 
     def __index__(self) -> int:
@@ -423,7 +423,7 @@ class SymbolicSize:
 
     @property
     def _shown(self) -> Dim:
-        """The number in the user's strings, which may select code (binds the variant to the value); the formula in fusegen's
+        """The text of the size: the value in the user's strings, which specializes the variant to it; the formula in fusegen's
         messages."""
         is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
         return int(self) if is_known and is_shown_to_user() else self.expr

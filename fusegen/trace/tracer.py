@@ -44,10 +44,10 @@ class Outside(Protocol):
         """Returns a captured tensor as an input; raises `TraceError` if later calls cannot find it again."""
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Records what torch answered about captured tensors during the trace: their sizes, or values."""
+        """Records the result of a torch query of captured tensors during the trace, such as sizes or values."""
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
-        """Records what a tensor argument answered: the presence of an attribute, or ``requires_grad``."""
+        """Records a query of a tensor argument and its result: the presence of an attribute, or ``requires_grad``."""
 
 
 class Tracer:
@@ -88,7 +88,7 @@ class Tracer:
         self._streams = itertools.count()
 
     def refuse_hooks(self) -> None:
-        """From now on, refuses operations under saved-tensor hooks other than the current ones."""
+        """Makes later operations fail under saved-tensor hooks other than the current ones."""
         self._hooks = _hooks_on_saved()
 
     # Values.
@@ -164,14 +164,17 @@ class Tracer:
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
-        """The existing memory that a new view aliases; None for a value with memory of its own."""
+        """The existing memory that a new view aliases; None for a value with its own memory."""
         if op.family is not Family.VIEW or op is Op.CONCAT:
             return None
         memory = args[0]._memory
         return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
 
     def is_copied(self, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
-        """True if torch copies a view of a declared parameter to reshape it or make it contiguous; guards exclude sizes of 1."""
+        """True if torch copies a view of a declared parameter to reshape it or make it contiguous.
+
+        Then guards record which sizes are 1: a view with other sizes of 1 may need no copy.
+        """
         if not memory.declared or is_torch_view(self.builder, position, memory, contiguous=contiguous):
             return False
         dims = self.builder.nodes[memory.version].shape
@@ -324,7 +327,7 @@ class Tracer:
         return holds
 
     def specialize(self, expr: sympy.Expr) -> int:
-        """Returns the value of a size and binds the variant to it."""
+        """Returns the value of a size, and specializes the variant to it."""
         if self.finished:
             raise stale()
         self.require_no_parameter(expr)
@@ -333,7 +336,7 @@ class Tracer:
         return value
 
     def require_literal(self, *dims: Dim) -> None:
-        """Makes sizes with known values literal. First, ints among them share the symbols of dims, which may suffice."""
+        """Makes sizes with known values literal. First, int parameters share the symbols of equal dims, which may suffice."""
         size = self._size_to_make_literal(dims)
         if size is not None:
             self.restart("literal", size)
@@ -352,7 +355,7 @@ class Tracer:
         return None
 
     def require_literal_feature(self, dim: Dim) -> None:
-        """Makes a size literal if it depends on last dims alone; leading sizes vary between calls and stay symbolic."""
+        """Makes a size literal if it depends only on last dims; leading sizes vary between calls and stay symbolic."""
         symbols = {symbol.name for symbol in getattr(dim, "free_symbols", ())}
         if symbols <= set(dict(self.builder.bounds)):
             self.require_literal(dim)
@@ -377,7 +380,11 @@ class Tracer:
             raise
 
     def require_equal(self, sizes: Sequence[tuple[Dim, Dim]]) -> None:
-        """Makes sizes that are equal in this call provably equal: as sums of each other, or as literals; else adds a guard."""
+        """Handles pairs of sizes that are not provably equal.
+
+        If all pairs are equal in this call, restarts the trace with a size as the sum of others, or as a literal. Else adds a
+        guard on the pair that differs.
+        """
         if not self._are_known(itertools.chain(*sizes)):
             return
         for left, right in sizes:
@@ -409,9 +416,9 @@ def _require_numbers(values: Iterable[object]) -> None:
 
 
 def _sum_of(left: Dim, right: Dim) -> SizeSum | None:
-    """Expresses one of two different sizes as the sum that the other one is.
+    """Expresses one of two sizes as the other one, if that is a sum of symbols and a number. Returns None if neither is.
 
-    A literal that equals a single symbol is a coincidence, or a feature's extent.
+    A literal that equals a single symbol does not count: it is a coincidence, or a feature's extent.
     """
     for size, total in ((right, left), (left, right)):
         terms = sympy.Add.make_args(sympy.sympify(total))

@@ -1,4 +1,4 @@
-"""The user's side of a trace: the running line of the user's code, and the tensors that a call passes."""
+"""The user's code during a trace: the line that runs, for messages, and properties of the caller's tensors."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class TracedTensor:
         argument = self._argument
         if name in argument.attributes:
             message = f"the kernel reads the attribute {name!r} of the argument {argument.name!r}, which is not traced"
-            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
+            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a separate parameter")
         self._tracer.outside.argument_asked(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
@@ -142,7 +142,7 @@ class TracedTensor:
 
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
-            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use it as it is")
+            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use the scalar")
         return self._tracer.size(self._node.shape[0])
 
     # Operations that need a value.
@@ -162,7 +162,7 @@ class TracedTensor:
 
     def __float__(self) -> NoReturn:
         self.require_static()
-        raise TraceError("a tensor's value is needed while tracing, when there is none", where=here(), hint="keep it a tensor")
+        raise TraceError("a tensor's value is needed, but it has none during a trace", where=here(), hint="keep it a tensor")
 
     __int__ = __index__ = item = tolist = numpy = cpu = __float__
 
@@ -276,7 +276,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
         raise UnsupportedError(
-            f"torch's {func} needs a tensor's elements while tracing, when there are none",
+            f"torch's {func} needs a tensor's elements, but tensors have none during a trace",
             where=here(),
             hint="write it with torch's functions and operators, or call it outside of the kernel",
         )
@@ -285,7 +285,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         return self
 
     def __deepcopy__(self, memo: object) -> TracedTensor:
-        """Returns a value that later writes to a parameter do not change."""
+        """Returns a copy: later writes to a parameter do not change it."""
         return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:

@@ -22,7 +22,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import CompileError, FusegenError, SettingsError
 from fusegen.files import read_regular, write_atomically
-from fusegen.jit.nvrtc import compile_cubin, cpu_count
+from fusegen.jit.nvrtc import compile_cubin, cpus
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.specs import SPECS
@@ -204,7 +204,7 @@ class Compilation:
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
-        self._pool = ProcessPoolExecutor(cpu_count(), multiprocessing.get_context("spawn"))
+        self._pool = ProcessPoolExecutor(cpus(), multiprocessing.get_context("spawn"))
         self._pending: dict[str, Future[None]] = {}
 
     def __enter__(self) -> Self:
@@ -310,7 +310,7 @@ def ask_for_every_case(questions: Iterable[SpecOnTarget]) -> None:
     """Computes `every_case` for many arguments in parallel, one process per processor."""
     unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _load_cached(s, d, t) is None]
     specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
-    workers = min(cpu_count(), len(specs))
+    workers = min(cpus(), len(specs))
     if workers < 2 or len(unknown) < _LEAST_PARALLEL:
         return
     requests = [(name, [(d, t.name) for s, d, t in unknown if s.name == name]) for name in specs]

@@ -71,7 +71,7 @@ def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _form(plan: Plan) -> tuple[object, ...]:
     """What a plan's text depends on beside its numbers: of most of these, whether they are 0, 1 or more."""
     given = {each.name: getattr(plan, each.name) for each in fields(plan)}
-    numbers = [value if name == "lanes" or type(value) is not int else min(value, 2) for name, value in given.items()]
+    numbers = [value if name == "vec" or type(value) is not int else min(value, 2) for name, value in given.items()]
     return type(plan), *numbers, (given["threads"] > 32) - (given["threads"] < 32), getattr(plan, "finishes", False)
 
 

@@ -121,8 +121,8 @@ def check(
         processors: of the machine; with one, a block works on all tiles.
         unit: relative error that may be tripled; by default the result type's.
     """
-    index64 = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
-    wanted, dtype = function(*index64), function(*arguments).dtype
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+    wanted, dtype = function(*wide), function(*arguments).dtype
     for timing, (_, got) in zip(timings, results({function: arguments}, target, sms, timings), strict=True):
         assert got.dtype is dtype and got.shape == wanted.shape
         error = (got.double() - wanted).abs().max().item()

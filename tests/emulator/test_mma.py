@@ -50,7 +50,7 @@ def test_products_with_a_bias(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "processors"), [(1300, 264, 1), (300, 520, 108)], ids=["more-rows-than-are-walked-together", "wide"]
+    ("rows", "columns", "sms"), [(1300, 264, 1), (300, 520, 108)], ids=["more-rows-than-are-walked-together", "wide"]
 )
 def test_blocks_cover_all_tiles(rows: int, columns: int, sms: int) -> None:
     inputs = randn(rows, 40), randn(columns, 40), randn(rows, columns)

@@ -55,9 +55,9 @@ def added(x: Tensor, r: Tensor) -> Tensor:
 
 
 def upcast(x: Tensor) -> tuple[Tensor, Tensor]:
-    index64 = x.float()
-    mean = index64.mean(-1, keepdim=True)
-    return torch.rsqrt((index64 - mean).square().mean(-1, keepdim=True)), mean
+    wide = x.float()
+    mean = wide.mean(-1, keepdim=True)
+    return torch.rsqrt((wide - mean).square().mean(-1, keepdim=True)), mean
 
 
 def with_sums(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,8 +185,8 @@ def test_a_sum_of_squares_is_never_negative() -> None:
     """Each square is too small for a float, and the square of the sum is not."""
 
     def squares(x: Tensor) -> Tensor:
-        index64 = x.float()
-        return (index64 - index64.mean(-1, keepdim=True)).square().sum(-1)
+        wide = x.float()
+        return (wide - wide.mean(-1, keepdim=True)).square().sum(-1)
 
     x = torch.full((3, 1000), 2e-23, dtype=BF16)
     x[:, ::8] = 0  # the first values of threads

@@ -27,7 +27,7 @@ def at_aligned_places(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
         self.candidates = candidates
-        taken.append(next(p for p in candidates if getattr(p, "shifted", False) or getattr(p, "wraps", False)))
+        taken.append(next(p for p in candidates if getattr(p, "unaligned", False) or getattr(p, "wraps", False)))
         return taken[-1]
 
     monkeypatch.setattr(context.Context, "chosen", chosen)

@@ -41,8 +41,8 @@ def test_a_softmax_of_the_same_rows_shares_their_maximum() -> None:
 
     x = rows_with_infinities(torch.bfloat16)
     kernel = fg.kernel(function)
-    index64 = x.double()
-    expected = torch.log_softmax(index64, -1).to(x.dtype), torch.logsumexp(index64, -1).float()
+    wide = x.double()
+    expected = torch.log_softmax(wide, -1).to(x.dtype), torch.logsumexp(wide, -1).float()
     torch.testing.assert_close(kernel(x), expected, equal_nan=True)
     assert kernel.lower(x, target="sm_90a").sources[0].pipeline.count("amax_f32_identity()") == 1
 

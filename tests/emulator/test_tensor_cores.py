@@ -72,7 +72,7 @@ def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth", "processors"),
+    ("rows", "columns", "depth", "sms"),
     [(1300, 512, 16, 1), (1300, 72, 64, 3), (300, 520, 128, 3)],
     ids=["more-rows-of-tiles-than-are-walked-together", "one-chunk-a-tile", "rows-and-columns-of-tiles"],
 )
@@ -253,8 +253,8 @@ def test_a_sink_that_takes_all_of_the_weight_leaves_nothing() -> None:
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
-        index64 = torch.float32 if q.dtype is BF16 else q.dtype
-        return (plain(q, k, v).to(index64) + bias) * gate
+        wide = torch.float32 if q.dtype is BF16 else q.dtype
+        return (plain(q, k, v).to(wide) + bias) * gate
 
     check(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=ONCE, unit=UNIT[BF16])
 
@@ -321,8 +321,8 @@ def of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def of_wide_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As in GPT-J: what is multiplied has 16 bits all the same."""
-    index64 = torch.float64 if q.dtype is torch.float64 else torch.float32
-    scores = q.to(index64) @ k.to(index64).transpose(-1, -2) / 8
+    wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+    scores = q.to(wide) @ k.to(wide).transpose(-1, -2) / 8
     return torch.softmax(scores, -1).to(v.dtype) @ v
 
 

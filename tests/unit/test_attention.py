@@ -74,7 +74,7 @@ def test_a_wide_kernel_uses_64_bit_coordinates() -> None:
     kernel = fg.kernel(causal)
     values = list(qkv(64))
     variant, _ = kernel._dispatcher.variants._variant(
-        values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), wide=True
+        values, kernel.lower(*values, target="sm_90a").target, torch.device("cuda"), index64=True
     )
     assert "i64 key, i64 query" in variant.sources[0].math
     assert not figures(variant.sources[0]).warnings

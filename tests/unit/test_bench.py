@@ -187,7 +187,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         with named(text):
             path = tmp_path / "other.json"
             path.write_text(text)
-            with pytest.raises(ArgumentError, match="no record"):
+            with pytest.raises(ArgumentError, match="is not a record"):
                 read(path)
 
 
@@ -211,7 +211,7 @@ def test_values_are_checked(tmp_path: Path) -> None:
             row = data["rows"][0]
             (row if field in row else row["timings"][1])[field] = value
             path.write_text(json.dumps(data))
-            with pytest.raises(ArgumentError, match=f"no record|{field} is"):
+            with pytest.raises(ArgumentError, match=f"is not a record|{field} is"):
                 read(path)
 
 
@@ -220,7 +220,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         read(tmp_path / "none.json")
     with pytest.raises(ArgumentError, match="cannot read"):
         read(tmp_path)
-    with pytest.raises(ArgumentError, match="no record"):
+    with pytest.raises(ArgumentError, match="is not a record"):
         (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
         read(tmp_path / "binary")
     (tmp_path / "file").touch()

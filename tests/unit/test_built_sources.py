@@ -36,7 +36,7 @@ def test_the_header_says_what_a_call_must_be(tmp_path: Path) -> None:
 
 def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert build(tmp_path / "cpu", "softmax", "--arch", "cpu") == 1
-    assert "sources are CUDA" in capsys.readouterr().err
+    assert "--format sources supports GPUs only" in capsys.readouterr().err
     function = tmp_path / "mine.py"
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, w):\n    return x.float() @ w.float()\n")
     words = [f"{function}:mine", "--arch", "sm_80", "--shape", "x=64x32", "--shape", "w=32x16"]

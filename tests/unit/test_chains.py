@@ -38,7 +38,7 @@ def test_each_value_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) ->
 
     counted(decide._Readers, "_is_computed_with")
     counted(layouts, "_is_along_last")
-    counted(layouts, "_made_of_reductions")
+    counted(layouts, "_reduction_subgraph")
     found = []
     for length in (20, 40):
         counts.clear()

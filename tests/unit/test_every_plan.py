@@ -10,7 +10,7 @@ from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.families.rows.plan import RowPlan
 from tests.gpu.every_plan import BY_WARPS, CASES, Case, arguments
 
-FLAGS = ("shifted", "tiled", "finishes", "keeps_shared", "drains", "defers")
+FLAGS = ("unaligned", "tiled", "finishes", "cache_weights", "stage_to_registers", "late_loads")
 
 
 def form(plan: object) -> str:
@@ -18,7 +18,9 @@ def form(plan: object) -> str:
     words = [type(plan).__name__]
     if isinstance(plan, RowPlan):
         words += [plan.persistence.value, *(flag for flag in FLAGS if getattr(plan, flag))]
-        words += ["resident"] * (plan.persistent_blocks > 0) + ["shared"] * (plan.cluster > 1) + ["in a warp"] * (plan.threads < 32)
+        words += (
+            ["persistent"] * (plan.persistent_blocks > 0) + ["shared"] * (plan.cluster > 1) + ["in a warp"] * (plan.threads < 32)
+        )
     if isinstance(plan, PointwisePlan) and plan.wraps:
         words.append("wraps")
     return " ".join(words)
@@ -38,22 +40,31 @@ def test_plans_of_every_form_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(specialize, "is_faster_split", lambda *_, apart=apart: apart)
         found |= {words for case in CASES for words in of_case(case, "sm_90a")}
     rows = {
-        "registers", "registers in a warp", "registers shifted", "registers shared", "registers shifted shared",
-        "registers keeps_shared", "registers shifted keeps_shared", "registers resident", "registers keeps_shared resident",
-        "looped", "looped shifted", "looped shared", "staged shifted drains resident", "staged shifted resident shared",
-        "staged shifted keeps_shared resident shared", "staged shifted keeps_shared drains resident shared",
-        "staged shifted keeps_shared defers resident shared",
+        "registers", "registers in a warp", "registers unaligned", "registers shared", "registers unaligned shared",
+        "registers cache_weights", "registers unaligned cache_weights", "registers persistent",
+        "registers cache_weights persistent",
+        "looped", "looped unaligned", "looped shared", "staged unaligned stage_to_registers persistent",
+        "staged unaligned persistent shared",
+        "staged unaligned cache_weights persistent shared", "staged unaligned cache_weights stage_to_registers persistent shared",
+        "staged unaligned cache_weights late_loads persistent shared",
     }  # fmt: skip
     rows |= {
-        f"staged {how}resident{sharing}"
-        for how in ("", "defers ", "drains ", "keeps_shared ", "keeps_shared drains ", "shifted defers ")
+        f"staged {how}persistent{sharing}"
+        for how in (
+            "",
+            "late_loads ",
+            "stage_to_registers ",
+            "cache_weights ",
+            "cache_weights stage_to_registers ",
+            "unaligned late_loads ",
+        )
         for sharing in ("", " shared")
     }
     tiles = {
-        "registers tiled resident", "registers tiled resident in a warp", "registers tiled finishes resident",
-        "registers tiled finishes resident in a warp", "registers tiled finishes resident shared",
-        "registers tiled finishes resident shared in a warp", "registers shifted tiled resident",
-        "registers shifted tiled finishes resident", "registers shifted tiled finishes resident shared",
+        "registers tiled persistent", "registers tiled persistent in a warp", "registers tiled finishes persistent",
+        "registers tiled finishes persistent in a warp", "registers tiled finishes persistent shared",
+        "registers tiled finishes persistent shared in a warp", "registers unaligned tiled persistent",
+        "registers unaligned tiled finishes persistent", "registers unaligned tiled finishes persistent shared",
     }  # fmt: skip
     others = {
         "PointwisePlan", "PointwisePlan wraps", "TilePlan", "ColumnPlan", "ScanPlan", "ContractionPlan", "MmaPlan", "AttentionPlan",

@@ -480,7 +480,7 @@ def test_more_forms_than_are_kept() -> None:
     for _ in range(20):
         for size in range(1, 40):
             run(torch.ones(size))
-    assert run.recorded < 39 * 8 and "more than 32 call signatures take turns" in str(run)
+    assert run.recorded < 39 * 8 and "more than 32 call signatures alternate" in str(run)
 
 
 def test_what_could_not_be_recorded_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

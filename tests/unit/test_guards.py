@@ -61,7 +61,7 @@ def test_wide_variants_are_apart() -> None:
     kernel = fg.kernel(lambda x: x * 2)
     machine, device = targets.target("sm_90a"), torch.device("cuda")
     texts = [
-        kernel._dispatcher.variants._variant([X], machine, device, wide=wide)[0].sources[0].text for wide in (False, True, False)
+        kernel._dispatcher.variants._variant([X], machine, device, index64=wide)[0].sources[0].text for wide in (False, True, False)
     ]
     assert texts[0] == texts[2] and "using Index = i32;" in texts[0] and "using Index = i64;" in texts[1]
 

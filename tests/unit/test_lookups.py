@@ -55,7 +55,7 @@ REFUSED: list[tuple[Callable[..., Any], type[FusegenError], str]] = [
     (lambda x, b: torch.searchsorted(b, x, sorter=torch.arange(3)), ShapeError, "the sorter"),
     (lambda x, b: torch.searchsorted(b, x, side="left", right=True), TraceError, "side='left' and right=True"),
     (lambda x, b: torch.searchsorted(x, b), ShapeError, "searchsorted of shapes"),
-    (lambda x, b: torch.bucketize(x, x), ShapeError, "no vector"),
+    (lambda x, b: torch.bucketize(x, x), ShapeError, "must be a vector"),
     (lambda x, b: torch.isin(x, torch.arange(2000)), UnsupportedError, "a table of 2000 entries"),
     (lambda x, b: x.take(b.int()), TraceError, "take by indices of int32"),
     (lambda x, b: x.put(b.int(), b), TraceError, "put by indices of int32"),

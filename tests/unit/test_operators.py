@@ -538,7 +538,7 @@ def test_a_compiled_write_refuses_what_shares_memory_and_takes_neighbours() -> N
 
 def test_a_write_that_gradients_would_be_recorded_of_is_torchs_and_told() -> None:
     x, h = randn(6, 16).requires_grad_(), randn(6, 16)
-    with pytest.warns(UserWarning, match="writes in place, of which no gradient is recorded"):
+    with pytest.warns(UserWarning, match="writes in place, which records no gradient"):
         result = Compiled(lambda x, h: add_norm(x, h)[1]).call(x, h)
     alike(torch.autograd.grad(result.sum(), x)[0], torch.ones(6, 16))
     with pytest.raises(GradientError, match="'x' requires a gradient"):
@@ -550,7 +550,7 @@ def test_an_operator_refuses_sizes_that_its_function_chose_by() -> None:
     operator = kernel.operator(randn(6, 8))
     torch.testing.assert_close(operator(randn(9, 8) * 0 + 1), torch.full((9, 8), 2.0))
     for x in (randn(2, 8), torch.empty(2, 8, device="meta")):
-        with pytest.raises(ArgumentError, match=r"traced for sizes of which .*\n.*compile or export"):
+        with pytest.raises(ArgumentError, match=r"traced for sizes with .*\n.*compile or export"):
             operator(x)
 
 

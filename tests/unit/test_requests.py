@@ -50,7 +50,7 @@ def test_a_device_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda.request(SimpleNamespace(handle=7), launch(0, 16), 3)
 
 
-@pytest.mark.parametrize(("processors", "cluster"), [(132, 16), (144, 16), (114, 8), (16, 8)])
+@pytest.mark.parametrize(("sms", "cluster"), [(132, 16), (144, 16), (114, 8), (16, 8)])
 def test_a_part_of_a_machine_has_clusters_of_eight(monkeypatch: pytest.MonkeyPatch, sms: int, cluster: int) -> None:
     devices._gpu_target.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))

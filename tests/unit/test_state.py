@@ -301,7 +301,7 @@ def test_a_stateless_kernel_checks_nothing() -> None:
 
 def test_an_attribute_that_a_metaclass_makes_is_refused() -> None:
     answers: Any = type("Answers", (type,), {"__getattr__": lambda cls, name: 2.0})("Scales", (), {})
-    with pytest.raises(TraceError, match="the class Scales for an attribute that only its metaclass answers"):
+    with pytest.raises(TraceError, match="an attribute of the class Scales that its metaclass computes"):
         fg.kernel(lambda x: x * answers.scale)(X)
 
 

@@ -318,12 +318,12 @@ JOB = """
 import os, sys, torch, torch.distributed as dist, torch.nn.functional as F
 import fusegen as fg
 from fusegen import tuning
-from fusegen.timing import Times
+from fusegen.timing import RoundTimes
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
 fast = "3" if rank == 0 else "1"
-tuning.interleaved = lambda calls, *_, **__: {name: Times(t := 50.0 if name == fast else 100.0, t, t) for name in calls}
+tuning.interleaved = lambda calls, *_, **__: {name: RoundTimes(t := 50.0 if name == fast else 100.0, t, t) for name in calls}
 kernel = fg.kernel(lambda x: F.softmax(x, -1))
 (launch,) = fg.tune(kernel, torch.randn(40, 500)).launches
 assert launch.plan == launch.candidates[3].plan

@@ -1,6 +1,6 @@
 """The table of derivative rules.
 
-A rule gets a node, whose operands are ``y.arg(n)``, and the gradient by it. It returns one gradient per operand, before sums over
+A rule gets a node, whose operands are ``y.arg(n)``, and its gradient. It returns one gradient per operand, before sums over
 broadcast dims, or None. A composition is differentiated through its primitives, unless a rule of its own is more accurate or moves
 fewer bytes.
 """

@@ -15,7 +15,7 @@ from fusegen.passes.algebra import Value
 
 _MATRIX = 2  # dims of a matrix
 _MOST_INDICES = 8
-"""Up to so many comparisons per element of the gathered tensor cost no more than reading and writing it."""
+"""Maximum comparisons per element of the gathered tensor that cost no more than reading and writing the element."""
 
 
 def _permute(y: Value, dy: Value) -> Gradients:
@@ -110,7 +110,7 @@ def _is_one_per_slice(x: Value, index: Value, dim: int) -> bool:
 
 @dataclass(frozen=True)
 class _Sparse:
-    """A gradient by slices with one nonzero row per slice.
+    """The gradient of a stack of slices, with one nonzero row per slice.
 
     Attributes:
         rows: the nonzero rows.
@@ -138,7 +138,7 @@ class _Sparse:
         return cls(dy.arg(0), positions, slice_rows)
 
     def below(self, index: Value, size: Dim) -> _Sparse:
-        """Returns the gradient by larger slices, given the index of each slice in its larger slice."""
+        """Returns the gradient of larger slices, given the index of each slice in its larger slice."""
         return _Sparse(self.rows, index * _size(index, self.slice_rows) + self.positions, simplify_dim(size * self.slice_rows))
 
     def dense(self, shape: Shape) -> Value:
@@ -150,7 +150,7 @@ class _Sparse:
         return sums.apply(Op.RESHAPE, shape=shape)
 
     def summed(self, index: Value, shape: Shape) -> Value:
-        """Returns the gradient by the tensor from which an index gathered the slices."""
+        """Returns the gradient of the tensor from which an index gathered the slices."""
         row = index * _size(index, self.slice_rows) + self.positions
         sums = self.rows.apply(Op.SCATTER_ADD, row, length=simplify_dim(shape[0] * self.slice_rows))
         return sums.apply(Op.RESHAPE, shape=shape)
@@ -162,7 +162,7 @@ def _in_slices(positions: Value, slice_rows: Dim) -> Value:
 
 
 def _one_per_slice(x: Value, index: Value, dy: Value) -> Value:
-    """Returns the gradient by slices, from each of which an index selects a part."""
+    """Returns the gradient of slices if an index selects one part of each."""
     count, size, *trailing = x.node.shape
     sparse = _Sparse.of(dy)
     if sparse is None:
@@ -231,7 +231,7 @@ def _by_elements(x: Value, index: Value, dy: Value, dim: int) -> Value:
 
 
 def _running_extremum(last: Op) -> GradientRule:
-    """dy by the elements at which the running extrema are, as for a gather."""
+    """Adds dy to the elements that are the running extrema, as for a gather."""
 
     def rule(y: Value, dy: Value) -> Gradients:
         x = y.arg(0)
@@ -242,7 +242,7 @@ def _running_extremum(last: Op) -> GradientRule:
 
 
 def _topk(y: Value, dy: Value) -> Gradients:
-    """dy by the selected elements, which are distinct within a row."""
+    """dy for the selected elements, which are distinct within a row; 0 for the others."""
     if y.node.attr("result"):
         return (None,)
     x = y.arg(0)
@@ -252,7 +252,7 @@ def _topk(y: Value, dy: Value) -> Gradients:
 
 
 def _scatter_add(y: Value, dy: Value) -> Gradients:
-    """Gathers, for each row, the gradient by its sum."""
+    """Gathers the gradient of the sum that each row was added to."""
     rows, index = y.arg(0), y.arg(1)
     shape = rows.node.shape
     expanded = index.apply(Op.RESHAPE, shape=(shape[0], 1)).apply(Op.EXPAND, shape=shape)

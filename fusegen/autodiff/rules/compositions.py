@@ -74,7 +74,7 @@ def _hardswish(y: Value, dy: Value) -> Gradients:
 
 
 def _clamp(y: Value, dy: Value) -> Gradients:
-    """dy by the bound where it clamps, else by x, also at the bound; 0 where either is NaN."""
+    """dy for the bound where it clamps, else for x, also where x equals the bound; 0 where either is NaN."""
     x, bound = y.arg(0), y.arg(1)
     inside, beyond = (Op.GE, Op.LT) if y.node.op is Op.CLAMP_MIN else (Op.LE, Op.GT)
     return x.apply(inside, bound).where(dy, 0), x.apply(beyond, bound).where(dy, 0)

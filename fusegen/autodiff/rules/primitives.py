@@ -16,7 +16,7 @@ from fusegen.passes.algebra import Value
 
 Gradients: TypeAlias = tuple[Value | None, ...]
 GradientRule: TypeAlias = Callable[[Value, Value], Gradients]
-"""Maps a node and the gradient by it to the gradients by its operands."""
+"""Maps a node and its gradient to the gradients of its operands."""
 
 
 def refused(y: Value, reason: str = "") -> UnsupportedError:
@@ -51,7 +51,7 @@ def _pow(y: Value, dy: Value) -> Gradients:
 
 
 def _extremum(y: Value, dy: Value) -> Gradients:
-    """dy by the selected operand; a tie is shared."""
+    """dy for the selected operand, 0 for the other; equal operands get half each."""
     a, b = y.arg(0), y.arg(1)
     loses = Op.LT if y.node.op is Op.MAXIMUM else Op.GT
     ties = a.apply(Op.EQ, b).where(0.5 * dy, dy)
@@ -124,7 +124,7 @@ POINTWISE: dict[Op, GradientRule] = {
 
 
 def _attention(y: Value, dy: Value) -> Gradients:
-    """The gradients by queries, keys, values and bias, from the logsumexp: Dao et al., arXiv 2205.14135, appendix B."""
+    """The gradients of queries, keys, values and bias, from the logsumexp: Dao et al., arXiv 2205.14135, appendix B."""
     attrs, operands = dict(y.node.attrs), y.args
     if attrs["result"]:
         raise refused(y)
@@ -155,13 +155,13 @@ def _dims(y: Value) -> tuple[int, ...]:
 
 
 def _extremum_of_all(y: Value, dy: Value) -> Gradients:
-    """dy by the elements equal to the extremum, shared equally; a NaN extremum equals none, so that all elements get 0/0 = NaN."""
+    """dy, shared equally by all elements that equal the extremum. A NaN extremum equals none, so all elements get 0/0 = NaN."""
     matches = y.arg(0).apply(Op.EQ, y).apply(Op.CAST, dtype=y.dtype)
     return (dy / matches.reduce(Op.SUM, _dims(y)) * matches,)
 
 
 def _extremum_of_dim(y: Value, dy: Value) -> Gradients:
-    """dy by the element at the operation's index result."""
+    """dy for the element that the operation's index result selects, 0 for the others."""
     if y.node.attr("part") != "values":
         return (None,)
     x, dims = y.arg(0), _dims(y)

@@ -42,8 +42,11 @@ class AttentionSize:
 
 
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
-    """Returns the sizes of attentions that torch may compute, as functions of the graph's sizes; it computes all with dropout.
-    Empty if one has a bias, which the cost model does not cover."""
+    """Returns the sizes of the attentions for which torch is an alternative, as functions of the graph's sizes.
+
+    Attentions with dropout are left out, since torch computes all of them. The result is empty if an attention has a bias, which
+    the cost model does not cover.
+    """
     attentions = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
     nodes = [node for node in attentions if not node.attr("dropout")]
     if any(len(node.args) > 3 for node in nodes):
@@ -67,7 +70,7 @@ class AttentionCosts:
     """Constants of a machine for a head dim; times in µs, rates per µs.
 
     Attributes:
-        key, end: a block's time per key, and once.
+        key, end: a block's time per key, and its constant time.
         causal_key, causal_end: the same in causal attention, where blocks have different numbers of keys.
         flops, causal_flops: the rate of torch's kernel.
     """

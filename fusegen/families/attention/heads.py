@@ -113,8 +113,10 @@ def _keeps_matrices(graph: Graph, position: int, recurrence: Recurrence) -> bool
 
 
 def _best_leading(graph: Graph, attention: _Attention) -> _Leading | None:
-    """Returns the batch and heads with the fewest copies that the attention kernel can read; else those with fewer copies than the
-    written form, or None."""
+    """Returns the batch and heads that the attention kernel can read with the fewest copies of operands.
+
+    If it can read none of them, returns those that need the fewest copies. None if that does not improve the graph.
+    """
     current = (False, -_copies(graph, [p for p, _ in attention.operands(graph)]))
     ranked = {leading: _rating(graph, attention, leading) for leading in _candidates(graph, attention)}
     best = max(ranked, key=lambda leading: ranked[leading])  # the first of equals
@@ -122,7 +124,7 @@ def _best_leading(graph: Graph, attention: _Attention) -> _Leading | None:
 
 
 def _rating(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool, int]:
-    """Rates batch and heads: True if the attention kernel can read q, k and v, and the negative number of copies."""
+    """Returns whether the attention kernel can read q, k and v with this batch and heads, and the negative number of copies."""
     builder = GraphBuilder.like(graph)
     builder.nodes, builder.locations = list(graph.nodes), list(graph.locations)
     q, keys, values = (_lifted(builder, p, user, leading) for p, user in attention.operands(graph))
@@ -131,7 +133,7 @@ def _rating(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[boo
 
 
 def _copies(graph: Graph, operands: Sequence[int]) -> int:
-    """Returns the number of operands that strides cannot describe."""
+    """Returns the number of operands that strides cannot describe, so that they are copied."""
     return sum(graph.nodes[strided_view(graph, p).base].family is Family.VIEW for p in operands)
 
 

@@ -33,7 +33,7 @@ class _Attention:
     Attributes:
         q, keys, values: (…, position, channel), (…, channel, position), (…, position, channel).
         bias: added to the scores, of a shape that broadcasts to theirs.
-        shown, hidden: conditions that mask scores where they are False, and True.
+        shown, hidden: conditions on scores; scores are masked where `shown` is False or `hidden` is True.
         dropout: the dropout probability of the weights, with random bits without a seed.
     """
 
@@ -54,7 +54,7 @@ class _Attention:
 
 
 def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = (), *, only_dropout: bool = False) -> Graph:
-    """Replaces attention by single nodes where torch's kernels compute it on a target, given the inputs to differentiate by. With
+    """Replaces attention by single nodes where torch's kernels support it on a target; `wrt` are the inputs with gradients. With
     `only_dropout`, attention without dropout stays as it is."""
     inputs = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     differentiated = dependent(graph, inputs)
@@ -110,7 +110,7 @@ def _has_one_reader(graph: Graph, position: int) -> bool:
 
 
 def _match_scores(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) -> _Attention | None:
-    """Returns the attention of scores that reach their matmul in at most `steps` operations, or None."""
+    """Matches scores: a matmul, scaled or masked by at most `steps` operations. Returns their attention, or None."""
     node = graph.nodes[scores]
     if not steps:
         return None
@@ -162,7 +162,7 @@ def _masked(graph: Graph, scores: int, index: int, attention: _Attention) -> _At
 
 
 def _is_causal(graph: Graph, condition: int, *, hides: bool) -> bool:
-    """True if a condition shows keys at or before the query; with `hides`, if it hides keys after it."""
+    """True if a condition selects the keys up to the query; with `hides`, if it selects the keys after the query."""
     node = graph.nodes[_without_views(graph, condition)]
     if node.op not in (Op.LE, Op.GE, Op.LT, Op.GT) or (node.op in (Op.LE, Op.GE)) is hides:
         return False
@@ -220,7 +220,7 @@ def _is_supported(graph: Graph, attention: _Attention, target: Target, different
 
 
 def _is_dropped_by_flash(graph: Graph, attention: _Attention) -> bool:
-    """True if the flash kernel supports an attention with dropout, whose random bits the GPU can draw again."""
+    """True if the flash kernel supports an attention with dropout. Its backward pass draws the same random bits again."""
     q, keys = graph.nodes[attention.q], graph.nodes[attention.keys]
     is_square = not attention.is_causal or same(q.shape[-2], keys.shape[-1])
     return not attention.masks and is_square and q.dtype.is_half and (literal(q.shape[-1]) or _MOST_CHANNELS) <= _MOST_DROPPED
@@ -279,8 +279,10 @@ class _Builder:
         return result.unpermuted(orders[0]).apply(Op.RESHAPE, shape=self.graph.nodes[self.position].shape).position
 
     def _with_heads_last(self, attention: _Attention) -> Value | None:
-        """Recomputes the queries from values with positions before heads, in that order: torch's result then has the order that its
-        readers need. Returns None if they need another order, or the queries have it already."""
+        """Recomputes the queries with positions before heads in memory, because torch's result takes their order of dims.
+
+        None if readers of the result need another order, or if no value that the queries are computed from has this order.
+        """
         graph, node = self.graph, self.graph.nodes[attention.q]
         is_permuted = self.position not in graph.outputs and all(
             graph.nodes[user].op is Op.PERMUTE and graph.nodes[user].attr("dims") == _HEADS_LAST
@@ -395,8 +397,10 @@ class Permuted:
     _memo: dict[int, Value] = field(default_factory=dict)
 
     def leaves(self, position: int) -> frozenset[int] | None:
-        """Returns the materialized values and views that a value depends on pointwise; None if it is one itself or is not
-        pointwise."""
+        """Returns the leaves (see `_is_leaf`) that a value is computed from by pointwise operations, slices and concatenations.
+
+        None if the value is not computed in this way, or from too many values.
+        """
         operands: set[int] = set()
         seen = {position}
         stack = [position]

@@ -265,7 +265,7 @@ def _is_infinite(terms: Terms, position: int) -> bool:
 def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[MathFunction, ...]:
     """Returns the functions ``anchor``, ``weight`` and ``carry``; scores are multiplied by `unit`."""
     if separation.inner is not Op.SUB:
-        raise VerificationError(f"weights by {separation.name} have no streaming form")
+        raise VerificationError(f"weights by {separation.name} cannot stream: they are no function of a score minus the row max")
     outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
     builder = _Weights(outer, unit * factor, location)
     return (

@@ -59,12 +59,12 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class Separation:
-    """A form of weights that separates, as the operations from f down to s and r.
+    """A form of streaming weights f(s, r), as the operations from f down to the score s and the reduction r.
 
     Attributes:
         name: the name in error messages.
         outer, inner: f(s, r) = outer(inner(s, r)).
-        reduction: the reduction that r must be, so that f stays bounded.
+        reduction: the reduction that must compute r, so that f stays bounded.
         pair: the same reduction of two numbers.
     """
 
@@ -335,7 +335,7 @@ def _is_identity(at: Position, axes: Axes) -> bool:
 
 
 # A bound on the keys that a query sees, e.g. in causal attention. Scores are `where(condition, s, -inf)`, possibly nested, with
-# comparisons of positions that the function counts itself. Keys past the bound have weight 0, so that a kernel skips them.
+# comparisons of positions that the function computes. Keys past the bound have weight 0, so that a kernel skips them.
 
 
 _FAR = 1 << 20
@@ -416,7 +416,7 @@ def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
 
 
 def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
-    """Returns an integer that the function counts itself, over the axes."""
+    """Returns an integer that depends only on positions, sizes, constants and run-time numbers; None for other values."""
     node = graph.nodes[position]
     if node.dtype not in _COUNTED or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
         return None  # numbers of fewer bits wrap
@@ -441,7 +441,7 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
 
 
 def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:
-    """Returns the least of the bounds that differ from the first by constants."""
+    """Returns the smallest bound. Bounds that do not differ by a constant from the smallest one so far are ignored."""
     least: sympy.Expr | None = None
     for bound in bounds:
         distance = None if least is None else sympy.expand(bound - least)

@@ -117,7 +117,7 @@ def product_time(
 
 
 def drawing_time(costs: ProductCosts, elements: int, sms: int) -> float:
-    """Returns the time of random bits in an epilogue, which nothing hides."""
+    """Returns the time of random bits in an epilogue; it does not overlap with other work."""
     return elements / costs.draws * costs.sms / sms
 
 

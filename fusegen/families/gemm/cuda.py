@@ -43,7 +43,7 @@ class ResultView:
         map: the tensor map that stores it; if empty, `pointer` and `offset` name the parameter and the offset function.
         octets: True if eight columns are contiguous.
         head: columns of a head, for one element per head; else 0.
-        bytes: True for one-byte elements, of which a pair takes half a register.
+        bytes: True for one-byte elements; a pair of these takes half a register.
     """
 
     name: str

@@ -157,7 +157,7 @@ def _companions(graph: Graph, root: int, matmul: int, materialized: Collection[i
 
 
 def _joins(graph: Graph, pipeline: Pipeline, matmul: int, companion: int, roots: Sequence[int]) -> bool:
-    """True if a value is a matmul with the same first operand that only the roots need."""
+    """True if `companion` is a matmul with the same first operand, and only the roots need it."""
     if graph.nodes[companion].op is not Op.MATMUL or pipeline.rejection_reason(graph, companion, roots[0]) is not None:
         return False
     return _shares_operand(graph, pipeline, matmul, companion) and is_computed_once(graph, companion, roots, ())
@@ -174,7 +174,10 @@ def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -
 def _checked_part(
     graph: Graph, part: EpiloguePart, materialized: Collection[int], pipeline: Pipeline
 ) -> tuple[EpiloguePart, tuple[int, ...]] | None:
-    """Returns the part with the matmuls and the head that it needs, and its other inputs; None if it cannot be computed."""
+    """Returns the part, reduced to the matmuls that it reads and with the columns that a tile must hold, and its other inputs.
+
+    None if the pipeline cannot compute it.
+    """
     producers, head = _part_producers(graph, part, materialized)
     head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)
@@ -303,8 +306,11 @@ def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
 
 @dataclass
 class _Lanes:
-    """Accepts reads of matmuls in the epilogue's own row, in its pair of columns or another pair of the head; and head reductions.
-    A tile must hold `head` columns."""
+    """Decides which reads an epilogue supports: head reductions, and elements of its matmuls in the same row and head.
+
+    Attributes:
+        head: the number of columns that one tile must hold for the accepted reads.
+    """
 
     graph: Graph
     part: EpiloguePart
@@ -337,7 +343,7 @@ class _Lanes:
         return True
 
     def _is_in_head(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
-        """True if an index names columns of the pair itself, or of a pair of the same head."""
+        """True if an index selects the pair of columns itself, or another pair of the same head."""
         symbols, extents = self.axes.symbols[rows:], self.axes.extents[rows:]
         column = symbols[-1]
         relative = sympy.expand(index - linearize(symbols, extents) + column)
@@ -351,7 +357,7 @@ class _Lanes:
         return True
 
     def _stays_in_head(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
-        """True if a pair at this distance belongs to the same head wherever its value is used."""
+        """True if the pair at this distance is in the same head wherever the bounds allow the read."""
         extent = literal(self.axes.extents[-1])
         assert extent is not None  # checked by `_split_columns`
         first, end = 0, extent

@@ -55,10 +55,10 @@ class ProductShape:
 
     Attributes:
         depth: the extent that is summed over.
-        a_major, b_major: the contiguous index of an operand.
-        products: matrices that are multiplied with the first operand at once.
-        head: columns that one tile must hold.
-        words: registers for the results of a pair of columns.
+        a_major, b_major: the index along which an operand is contiguous: ``k``, or ``m`` and ``n``.
+        products: matrices that are multiplied with the same first operand in one tile.
+        head: the number of columns that one tile must hold together, because the epilogue combines them.
+        words: registers per pair of columns for the epilogue's results.
     """
 
     rows: int
@@ -145,7 +145,7 @@ _MMA_TILES = (
 )  # fmt: skip
 _MOST_ACCUMULATED = 64 * 64  # by a warp: half of a thread's registers
 _MOST_MMA_STAGES = 4
-_SHARED_READS, _GLOBAL_READS = 8, 16  # time of a line from shared and from global memory, in columns of a matmul
+_SHARED_READS, _GLOBAL_READS = 8, 16  # time to read an element from shared and from global memory, in multiply-adds
 
 
 def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
@@ -162,13 +162,13 @@ def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) ->
 
 
 def _mma_stages(plan: MmaPlan, target: Target) -> int:
-    """Returns as many stages as the blocks of an SM have room for, at least two."""
+    """Returns the number of pipeline stages that fit the shared memory of an SM with all its blocks, at least two."""
     stage_bytes = replace(plan, stages=1).shared_bytes
     return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // stage_bytes))
 
 
 def _mma_time(shape: ProductShape, plan: MmaPlan, sms: int) -> float:
-    """Estimates the time of the busiest SM: matmuls and reads of shared and global memory."""
+    """Estimates the relative time of the busiest SM: matmuls, and reads of shared and global memory."""
     columns = plan.tile_n * shape.products
     reads = _SHARED_READS * (1 / plan.warp_m + 1 / (plan.warp_n * shape.products))
     reads += _GLOBAL_READS * (1 / plan.tile_m + 1 / columns)
@@ -176,7 +176,7 @@ def _mma_time(shape: ProductShape, plan: MmaPlan, sms: int) -> float:
     return -(-tiles // sms) * plan.tile_m * columns * (1 + reads)
 
 
-_MARGIN = 0.97  # a generated kernel that is expected to take about as long as the library stays one launch
+_MARGIN = 0.97  # ratio of times below which the library is chosen; at about equal times, one generated launch is preferred
 
 
 @dataclass(frozen=True)

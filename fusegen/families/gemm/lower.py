@@ -252,8 +252,8 @@ class Epilogue:
 
     Attributes:
         function: the math on two neighbouring columns.
-        rows: how many of its axes index rows.
-        moves: maps the part's axes to expressions of the merged axes.
+        rows: the number of leading axes of the function that index rows.
+        moves: maps the part's axes to expressions in the merged axes.
     """
 
     function: LaneFunction
@@ -370,8 +370,12 @@ def _optional(part: EpiloguePart) -> Dim | None:
 
 @dataclass
 class _EpilogueInputs:
-    """Resolves reads of accumulators and head statistics for `Evaluator`; collects them in `reads` and in `heads`, which all math
-    of the part shares."""
+    """Names the accumulator elements and per-head statistics that the math of a part reads, for `Evaluator`.
+
+    Attributes:
+        heads: the statistics by node, shared by all math of the part.
+        reads: the accumulators that the math reads, in order.
+    """
 
     context: Context
     part: EpiloguePart

@@ -77,7 +77,7 @@ class _Wide:
     Attributes:
         operand: the rows.
         rule: builds the reduction from tiles.
-        way: values of the rows' size between the rows and the reduction that nothing else reads.
+        way: values between the rows and the reduction, as large as the rows, that nothing else reads.
         products: the matmuls that the rows depend on.
     """
 

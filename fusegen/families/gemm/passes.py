@@ -1,6 +1,6 @@
-"""Splits a packed matmul, whose users read disjoint ranges of columns, into one matmul per range with an epilogue of its own.
+"""Splits packed matmuls: if users read disjoint ranges of columns, each range becomes a matmul with its own epilogue.
 
-The matmuls share their first operand, so that one launch computes them.
+These matmuls share their first operand, so one launch computes them. Another pass copies operands to padded rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusegen.target import Target
 
 @dataclass(frozen=True)
 class _Range:
-    """A view of a range of columns of a packed value; `order` lists its dims in the order of the columns' elements."""
+    """A view of a range of columns of a packed value. `order` lists the view's dims, the outermost in memory first."""
 
     packed: int
     start: int
@@ -36,7 +36,7 @@ class _Range:
 
 
 def split_products(graph: Graph, target: Target) -> Graph:
-    """Splits matmuls that are only read by ranges of columns, where tensor cores support them."""
+    """Splits the matmuls whose results are only read in ranges of columns, if a pipeline supports them."""
     while (split := _next_split(graph, target)) is not None:
         graph = rebuilt(graph, _Split(graph, *split).replaced)
     return graph
@@ -51,7 +51,10 @@ def _next_split(graph: Graph, target: Target) -> tuple[int, Mapping[int, _Range]
 
 
 def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
-    """Returns the views that read a matmul, each a range of its own; None if anything else reads it."""
+    """Maps each slice of a matmul's result to its range of columns.
+
+    None if anything else reads the result, or if ranges overlap or are concatenated again.
+    """
     ranges: dict[int, _Range] = {}
     stack = [(matmul, matmul)]  # a value over all columns, and a view of it
     while stack:
@@ -75,8 +78,8 @@ def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
 
 
 def _are_concatenated(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
-    """True if columns of several ranges are concatenated again (a rotated head): one epilogue computes these from the whole
-    matmul."""
+    """True if columns of several ranges are concatenated again, as in a rotated head. One epilogue over the whole matmul computes
+    these."""
     origins: dict[int, set[int]] = {view: {columns.start} for view, columns in ranges.items()}
     for position, node in graph:
         if position not in origins and node.family in (Family.POINTWISE, Family.VIEW):
@@ -89,7 +92,7 @@ def _are_concatenated(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
 
 
 def _are_disjoint(ranges: list[_Range]) -> bool:
-    """True if the ranges are disjoint; columns of two ranges would be computed twice."""
+    """True if the ranges are disjoint. Split matmuls would compute shared columns twice."""
     columns = sorted({(r.start, r.start + r.length) for r in ranges})
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(columns))
 
@@ -115,7 +118,7 @@ def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
 
 
 def _packed(graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> set[int]:
-    """Returns the matmul and the pointwise values over all its columns, up to the slices."""
+    """Returns the matmul and the pointwise values over all its columns; slices read the last of these."""
     ends = {columns.packed for columns in ranges.values()}
     packed = {matmul}
     for position in range(matmul + 1, max(ends) + 1):
@@ -186,7 +189,7 @@ class _Copies:
     """The operands and the result of a matmul that are copied to padded rows.
 
     Attributes:
-        operands: values below permutations of the operands.
+        operands: the operands without their permutations.
         depth: the depth that the library sums over; None for all of it.
     """
 
@@ -297,6 +300,6 @@ def _without_permutations(graph: Graph, position: int) -> int:
 
 
 def _has_odd_rows(graph: Graph, position: int) -> bool:
-    """True if rows of a materialized value have an odd extent that can be padded."""
+    """True if a value is materialized with rows that can be padded and are not multiples of 8 elements."""
     extent = literal(graph.nodes[position].shape[-1])
     return extent is not None and may_pad(extent)

@@ -164,11 +164,11 @@ class Pipeline:
         return None if self.operands(graph, matmul) is not None else f"an operand is {self.operand}"
 
     def tile_of(self, head: int, *, is_full_row: bool) -> int:
-        """Returns the columns that one accumulator must hold for a head; a full tile if the head spans all columns."""
+        """Returns the columns that a tile must hold for a head. A head of all columns needs a tile of a full width."""
         return min((width for width in self.widths if width >= head > 1), default=head) if is_full_row else head
 
     def tile_widths(self, head: int, products: int) -> tuple[int, ...]:
-        """Returns the possible numbers of accumulator columns of each matmul, of those that share it; a head must fit into one."""
+        """Returns the possible tile widths of `products` matmuls that share an accumulator. A tile holds whole heads."""
         return tuple(w for w in self.widths if w % head == 0 and w * products <= max(self.widths))
 
 

@@ -26,8 +26,11 @@ class Placement:
 
 
 def place_output(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
-    """Chooses the storage of an output whose offset fits the kernel: of several, one in the value's own order, which copies
-    read."""
+    """Chooses a storage location of an output whose offset fits the kernel; copies write the others.
+
+    If there are several locations, the chosen one has the value's own order, since the copies read it. If none fits, the kernel
+    writes to a new buffer.
+    """
     stores, own = context.stores(node, index, axes), flat_offset(index, memory_strides(context.graph, node))
     first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
     if first is None:

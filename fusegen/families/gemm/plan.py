@@ -90,7 +90,7 @@ class MmaPlan(Plan):
 
     @property
     def copies_evenly(self) -> bool:
-        """True if all threads copy the same amount per stage, in lines with the same swizzle."""
+        """True if each thread copies equally many 16-byte units per stage, all to shared-memory lines with the same swizzle."""
         return self._is_even(self.tile_m, self.a_major) and self._is_even(self.tile_n, self.b_major)
 
     def _is_even(self, side: int, major: str) -> bool:
@@ -119,8 +119,12 @@ class MmaPlan(Plan):
 
 @dataclass(frozen=True)
 class Accumulated:
-    """Two neighbouring columns of an accumulator that an epilogue reads as an array, shifted from its own pair. `product` is the
-    number of the matrix within the part."""
+    """Two neighbouring accumulator columns, which an epilogue reads as an array of two.
+
+    Attributes:
+        product: the number of the matmul within the part.
+        shift: the distance, in columns, from the pair that the thread computes.
+    """
 
     name: str
     product: int
@@ -129,8 +133,8 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class HeadStatistic:
-    """A reduction over the columns of each head, per row. Its lift computes the reduced values of two columns, and may read earlier
-    statistics."""
+    """A reduction over the columns of each head, per row. Its `lift` computes the values of two columns that are reduced, and may
+    read earlier statistics."""
 
     reduction: Reduction
     columns: int
@@ -165,7 +169,7 @@ class ProductPart:
 
     Attributes:
         head: columns of a head, if the epilogue indexes heads; else all columns.
-        rows: how many of the epilogue's axes index rows. The others index heads, the last one pairs of columns.
+        rows: the number of leading axes of the epilogue that index rows. The others index heads, the last one pairs of columns.
         products: the number of matrices that are multiplied with the first operand.
         epilogue: the math on two neighbouring columns.
     """
@@ -200,7 +204,7 @@ class ContractionBody(Body):
         return frozenset({self.input_dtype, *(r.dtype for part in self.parts for r in part.results)})
 
     def words(self, kind: str) -> str:
-        """Describes the kernel, with the numbers of parts, matmuls and results that exceed one."""
+        """Describes the kernel; counts parts, matmuls and results where there are several."""
         columns = " + ".join(str(part.columns) for part in self.parts)
         results = sum(len(part.results) for part in self.parts)
         several = {

@@ -36,7 +36,7 @@ def cpu_plans(axes: Axes, offsets: Iterable[Index]) -> tuple[PointwisePlan, ...]
 
 
 def _is_transposed(offset: Index, axes: Axes) -> bool:
-    """True if neighbours in memory differ in another axis than the last."""
+    """True if an offset is contiguous along another axis than the last one."""
     if pattern_of(offset, axes.symbols[-1]) is not AccessPattern.GATHER:
         return False
     expanded = sympy.expand(offset)

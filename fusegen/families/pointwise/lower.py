@@ -230,13 +230,15 @@ class _Invariance:
 
 
 # Splitting axes that tensors index in parts into two, so that neighbours within a part are recognized. A packed projection has one
-# axis of heads times channels; in the result, heads are not adjacent. Along the joined axis no elements are known to be neighbours;
-# along the channels they are.
+# axis of heads times channels; in the result, heads are not adjacent. Elements are known to be neighbours along the channels, but
+# not along the joined axis.
 
 
 def split_axes(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
-    """Splits each axis that offsets divide by one number into two; returns the new axes and the old ones in terms of them. None if
-    no axis is split."""
+    """Splits each axis that all offsets divide by the same number into two.
+
+    Returns the new axes, and the old axes in terms of these; None if no axis is split.
+    """
     splits = [_split_of(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
     if not any(splits):
         return None
@@ -275,7 +277,7 @@ _MOST_LANES = 8
 
 
 def tile_candidates(context: Context, points: PointwiseMath, crossing: Crossing) -> tuple[TilePlan, ...]:
-    """Returns the tile plans of a kernel with transposed operands; empty if tiles do not pay."""
+    """Returns the tile plans of a kernel with transposed operands; empty if tiles would not be faster."""
     extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
     columns = extents[crossing.column_axis]
     vec = min(_MOST_LANES, _VECTOR_BYTES // min(context.dtype(buffer).itemsize for buffer, _ in points.touched))
@@ -351,7 +353,7 @@ class _TileBuilder:
             yield from (sizes for _, sizes in self._assumed(read))
 
     def _assumed(self, read: BufferRead) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
-        """Yields terms of a vector's offset that are multiples of its width if certain sizes are, with these sizes."""
+        """Yields pairs of a term of a vector's offset and a size: if the size is a multiple of the vector width, so is the term."""
         context, axis = self.context, self.crossing.column_axis
         if pattern_of(read.offset, axis) is not AccessPattern.VECTOR:
             return
@@ -364,7 +366,7 @@ class _TileBuilder:
 
 
 def _independent(sizes: Sequence[sympy.Expr]) -> tuple[Index, ...]:
-    """Returns the sizes that are not multiples of other ones for any values."""
+    """Returns the sizes that are not provably multiples of another one."""
     return tuple(size for size in sizes if not any(size != other and (size / other).is_integer for other in sizes))
 
 
@@ -378,7 +380,7 @@ def _tile_count(extent: Index, side: int) -> Index:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The axis in which transposed operands are contiguous (rows), the one in which results are (columns), and these operands."""
+    """Transposed operands (`reads`), which are contiguous along `row_axis`, while results are contiguous along `column_axis`."""
 
     row_axis: sympy.Symbol
     column_axis: sympy.Symbol
@@ -386,8 +388,10 @@ class Crossing:
 
 
 def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index]) -> Axes:
-    """Moves the axis in which all results are contiguous to the end if no tensor is contiguous in the last one, e.g. if a
-    transposed tensor is changed in place. ``reads`` and ``stores`` are offsets."""
+    """Moves the axis along which all results are contiguous to the end, if no tensor is contiguous along the last axis.
+
+    An example is a transposed tensor that is changed in place. ``reads`` and ``stores`` are offsets.
+    """
     if any(pattern_of(offset, axis) is AccessPattern.VECTOR for axis in axes.symbols[-1:] for offset in (*reads, *stores)):
         return axes
     inner = next((axis for axis in axes.symbols if _are_contiguous(stores, axis)), None)
@@ -397,8 +401,10 @@ def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index])
 
 
 def crossing_of(points: PointwiseMath) -> Crossing | None:
-    """Returns the axes with most transposed operands. None without such operands, or if an element may depend on another one's
-    write or on an index that is read."""
+    """Returns the pair of axes with the most transposed operands.
+
+    None without transposed operands, or if an element may depend on another element's write or on an index that is read.
+    """
     if points.leaves.checks or any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in points.touched):
         return None
     symbols = points.axes.symbols
@@ -419,7 +425,7 @@ def _are_contiguous(offsets: Sequence[Index], axis: sympy.Symbol) -> bool:
 
 
 def _is_transposed(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
-    """True if neighbours in memory differ in the row alone, and either all elements of a tile read or none."""
+    """True if a read is contiguous along the row axis but not along the column axis, under conditions that ignore both."""
     if any(sympy.sympify(bounds.index).has(row, column) for bounds in read.conditions):
         return False
     return pattern_of(read.offset, row) is AccessPattern.VECTOR and pattern_of(read.offset, column) is AccessPattern.GATHER
@@ -430,13 +436,14 @@ def _is_transposed(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) ->
 
 @dataclass(frozen=True)
 class PointwiseMath:
-    """The math of a pointwise group over an iteration space, each of whose indices stands for ``together`` elements.
+    """The math of a pointwise group over an iteration space.
 
     Attributes:
         roots: the term of each store.
         leaves: leaves of the terms, over the axes.
         stores: written buffers and offsets.
-        axes: merged.
+        axes: the merged axes.
+        together: elements of the group's domain that a thread computes at each index of the axes.
     """
 
     terms: Terms

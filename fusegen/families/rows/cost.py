@@ -108,7 +108,7 @@ class RowWork:
         itemsize: bytes per element of the row.
         held: bytes per element of all reads of the row.
         operands: fragments along the row that it reads or writes.
-        shared: those of them that are the same for all rows.
+        shared: the operands that are the same for all rows.
         reductions: components reduced along the row.
     """
 
@@ -145,7 +145,7 @@ class RowPrices:
         own_megabyte: per MB of an SM's first blocks.
         million: per million accesses of all threads.
         million_shifted: surcharge per million vectors of one fragment, if shifted.
-        million_spilled: per million registers that all threads lack.
+        million_spilled: per million registers that all threads together need beyond the available ones.
         million_shuffles: per million warp shuffles.
         thousand: per 1024 accesses of the threads of an SM's first blocks.
         access: per access of one thread, in sequence.
@@ -159,7 +159,7 @@ class RowPrices:
         wave_exchange: per reduction in a further wave that several blocks share.
         wave_window: per window in a further wave.
         wave_alone: per further wave with one block per SM.
-        cache: bytes of L2 besides what is written.
+        cache: bytes of L2 that remain for reads.
     """
 
     start: float
@@ -290,7 +290,7 @@ def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, sms: int) -> in
 
 
 def _resident_blocks(plan: RowPlan, work: RowWork) -> int:
-    """Returns the blocks that fit an SM; for large blocks, the number that registers must leave room for."""
+    """Returns the number of blocks that an SM runs at a time; of large blocks, as many as the plan's `blocks_per_sm`."""
     elements, shared = plan.vec * (plan.vectors_per_thread or 1), plan.cache_weights * work.shared * work.itemsize
     registers = min(255, _OWN_REGISTERS + elements * (work.held / 8 + shared / 4))
     room = plan.blocks_per_sm if plan.block > _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)

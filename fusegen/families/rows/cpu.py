@@ -87,7 +87,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _pairwise(body: RowBody) -> int:
-    """Returns the vectors after which lane accumulators are combined pairwise; 0 if rows are known to be no longer."""
+    """Returns the number of vectors per accumulator before a pairwise sum; 0 if all rows are known to be at most that long."""
     *outer, last = (literal(extent) for extent in body.column_axes.extents)
     if last is None or any(extent is None for extent in outer):
         return _CHUNKS

@@ -294,8 +294,8 @@ def _held_by_clusters(
 
 
 def _held_by(columns: int, known: bool, vec: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
-    """Returns the plan with a row in the registers of so many threads, if it fits. With column sums, the largest block takes any
-    row, since there is no alternative."""
+    """Returns the plan with a row in the registers of a number of threads, if it fits. With column sums, the largest block takes
+    any row, since there is no alternative."""
     vectors_per_thread = max(1, -(-columns // (vec * threads)))
     if threads < _MOST_THREADS:
         fits = _fits(vectors_per_thread * vec, max(0.5, features.held + features.column_sums))

@@ -262,7 +262,7 @@ def _split(math: RowMath, keep: Keep) -> list[PhaseTerms]:
 
 
 def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> float:
-    """Returns the most registers per element at a border between phases; reads count from the start, since they are prefetched."""
+    """Returns the maximum registers per element between two phases. Reads count from the start, since they are prefetched."""
     last_use = {position: number for number, phase in enumerate(phases) for position in (*phase.reads, *phase.given)}
     first = {position: number for number, phase in enumerate(phases) for position in phase.held}
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
@@ -287,7 +287,7 @@ def _fragments_of_row(math: RowMath) -> list[BufferRead]:
 
 
 def _stage_bytes(context: Context, math: RowMath) -> int:
-    """Returns the bytes per element that asynchronous copies stage in shared memory; 0 if some fragment cannot be copied so."""
+    """Returns the bytes per element to stage in shared memory; 0 if asynchronous copies cannot read some fragment."""
     total = 0
     for term, read in math.leaves.reads.items():
         if _along(read.offset, math.column_axes) and _along_row(math, term):
@@ -300,8 +300,10 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
 
 
 def _deferred(context: Context, math: RowMath) -> int:
-    """Returns the bytes per element of row data that only the last phase reads; 0 if the kernel overwrites its input, which must be
-    read first."""
+    """Returns the bytes per element of row data that only the last phase reads.
+
+    Returns 0 if the kernel overwrites its input: all of the row must be read before the first write.
+    """
     *earlier, last = _split(math, _KEEP[Persistence.STAGED])
     if not earlier or any(root.last for root in math.roots):
         return 0
@@ -311,8 +313,11 @@ def _deferred(context: Context, math: RowMath) -> int:
 
 
 def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
-    """Returns `_stage_bytes` for shifted vectors; None if vectors cannot shift. It is 0 if the kernel overwrites its input: the
-    first vector of a row includes the end of the previous row, which another block may be writing."""
+    """Returns `_stage_bytes` for shifted vectors; None if vectors cannot shift.
+
+    Returns 0 if the kernel overwrites its input: the first vector of a row includes the end of the previous row, which another
+    block may be writing.
+    """
     if math.anchor is None:
         return None
     if any(root.last for root in math.roots):
@@ -336,8 +341,8 @@ def _row_step(context: Context, math: RowMath) -> int | None:
 
 
 def _is_sendable(math: RowMath) -> bool:
-    """True if the blocks of a cluster may share a row: all reduced values can be sent, and no block overwrites a row value that
-    another may still have to read."""
+    """True if the blocks of a cluster may share a row: they can send each other all reduced values, and none overwrites a row value
+    that another must still read."""
     reduced = [math.terms.items[t].dtype for r in math.roots if r.kind == "reduce" for t in r.terms]
     in_place = any(r.kind == "row_write" and r.last for r in math.roots)
     return not in_place and all(dtype.itemsize in _SENT for dtype in reduced)
@@ -350,7 +355,7 @@ def _along_row(math: RowMath, term: int) -> bool:
 
 
 def _registers(context: Context, math: RowMath, term: int) -> float:
-    """Returns the registers per element: reads keep their dtype in memory, computed values the one of the math."""
+    """Returns the registers per element, by the dtype in memory of a read, or the computing type of another term."""
     read = math.leaves.reads.get(term)
     itemsize = math.terms.items[term].dtype.itemsize if read is None else context.dtype(read.buffer).itemsize
     return itemsize / 4

@@ -51,7 +51,7 @@ def reduction_group(graph: Graph, root: int, materialized: Materialized) -> Grou
 
 
 def _is_segment_of(graph: Graph, reduction: int, wide: int) -> bool:
-    """True if a reduction is over segments of the rows that another reduction of the same operand shape is over."""
+    """True if `reduction` reduces segments of the rows that `wide` reduces; their operands have the same shape."""
     shape, wide_shape = (graph.nodes[graph.nodes[p].args[0]].shape for p in (reduction, wide))
     is_alike = len(shape) == len(wide_shape) and all(map(same, shape, wide_shape))
     return is_alike and Domain(wide_shape, reduced_dims(graph, wide)).is_segment(reduced_dims(graph, reduction))
@@ -94,8 +94,10 @@ def _candidates(graph: Graph, root: int, reduction: int, materialized: Materiali
 
 
 def _innermost(graph: Graph, position: int) -> int | None:
-    """Returns the contiguous dim of an elementwise value: that of its first operand of equal shape without broadcasting, else the
-    last dim. None for a single element."""
+    """Returns the contiguous dim of an elementwise value; None for a single element.
+
+    It is the contiguous dim of the first operand in memory with the value's shape that is not broadcast, else the last dim.
+    """
     shape = graph.nodes[position].shape
     dims = [d for d in range(len(shape)) if not same(shape[d], 1)]
     stack, seen = [position], set[int]()
@@ -199,7 +201,7 @@ def _is_row_reduction(graph: Graph, position: int, at: Position, domain: Domain)
 
 
 def _is_of_row(graph: Graph, position: int, at: Position, domain: Domain) -> bool:
-    """True if a row kernel can compute a reduction or a sort, read at an index."""
+    """True if a row kernel can compute a reduction or a sort that is read at an index."""
     node = graph.nodes[position]
     if node.family is not Family.ORDER:
         return _is_row_reduction(graph, position, at, domain)

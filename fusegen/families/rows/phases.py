@@ -23,7 +23,7 @@ _CHEAP = 3
 
 
 class Keep(Enum):
-    """The element values that live from phase to phase."""
+    """Selects the element values that stay in registers from phase to phase."""
 
     ALL = "all"
     ROW = "row"  # data of the row; values shared by all rows are read again
@@ -54,7 +54,7 @@ class PhaseTerms:
     Attributes:
         roots: values that it produces.
         segments: segment reductions that its element math uses, in dependency order.
-        segment_terms: terms computed once per segment from such reductions.
+        segment_terms: terms computed once per segment from segment reductions.
         row_terms: terms of the row computed at its start.
         reads: element reads loaded in it.
         given: element terms from an earlier phase.
@@ -141,7 +141,7 @@ class PhaseSplitter:
         return term.op is Leaf.STATISTIC and _node(term) in self.segments
 
     def _computed_by_segment(self, positions: Sequence[int]) -> list[int]:
-        """Returns those terms that are computed from values of a segment alone."""
+        """Returns the terms that are computed from values of a segment alone."""
         items = self.terms.items
         return [p for p in positions if self._elements[p] and not self._varying[p] and not isinstance(items[p].op, Leaf)]
 

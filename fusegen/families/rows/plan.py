@@ -39,7 +39,7 @@ class RowPlan(Plan):
         rows: rows per block at a time; above 1 only if a row takes a warp or less.
         vec: vector width: neighbouring elements that a thread handles together.
         vectors_per_thread: vectors of a row per thread; 0 if the row is read in several passes.
-        stage_vectors: pipeline stages in vectors: room per thread in shared memory for this row and the next ones; 0 unless staged.
+        stage_vectors: vectors per thread that shared memory holds, of this row and of prefetched rows; 0 unless staged.
         persistence: the memory that holds the row between phases.
         exact: whether the row fills all vectors, so that bounds checks are dropped.
         persistent_blocks: persistent blocks that loop over the rows; 0 if each block has its own.
@@ -108,12 +108,12 @@ class RowPlan(Plan):
 
     @property
     def meeting(self) -> int:
-        """Lanes of a warp that combine the warps' partial results: `warps` rounded up to a power of two."""
+        """The number of lanes that combine the warps' partial results: `warps` rounded up to a power of two."""
         return 1 << (self.warps - 1).bit_length()
 
     @property
     def span(self) -> int:
-        """Columns that the threads of a row cover with one vector each; in a shifted tile, those covered at any alignment."""
+        """Columns that the threads of a row cover with one vector each. A shifted tile covers one vector less, at any alignment."""
         return (self.threads - (self.tiled and self.unaligned)) * self.vec
 
 
@@ -129,7 +129,7 @@ class ColumnPlan(Plan):
 class Segments:
     """A reduction over segments of a row, held by neighbouring threads of a warp. All elements of a segment share the result.
 
-    ``call`` is math on each element before it, ``copies`` operands that need no math, ``after`` math once per segment.
+    ``call`` computes the values to reduce, ``copies`` are values that need no math, ``after`` is math once per segment.
     """
 
     call: MathCall | None
@@ -149,13 +149,13 @@ class Phase:
         late: fragments loaded vector by vector, right before their use.
         segments: reductions over segments, in dependency order.
         call: math on each element of the row, or None.
-        copies: results of the phase that need no math.
+        copies: results of the phase that equal an input, so that nothing computes them.
         reductions: reductions along the row.
         column_sums: reductions over rows.
         orders: held rows that are sorted at the end of the phase.
         held: results kept in registers for later phases.
         segment_writes: results stored once per segment.
-        row_writes: variables of the row, stored once per row.
+        row_writes: stores of one element per row, each with its variable.
     """
 
     row_reads: tuple[Access, ...]
@@ -188,7 +188,7 @@ class RowBody(Body):
     """A kernel that processes rows one after another, in phases that end in reductions.
 
     Attributes:
-        row_axes, column_axes: merged axes.
+        row_axes, column_axes: the merged axes.
         checks: indices to check against their range that no access mentions.
         kept: fragments shared by all rows, loaded before the first one.
         partials: accesses of the column sums' workspace, whose row is the block number.
@@ -251,7 +251,7 @@ class RowBody(Body):
 
     @property
     def peers(self) -> int:
-        """Neighbouring threads of a warp that share a segment."""
+        """The number of neighbouring threads that share a segment."""
         return self.segment // self.plan.vec
 
 
@@ -260,10 +260,10 @@ class ColumnBody(Body):
     """A kernel that combines partial column sums in a fixed order.
 
     Attributes:
-        column_axes: merged.
-        parts: most rows of the workspace.
-        row_blocks: number of blocks that the rows need: if it is below `parts`, the workspace has only so many rows. None if all
-            `parts` are always written.
+        column_axes: the merged column axes.
+        parts: the maximum number of partial sums per column. Each one is a row of the workspace.
+        row_blocks: the number of blocks that the rows fill. If it is below `parts`, there are only that many partial sums. None
+            if there are always `parts`.
         shared: scratch of each component.
     """
 

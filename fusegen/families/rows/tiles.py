@@ -15,12 +15,14 @@ _COLUMNS, _ROWS = 32, 8  # threads per block along columns (a warp, for whole me
 _MANY_ROWS = 32
 """Threads along partial rows if blocks leave whole rows: few columns then mean few blocks, which need more threads to hide load
 latency."""
-_MOST_SUMS = 4  # above it, the scratch of so many threads may exceed the shared memory of a machine
+_MOST_SUMS = 4  # above it, the scratch of `_MANY_ROWS` may exceed the shared memory of a machine
 
 
 def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
-    """Returns the plan that combines ``sums`` components of partial column sums. Tiles leave fewer rows of these for more
-    columns."""
+    """Returns the plan that combines ``sums`` components of partial column sums.
+
+    A kernel of column tiles writes few partial sums per column, so that few threads per column combine them.
+    """
     if not target.warp:
         return ColumnPlan(CHUNK, 1)
     return ColumnPlan(_COLUMNS, _ROWS if tiled or sums > _MOST_SUMS else _MANY_ROWS)
@@ -194,7 +196,7 @@ class ColumnWork:
         itemsize: bytes per element of the row.
         operands: fragments of the row that it reads.
         row_operands: elements per row that it reads.
-        sums: components that it adds up.
+        sums: components of column sums.
     """
 
     rows: int

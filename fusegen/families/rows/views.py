@@ -16,7 +16,7 @@ from fusegen.schedule.math import CallArgument, Copy, MathCall, MathFunction, Ma
 
 @dataclass(frozen=True)
 class SegmentsView:
-    """The text of a reduction over segments. See `Segments`."""
+    """A reduction over segments as a template sees it. See `Segments`."""
 
     call: CallView | None
     copies: tuple[tuple[str, str, str], ...]
@@ -26,24 +26,24 @@ class SegmentsView:
 
 @dataclass(frozen=True)
 class PhaseView:
-    """The text of a phase.
+    """A phase as a template sees it.
 
     Attributes:
         row_reads: one element per row, read at the start.
         row_call: math on the row's statistics.
         loads: fragments loaded at the start of this phase.
         late: fragments loaded right before their use.
-        steady: those of them that are the same for all rows and whose offset depends on no index that is read.
+        steady: the fragments in `late` without conditions, whose offset depends on no index that is read.
         uses: fragments of the row that the math uses, loaded in this or an earlier phase.
         kept: fragments that the math uses and that are held over all rows.
-        given: computed fragments from earlier phases, with their types.
+        given: values computed in earlier phases, with their types.
         segments: reductions over segments before the math on each element.
         call: math on each element.
         copies: results that need no math, with their types and text.
-        elements: for each reduced component, the text of a lane's value.
-        orders: names of held rows that are sorted.
+        elements: maps each reduced component to the expression of lane `v`.
+        orders: names of the held rows to sort.
         segment_writes: results stored once per segment.
-        row_writes: variables of the row, stored once per row.
+        row_writes: stores of one element per row, each with its variable.
         purpose: the purpose of the phase, as a comment.
     """
 
@@ -150,8 +150,8 @@ def _is_steady(late: Access, offsets: Offsets) -> bool:
 
 
 def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
-    """Maps each reduced component to the text of a lane's value: the copy itself if it is the whole state, else an array
-    element."""
+    """Maps each reduced component to the expression of lane `v`: an input of the math if the state is a copy of it, else an
+    array element."""
     elements: dict[str, str] = {}
     for reduction in (*phase.reductions, *phase.column_sums):
         is_alone = len(reduction.lifted) == 1
@@ -194,11 +194,11 @@ def staged_accesses(body: RowBody) -> tuple[Access, ...]:
 
 @dataclass(frozen=True)
 class ColumnSumView:
-    """The text of a reduction over rows.
+    """A reduction over rows as a template sees it.
 
     Attributes:
-        partials: accesses of its components, in order.
-        writes: results, each with the component's variable, and a variable for the stored value.
+        partials: accesses of the workspace, one per component of the state.
+        writes: stores of results, each with the name of a variable in the stored dtype.
     """
 
     reduction: ReductionView

@@ -112,7 +112,7 @@ class _Body:
         return self.builder.add(Op.SLICE, [value], dim=dim, start=self.start, length=self.rows, step=1)
 
     def _complete_value(self, position: int) -> int:
-        """A complete value from outside of the loop: an operand, or recomputed if it is large or cheap."""
+        """Returns a value of all rows in the body: an operand of the loop, or recomputed in each block if it is large or cheap."""
         needed, stack = {position}, [position]
         while stack:
             current = stack.pop()

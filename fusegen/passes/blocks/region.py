@@ -21,10 +21,10 @@ class BlockRegion:
     """Nodes that are computed for one block of rows at a time.
 
     Attributes:
-        dims: the row dim of each node.
+        dims: maps each node to its row dim.
         sums: nodes that accumulate over all rows.
         extent: the number of rows.
-        count: `nominal` elements of the matmul that the region starts from.
+        count: number of elements of the matmul that the region starts from, by `nominal`.
     """
 
     dims: Mapping[int, int]
@@ -54,7 +54,7 @@ def regions(graph: Graph, elsewhere: Collection[int] = (), outer: Collection[Dim
 
     Args:
         elsewhere: matmuls that kernels compute without materializing them.
-        outer: block rows of enclosing loops.
+        outer: rows per block of the enclosing loops.
     """
     for position, node in graph:
         if node.op is Op.MATMUL and position not in elsewhere and _is_wide(graph, position):
@@ -192,8 +192,10 @@ class _RegionBuilder:
 
 
 def operand_dim(graph: Graph, position: int, slot: int, dim: int) -> int | None:
-    """Returns the dim of an operand that is blocked when a node's dim is; None if the complete operand is read; or raises
-    `Impossible`."""
+    """Returns the dim of an operand that splits into blocks together with a node's dim.
+
+    None if each block reads the complete operand; raises `Impossible` if the node does not split.
+    """
     node, operand = graph.nodes[position], graph.nodes[graph.nodes[position].args[slot]]
     if operand.weak or not operand.shape:
         return None

@@ -109,7 +109,7 @@ def sequence(args: Sequence[Any], named: Mapping[str, Any] | None = None) -> tup
 def in_place(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTensor:
     """Returns a function's result. With inplace, the traced input is replaced by it; the caller's tensor is not written."""
     if inplace and result is not input:
-        if result._node.dtype is not input._node.dtype or any(value is input for _, value in input.tracer.captured.values()):
+        if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.captured.values()):
             raise TraceError("an in-place function that cannot write to its input", hint="leave inplace out")
         overwrite(input, result)
         return input

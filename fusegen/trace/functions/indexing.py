@@ -122,7 +122,7 @@ class Coordinates:
         return permuted(reshaped(x, tuple(self.sizes[d] for d in order)), [order.index(d) for d in range(len(order))])
 
     def gathered_at_once(self, x: TracedTensor) -> TracedTensor:
-        """Gathers by one row-major index, so that equal coordinates address the same element."""
+        """Gathers by one row-major index over all indexed dims: equal coordinates have equal indices."""
         front = self.merged_in_front(x)
         along = reshaped(self.row_major_index(), (self.count, *(1 for _ in self.other_dims)))
         wide = x._tracer.add(Op.EXPAND, along, shape=(self.count, *front._node.shape[1:]))
@@ -171,7 +171,7 @@ def getitem(input: Any, key: Any) -> TracedTensor:
 
 
 def write_target(input: TracedTensor, key: Any) -> TracedTensor:
-    """Returns the indexed elements to write to; one index addresses each, except in the caller's memory."""
+    """Returns the indexed elements to write to. One row-major index selects each, except in the caller's memory."""
     return _indexed(*_complete(input, key), at_once=not input._memory.declared)
 
 
@@ -196,7 +196,7 @@ def _check_keys(keys: list[Any]) -> None:
                 hint="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
             )
     if sum(k is Ellipsis for k in keys) > 1:
-        raise ShapeError("an index with several ellipses", hint="use one; the dims that it stands for follow from the others")
+        raise ShapeError("an index with several ellipses", hint="use one ellipsis")
 
 
 def _is_short_list(key: Any) -> bool:
@@ -251,7 +251,7 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     size = x._node.shape[dim]
     step = 1 if key.step is None else int(key.step)
     if step <= 0:
-        raise ShapeError("a slice's step must be positive", hint="torch has no negative steps either")
+        raise ShapeError("a slice's step must be positive", hint="flip the tensor first; torch has no negative steps either")
     tracer = x._tracer
     start = 0 if key.start is None else _clipped(tracer, key.start, size)
     stop = size if key.stop is None else _clipped(tracer, key.stop, size)
@@ -396,7 +396,7 @@ def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
     if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in index_tensors) or not x.ndim:
         raise UnsupportedError("index_put by a mask cannot be traced", hint="use torch.where(mask, x + value, x)")
     if not 0 < len(index_tensors) <= x.ndim:
-        raise ShapeError(f"index_put by {len(index_tensors)} indices to {x.ndim} dims", hint="give at most one index per dim")
+        raise ShapeError(f"index_put: {len(index_tensors)} indices for {x.ndim} dims", hint="give at most one index per dim")
     coordinates = Coordinates.of(x, range(len(index_tensors)), index_tensors)
     shape = (*coordinates.shape, *x._node.shape[len(index_tensors) :])
     if tracer.common_shape(shape, added._node.shape) != shape:

@@ -217,7 +217,7 @@ def nll_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """The negative input at the target class, times its weight. The mean divides by the weights of the targets counted."""
+    """The negative input at the target class, times its weight. The mean divides by the weights of targets not ignored."""
     reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
     x = require_float("nll_loss", _require_scores("nll_loss", tracer.lift(input)))
@@ -316,7 +316,7 @@ def soft_margin_loss(
 def hinge_embedding_loss(
     input: Any, target: Any, margin: float = 1.0, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> TracedTensor:
-    """x where the target is 1, max(0, margin - x) where it is -1, both summed for any other target."""
+    """x where the target is 1, max(0, margin - x) where it is -1; their sum for other targets."""
     reduction = legacy_reduction(reduction, size_average, reduce)
     require_float("hinge_embedding_loss", tracer_of(input, target).lift(input))
     negative = pointwise.where(binary(Op.NE, target, 1), _relu(pointwise.rsub(input, float_setting("margin", margin))), 0.0)

@@ -111,7 +111,7 @@ def _median_index(name: str, x: TracedTensor, dim: int) -> TracedTensor:
 
 
 def _kth_index(x: TracedTensor, dim: int, count: int) -> TracedTensor:
-    """Returns the index of the k-th smallest element, ordering from the nearer end; the dim is kept."""
+    """Returns the index of the k-th smallest element, sorting from the end that is closer; the dim is kept."""
     if not x.ndim:
         return full_like(x, 0, dtype=torch.int64)
     size = literal(_dim_size(x, dim))

@@ -156,14 +156,13 @@ def multi_dot(tensors: Sequence[Any]) -> TracedTensor:
 
 @implements("tensordot")
 def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
-    """Contracts the last dims of `a` with the first dims of `b`, or pairs of dims."""
+    """Contracts the last dims of `a` with the first dims of `b`, or the given pairs of dims."""
     tracer = tracer_of(a, b)
     x, y = tracer.lift(a), tracer.lift(b)
     if isinstance(dims, int):
         if not 0 <= dims <= min(x.ndim, y.ndim):
-            raise ShapeError(
-                f"tensordot over {dims} dims of tensors of {x.ndim} and {y.ndim}", hint="give at most as many as both have"
-            )
+            what = f"tensordot over {dims} dims of a tensor with {x.ndim} dims and one with {y.ndim}"
+            raise ShapeError(what, hint="give no more dims than each tensor has")
         dims = (tuple(range(x.ndim - dims, x.ndim)), tuple(range(dims)))
     summed_x, summed_y = (each_dim(tuple(d), v.ndim) for d, v in zip(dims, (x, y), strict=True))
     for d_x, d_y in zip(summed_x, summed_y, strict=True):  # a dim of size 1 broadcasts

@@ -48,8 +48,8 @@ _SEEDS = range(-(1 << 63), 1 << 63)
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *, seed: int | None = None) -> torch.Tensor:
     """Dropout with a mask that depends only on the seed; without a seed, `torch.nn.functional.dropout`.
 
-    Element i, in row-major order, stays if the 16 bits of Philox-4x32-10 of the seed and i are at least `p * 2**16`, rounded. It is
-    then divided by the probability of staying. Calls with the same seed and shape drop the same elements.
+    Element i, in row-major order, is kept if the 16 bits of Philox-4x32-10 of the seed and i are at least `p * 2**16`, rounded.
+    Kept elements are divided by the probability to be kept. Calls with the same seed and shape drop the same elements.
 
     Args:
         input: a float tensor of any shape.
@@ -89,7 +89,7 @@ def torch_dropout(input: TracedTensor, p: float = 0.5, training: bool = True, in
 
 @implements("native_dropout")
 def native_dropout(input: TracedTensor, p: float, train: bool | None) -> tuple[TracedTensor, TracedTensor]:
-    """Returns the dropout and the mask of elements that stay."""
+    """Returns the dropout's result and the mask of the kept elements."""
     all_or_none = apply_dropout(input, p, train, input._node.shape) if not train or p in (0, 1) else None
     if all_or_none is not None:
         return all_or_none, full_like(input, not train or p == 0, dtype=torch.bool)
@@ -117,7 +117,7 @@ def dropout3d(input: TracedTensor, p: float = 0.5, training: bool = True, inplac
 
 
 def _drop_channels(name: str, input: TracedTensor, p: float, training: bool, leading: int, ranks: tuple[int, ...]) -> TracedTensor:
-    """Drops all elements with the same leading indices, or none of them."""
+    """Drops either all or none of the elements that share their leading indices."""
     if input.ndim not in ranks:
         raise TraceError(f"{name} of a tensor of {input.ndim} dims", hint=f"give it {' or '.join(map(str, ranks))}")
     shape = input._node.shape
@@ -140,7 +140,7 @@ def apply_dropout(input: TracedTensor, p: Any, training: Any, shape: Shape, seed
 
 
 def _keep_mask(input: TracedTensor, shape: Shape, seed: Any, steps: Any) -> TracedTensor:
-    """True where an element stays."""
+    """True for kept elements."""
     return input._tracer.add(Op.GE, _bits(input, shape, seed), _threshold(input, steps))
 
 

@@ -115,7 +115,7 @@ def adjoint(input: TracedTensor) -> TracedTensor:
 def movedim(input: TracedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> TracedTensor:
     sources, destinations = (each_dim(dims, input.ndim) for dims in (source, destination))
     if len(sources) != len(destinations) or isinstance(source, (tuple, list)) != isinstance(destination, (tuple, list)):
-        raise ShapeError(f"movedim of {source} to {destination}", hint="give two ints, or equally many destinations and dims")
+        raise ShapeError(f"movedim of {source} to {destination}", hint="give two ints, or two lists of the same length")
     source_of = dict(zip(destinations, sources, strict=True))
     remaining = iter(d for d in range(input.ndim) if d not in sources)
     return permuted(input, [source_of[d] if d in source_of else next(remaining) for d in range(input.ndim)])
@@ -217,7 +217,7 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
 
 @implements("chunk")
 def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
-    """Splits a dim into equal parts; the last may be shorter, and there may be fewer, as in torch."""
+    """Splits a dim into equal parts. As in torch, the last part may be shorter, and there may be fewer parts."""
     size = input._node.shape[normalize_dim(dim, input.ndim)]
     count = dim_of(chunks)
     if count < 1:
@@ -333,7 +333,7 @@ def column_stack(tensors: Sequence[Any]) -> TracedTensor:
 
 @implements("dstack")
 def dstack(tensors: Sequence[Any]) -> TracedTensor:
-    """Concatenates along dim 2; vectors and matrices get one."""
+    """Concatenates along dim 2; vectors and matrices get a new one."""
     tracer = tracer_of(tensors)
     return cat([_at_least_3d(tracer.lift(x)) for x in tensors], 2)
 

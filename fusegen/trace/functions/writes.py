@@ -75,8 +75,8 @@ def copy_(input: TracedTensor, src: Any, non_blocking: bool = False) -> TracedTe
 
 
 def _with_zero_gradient(base: TracedTensor, target: TracedTensor, value: TracedTensor) -> TracedTensor:
-    """Returns the value to write. A float tensor that requires a gradient and is overwritten whole gets a zero gradient in torch:
-    then the value becomes a function of the old one."""
+    """Returns the value to write. In torch, a float tensor that requires a gradient and is overwritten as a whole gets a zero
+    gradient. The value then depends on the old one, with a derivative of 0."""
     tracer = target._tracer
     is_whole = base._position == base._root and base.ndim == target.ndim and all(map(same, base._node.shape, target._node.shape))
     if not is_whole or base._memory.declared or not target._node.dtype.is_float or not tracer.requires_grad(target._position):
@@ -175,7 +175,7 @@ def scatter_arguments(src: Any, value: Any, reduce: Any) -> dict[str, Any]:
 
 
 def scatter_values(name: str, target: TracedTensor, source: Any) -> Any:
-    """Returns the source, a tensor cropped to the index's shape."""
+    """Returns the source; a tensor is cropped to the shape of the index."""
     if not isinstance(source, torch.Tensor) or not source.ndim:
         return source
     values = target._tracer.lift(source)
@@ -297,7 +297,7 @@ def _require_same_shape(name: str, target: TracedTensor, value: Any) -> None:
         target._tracer.require_equal(pairs)
     if source.ndim != target.ndim or not all(same(a, b) for a, b in pairs):
         texts = [shape_text(t._node.shape) for t in (source, target)]
-        raise ShapeError(f"{name}: a tensor of shape {texts[0]} for elements of shape {texts[1]}", hint="give it that shape")
+        raise ShapeError(f"{name}: the source has shape {texts[0]}, the target {texts[1]}", hint="give both the same shape")
     if source._node.dtype is not target._node.dtype:
-        message = f"{name}: a tensor of {source._node.dtype} for one of {target._node.dtype}"
+        message = f"{name}: the source is {source._node.dtype}, the target {target._node.dtype}"
         raise TraceError(message, hint="convert it, as in torch")
