@@ -14,7 +14,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.emit.environment import html_environment
 from fusegen.families import expected_times
-from fusegen.families.gemm.heuristics import ProductChoice
+from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.roofline import roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, type_text
@@ -23,13 +23,13 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Shape
 from fusegen.program.call import bytes_of, peak_of, plan_workspace
-from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
+from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.units import human_bytes
 
 
-def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> str:
+def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, MatmulChoice]) -> str:
     """Describes each step of a program in one paragraph.
 
     A paragraph states the kind and layout, bytes read and written, FLOPs, the bound and the expected time. It adds the time of the
@@ -66,7 +66,7 @@ _WORTH_A_LAUNCH = 1 << 18  # bytes that a block moves in about the latency of a 
 
 def explain_title(step: Step) -> str:
     """Returns the name and kind of a step; for a library matmul also why no kernel computes it, and whether rows are padded."""
-    if isinstance(step, LibraryProduct):
+    if isinstance(step, LibraryMatmul):
         reason = [step.reason] if step.reason else []
         remarks = ", ".join([*reason, *(f"rows padded to {row}" for row in step.padded)])
         return f"torch.matmul (library){f': {remarks}' if remarks else ''}"
@@ -77,7 +77,7 @@ def explain_title(step: Step) -> str:
     return f"{step.kernel.name}: {step.words}"
 
 
-def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> list[str]:
+def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, MatmulChoice]) -> list[str]:
     work = roofline(step, program.graph, sizes, program.target)
     expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)]
     if not expected and work.seconds is not None:
@@ -140,7 +140,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
+def _expected(step: Step, choices: Mapping[int, MatmulChoice]) -> list[str]:
     """States the expected times of a fused matmul kernel and of the library."""
     choice = next((choices[p] for p in step.group.anchors if p in choices), None)
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
@@ -202,7 +202,7 @@ class Stages:
     program: Program
     sources: tuple[Source, ...]
     sizes: Mapping[str, int]
-    choices: Mapping[int, ProductChoice]
+    choices: Mapping[int, MatmulChoice]
     languages: tuple[str, ...]
     saved: str
 

@@ -89,7 +89,7 @@ def read_regular(path: Path) -> bytes:
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
+def cache_writes(folder: Path) -> Iterator[None]:
     """Converts an ``OSError`` while writing to a cache folder to a `SettingsError` that names the folder."""
     try:
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.specialize import GraphPlanner, Specialization
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
-from fusegen.families.gemm.heuristics import ProductChoice
+from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
@@ -62,7 +62,7 @@ class Lowered:
         return self._compiled.sources
 
     @cached_property
-    def choices(self) -> Mapping[int, ProductChoice]:
+    def choices(self) -> Mapping[int, MatmulChoice]:
         """Maps the position of each matmul in the graph to its selected implementation and the expected times."""
         return self._planner.choices(self.sizes)
 

@@ -17,7 +17,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
-from fusegen.passes.rewrite import moved_after_operands, rebuilt, rewritten
+from fusegen.passes.rewrite import copy_after_operands, rebuilt, rewritten
 
 Renaming = Callable[[str], str]
 """Returns a unique name for a new input that resembles the requested one."""
@@ -56,7 +56,7 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
         UnsupportedError: an operation has no rule.
     """
     key = names("random_key") if draws(graph) else None
-    primitives = rewritten(graph if key is None else with_key(graph, key), _expand_unruled)
+    primitives = rewritten(graph if key is None else with_random_key(graph, key), _expand_unruled)
     joint = _Joint(primitives, wrt, names, is_early=recompute == "auto" and _is_loss_of_logits(primitives))
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
@@ -240,7 +240,7 @@ class _Part:
 
     def position(self, position: int) -> int:
         """Returns a value's position in the new graph."""
-        return moved_after_operands(position, self._positions, lambda last: self.graph.nodes[last].args, self._rebuilt)
+        return copy_after_operands(position, self._positions, lambda last: self.graph.nodes[last].args, self._rebuilt)
 
     def cast(self, position: int, dtype: DType) -> int:
         """Returns a value's position in the new graph, in a dtype."""
@@ -263,7 +263,7 @@ class _Part:
 # Random bits in two passes: both draw them from one key, which is an input of the forward pass.
 
 
-def with_key(graph: Graph, name: str) -> Graph:
+def with_random_key(graph: Graph, name: str) -> Graph:
     """Adds an input for the key of random bits that have no key of their own, one int64."""
     keys: list[int] = []
 

@@ -18,6 +18,7 @@ from fusegen.bundle.programs import (
     File,
     built_passes,
     built_program,
+    cache_writes,
     limits,
     machine_of,
     new_folder,
@@ -26,7 +27,6 @@ from fusegen.bundle.programs import (
     tensor_argument,
     with_mark,
     write,
-    writing_to,
 )
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
@@ -108,18 +108,18 @@ def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manif
             number = sum(len(kernel.variants) for kernel in kernels.values())
             subdir = f"{plain(each.name)}/{each.target.name}"
             passes, files = _passes(traced, parameters, f"{subdir}-{number}")
-            with writing_to(folder):
+            with cache_writes(folder):
                 for file in files:
                     write(unfinished / file.path, file.content)
             for variant, files in _built(traced, passes, subdir, number):
                 marked, files = with_mark(variant, files, mark_of(known.parameters, variant))
-                with writing_to(folder):
+                with cache_writes(folder):
                     for file in files:
                         write(unfinished / file.path, file.content)
                 known = replace(known, variants=(*known.variants, marked))
             kernels[each.name] = known
         manifest = Manifest(version, tuple(kernels.values()))
-        with writing_to(folder):
+        with cache_writes(folder):
             write(unfinished / NAME, manifest_text(manifest).encode())
     return manifest
 

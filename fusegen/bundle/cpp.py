@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_structure
 
 from fusegen.bundle.build import BuildRequest, TracedCall, signature_of, traced_calls
 from fusegen.bundle.manifest import digest
+from fusegen.bundle.programs import cache_writes, new_folder, passes_by_all, require_name, require_new, tensor_argument, write
 from fusegen.bundle.programs import limits as rows_of
-from fusegen.bundle.programs import new_folder, passes_by_all, require_name, require_new, tensor_argument, write, writing_to
 from fusegen.compiler.backends import flags_of
 from fusegen.compiler.compile import CompiledGraph, compile_graph
 from fusegen.dtypes import DType
@@ -73,7 +73,7 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     texts = Texts(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
     content = unsealed(library_of(texts).read_bytes()) or b""
     shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
-    with new_folder(folder) as unfinished, writing_to(folder):
+    with new_folder(folder) as unfinished, cache_writes(folder):
         write(unfinished / shipped.library, content)
         for name, text in files.items():
             write(unfinished / name, text.encode())
@@ -185,7 +185,7 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
         files |= program_files(name, target.name, kind.programs)
         functions.setdefault(target.name, []).append(name)
     files["CMakeLists.txt"] = cmake_text(library, functions)
-    with new_folder(folder) as unfinished, writing_to(folder):
+    with new_folder(folder) as unfinished, cache_writes(folder):
         for file, text in files.items():
             write(unfinished / file, text.encode())
     return tuple(name for names in functions.values() for name in names)

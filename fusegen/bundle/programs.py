@@ -208,14 +208,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise BundleError(f"{folder} cannot be created: {error.strerror}", hint="give a folder whose parent exists") from None
     try:
         yield unfinished
-        with writing_to(folder):
+        with cache_writes(folder):
             unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager
-def writing_to(folder: Path) -> Iterator[None]:
+def cache_writes(folder: Path) -> Iterator[None]:
     """Converts errors of the file system to `BundleError`."""
     try:
         yield

@@ -20,7 +20,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.program.call import plan_workspace
-from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Step
+from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Step
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
 from fusegen.verify.record import COMMAND, TARGETS, SpecRecord, own_folder, path_of, read
@@ -142,7 +142,7 @@ def _plans(low: Lowered) -> str:
 
 
 def _step(step: Step, sizes: Mapping[str, int]) -> str:
-    if isinstance(step, LibraryProduct):
+    if isinstance(step, LibraryMatmul):
         shapes = [" × ".join(str(f(sizes)) for f in operand.shape) for operand in (step.a, step.b, step.out)]
         return f"torch.matmul: ({shapes[0]}) @ ({shapes[1]}) -> ({shapes[2]})"
     if isinstance(step, LibraryStep):
@@ -249,7 +249,7 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     read, written = step.traffic.read(low.sizes), step.traffic.written(low.sizes)
     bound = work.bound.value if work.bound else None
     figures = (read, written, work.flops.count, work.intensity, work.flops.uncounted, work.ridge, bound)
-    if isinstance(step, LibraryProduct):
+    if isinstance(step, LibraryMatmul):
         return StepFact(None, "library product", None, None, 0, *figures, step.reason)
     if isinstance(step, LoopStep):
         return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.described)

@@ -10,7 +10,7 @@ from fusegen.emit.cuda import assemble_parts
 from fusegen.errors import VerificationError
 from fusegen.families import family_of
 from fusegen.families.gemm.pipelines import is_heavy
-from fusegen.families.library import LIBRARY_PRODUCT
+from fusegen.families.library import LIBRARY_MATMUL
 from fusegen.fusion import Group
 from fusegen.fusion.groups import READ, strip_views
 from fusegen.ir.graph import Graph
@@ -23,7 +23,7 @@ from fusegen.schedule.kernel import Plan, Pointer
 from fusegen.schedule.memory import Memory
 from fusegen.schedule.names import identifier
 from fusegen.schedule.precision import approximations, contractions
-from fusegen.schedule.program import Launch, Program, Step, is_of_one_block
+from fusegen.schedule.program import Launch, Program, Step, has_one_block
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 
@@ -126,13 +126,13 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
     if columns or extent is None or not may_pad(extent):
         return False
     touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
-    heavy = [group for group in touching if group.kind is LIBRARY_PRODUCT and is_heavy(graph, group.anchors[0])]
+    heavy = [group for group in touching if group.kind is LIBRARY_MATMUL and is_heavy(graph, group.anchors[0])]
     return bool(heavy) and all(group.kind.is_strided for group in touching)
 
 
 def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
     """Operands of library matmuls whose views have no strides once their matrix is padded."""
-    products = (group.anchors[0] for group in groups if group.kind is LIBRARY_PRODUCT)
+    products = (group.anchors[0] for group in groups if group.kind is LIBRARY_MATMUL)
     for position in (p for matmul in products for p in graph.nodes[matmul].args):
         base = strided_view(graph, position).base
         if strided_view(padded, position).base != base:
@@ -185,7 +185,7 @@ def _brought_forward(steps: Sequence[Step]) -> list[Step]:
     """The steps, with launches of one block moved in front of an earlier launch that they can join."""
     reordered: list[Step] = []
     for step in steps:
-        position = _position_to_join(reordered, step) if isinstance(step, Launch) and is_of_one_block(step) else None
+        position = _position_to_join(reordered, step) if isinstance(step, Launch) and has_one_block(step) else None
         reordered.insert(len(reordered) if position is None else position, step)
     return reordered
 
@@ -209,7 +209,7 @@ def with_equal_blocks(steps: Sequence[Step], target: Target) -> dict[tuple[int, 
         return plans
     for run in _runs(steps, lambda *_: True):
         launches = [step for step in run if isinstance(step, Launch)]
-        small = [launch for launch in launches if is_of_one_block(launch)]
+        small = [launch for launch in launches if has_one_block(launch)]
         large = [launch for launch in launches if launch not in small] or launches
         fixed = [launch for launch in large if launch.plan is None or launch.plan.fixes_threads]
         is_crowded = any(launch.shared_bytes > _LITTLE for launch in large)

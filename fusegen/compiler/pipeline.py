@@ -13,8 +13,8 @@ from enum import Enum
 from fusegen import families
 from fusegen.families.attention.heads import attention_in_four_dims
 from fusegen.families.attention.library import with_library_attention
-from fusegen.families.gemm.partials import TILED, reduced_by_tiles
-from fusegen.families.gemm.passes import split_products, with_copied_rows
+from fusegen.families.gemm.partials import TILED, reduce_tiles_in_epilogue
+from fusegen.families.gemm.passes import copy_unaligned_rows, split_matmuls
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
@@ -22,7 +22,7 @@ from fusegen.passes.hoist import hoist
 from fusegen.passes.layouts import ORDERLESS, canonicalize_layouts
 from fusegen.passes.moments import RUNNING, SPREADS, cap_row_max, combine_moments, split_normalizers, sum_in_float64
 from fusegen.passes.rewrite import rewritten
-from fusegen.passes.rows_of_products import with_views_below_products
+from fusegen.passes.rows_of_products import move_views_below_matmuls
 from fusegen.passes.simplify import simplify
 from fusegen.passes.topk import sort_rows
 from fusegen.passes.writes import separate_writes
@@ -81,29 +81,32 @@ def _four_dims(graph: Graph) -> Graph:
     return graph if apart is graph else rewritten(apart, simplify)
 
 
-_PRODUCTS = (Op.MATMUL,)
+_MATMULS = (Op.MATMUL,)
 
 PASSES = (
-    Pass(
-        "views below products", Stage.TRACED, lambda graph, _: with_views_below_products(graph), (_PRODUCTS, (Op.RESHAPE, Op.SLICE))
-    ),
+    Pass("views below matmuls", Stage.TRACED, lambda graph, _: move_views_below_matmuls(graph), (_MATMULS, (Op.RESHAPE, Op.SLICE))),
     Pass("wide sums", Stage.TRACED, lambda graph, _: sum_in_float64(graph), ((*SPREADS, *RUNNING),), warps=False),
     Pass(
         "library attention",
         Stage.LIBRARY,
         lambda graph, rules: with_library_attention(graph, rules.target, rules.wrt, only_dropout=rules.only_dropout),
-        (_PRODUCTS, (Op.SOFTMAX, Op.SAFE_SOFTMAX)),
+        (_MATMULS, (Op.SOFTMAX, Op.SAFE_SOFTMAX)),
     ),
     Pass("expand", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, expand), (EXPANSIONS,)),
     Pass("simplify", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, simplify)),
-    Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_PRODUCTS, (Op.AMAX,), (Op.DIV,))),
+    Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_MATMULS, (Op.AMAX,), (Op.DIV,))),
     Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
     Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, sort_rows), ((Op.TOPK,),), warps=True),
     Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalize_layouts(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
-    Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
+    Pass("split matmuls", Stage.READY, lambda graph, rules: split_matmuls(graph, rules.target), (_MATMULS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
-    Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),
-    Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target, families.FAMILIES), (_PRODUCTS, TILED)),
+    Pass("copied rows", Stage.FUSION, lambda graph, rules: copy_unaligned_rows(graph, rules.target), (_MATMULS,)),
+    Pass(
+        "tiles",
+        Stage.FUSION,
+        lambda graph, rules: reduce_tiles_in_epilogue(graph, rules.target, families.FAMILIES),
+        (_MATMULS, TILED),
+    ),
     Pass("moments", Stage.FUSION, lambda graph, _: combine_moments(graph), ((Op.SUM,), (Op.SUB,)), warps=True),
     Pass("peaks", Stage.FUSION, lambda graph, _: split_normalizers(graph), ((Op.NORMALIZER,),), warps=True),
     Pass("capped peaks", Stage.FUSION, lambda graph, _: cap_row_max(graph), ((Op.TANH,), (Op.AMAX,))),

@@ -13,23 +13,23 @@ from fusegen import families
 from fusegen.compiler.lower import emit, lower, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import preferred, program_time
-from fusegen.families.attention import products_of_attention
+from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attentions_of, takes_library
-from fusegen.families.gemm.heuristics import CLASSES, Expected, ProductChoice, choose, class_of, depth_of, rows_of
+from fusegen.families.gemm.heuristics import CLASSES, Expected, MatmulChoice, choose, class_of, depth_of, rows_of
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.families.rows.plan import RowPlan
 from fusegen.fusion.driver import fuse
-from fusegen.fusion.groups import Group, products_of
+from fusegen.fusion.groups import Group, matmuls_of
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
-from fusegen.passes.full_reductions import Cuts, by_rows, cuts_of
+from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, row_splits
 from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
@@ -46,7 +46,7 @@ _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
-Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], ProductChoice]
+Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], MatmulChoice]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Fused:
     @cached_property
     def matmuls(self) -> tuple[int, ...]:
         """All matmuls of the graph."""
-        return products_of(self.graph)
+        return matmuls_of(self.graph)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _MatmulDecision:
     by_library: frozenset[int]
     fused: _Fused
     plans: Mapping[tuple[int, ...], ContractionPlan]
-    choices: Mapping[int, ProductChoice]
+    choices: Mapping[int, MatmulChoice]
 
     @property
     def key(self) -> MatmulKey:
@@ -149,10 +149,10 @@ class GraphPlanner:
         self.graph, self._target, self._wide, self._choose, self._bodies = graph, target, index64, choose, bodies
         self._specializations: dict[tuple[object, ...], Specialization] = {}
         self._with_first_plans: dict[tuple[object, ...], Specialization] = {}
-        self._matmuls = products_of(graph)
+        self._matmuls = matmuls_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._choices: dict[tuple[int, Group, int, int], ProductChoice] = {}
+        self._choices: dict[tuple[int, Group, int, int], MatmulChoice] = {}
 
     def at(self, sizes: Mapping[str, int], pins: Pins = _NO_PINS) -> Specialization:
         """The specialization for some sizes.
@@ -165,7 +165,7 @@ class GraphPlanner:
         with self._lock:
             return self._planned(self._classes(sizes), sizes, pins)
 
-    def choices(self, sizes: Mapping[str, int]) -> dict[int, ProductChoice]:
+    def choices(self, sizes: Mapping[str, int]) -> dict[int, MatmulChoice]:
         """Maps each matmul that a generated kernel could compute to the choice made for these sizes; positions are those of the
         fused graph."""
         with self._lock:
@@ -234,7 +234,7 @@ class GraphPlanner:
     def _decision(self, expected: Expected) -> _MatmulDecision:
         """Leaves matmuls to the library until each remaining matmul launch is expected to be faster than the library."""
         by_library: frozenset[int] = frozenset()
-        choices: dict[int, ProductChoice] = {}
+        choices: dict[int, MatmulChoice] = {}
         while True:
             fused = self._fuse(by_library)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
@@ -253,7 +253,7 @@ class GraphPlanner:
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
         return self._fused[by_library]
 
-    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> ProductChoice:
+    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> MatmulChoice:
         """The choice for one matmul launch. It depends only on the launch's own rows and depth."""
         rows, depth = _rows_and_depth(fused.graph, group.anchors[0])
         key = (fused.kind, group, expected.of(rows), expected.of(depth))
@@ -351,8 +351,8 @@ class Specializer:
         self._lock = lock or new_lock()
         self._target, self._wide, self._depth = target, index64, depth
         self._lengths = _reduced_lengths(graph)
-        self._loops = in_blocks(graph, products_of_attention(graph, target), depth)
-        self._planners: dict[tuple[bool, SizeFacts | None, Cuts], GraphPlanner] = {}
+        self._loops = in_blocks(graph, matmuls_of_attention(graph, target), depth)
+        self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
         self._bodies: dict[Blocks, Specializer] = {}
         self._graphs = (graph, graph if self._loops is None else self._loops.graph)  # without and with loops
         self._attentions = () if library is None else attentions_of(library)
@@ -392,9 +392,9 @@ class Specializer:
     def _cut_or_whole(self, sizes: SizeValues, *, is_general: bool, with_loops: bool) -> GraphPlanner:
         """The planner whose reductions are cut into rows if that is expected to be faster: few results leave most SMs idle."""
         graph = self._graphs[with_loops]
-        cuts = cuts_of(graph, sizes, self._target.sms)
+        cuts = row_splits(graph, sizes, self._target.sms)
 
-        def planner(cuts: Cuts) -> GraphPlanner:
+        def planner(cuts: RowSplits) -> GraphPlanner:
             lengths = dict.fromkeys((*self._lengths, *(extent for _, cut in cuts for extent in cut.extents)))
             facts = None if is_general else tuple(_fact(extent, sizes) for extent in lengths)
             return self._planner(facts, cuts, with_loops=with_loops)
@@ -404,7 +404,7 @@ class Specializer:
         whole, cut = planner(()), planner(cuts)
         return cut if _is_faster(cut.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
 
-    def _planner(self, facts: SizeFacts | None, cuts: Cuts, *, with_loops: bool) -> GraphPlanner:
+    def _planner(self, facts: SizeFacts | None, cuts: RowSplits, *, with_loops: bool) -> GraphPlanner:
         graph, key = self._graphs[with_loops], (with_loops, facts, cuts)
         if key not in self._planners:
             loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
@@ -412,7 +412,7 @@ class Specializer:
             def bodies(sizes: SizeValues) -> Bodies:
                 return {blocks: self._body(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            rewritten = by_rows(_with_facts(graph, facts or ()), cuts)
+            rewritten = reduce_in_two_steps(_with_facts(graph, facts or ()), cuts)
             self._planners[key] = GraphPlanner(rewritten, self._target, index64=self._wide, bodies=bodies, lock=self._lock)
         return self._planners[key]
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.files import read_regular, write_atomically, writing_to
+from fusegen.files import cache_writes, read_regular, write_atomically
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, Program, extents, group_digest
 from fusegen.settings import cache_folder, settings
@@ -168,7 +168,7 @@ def write_record(key: TuningKey, record: TuningRecord) -> None:
     """
     folder = cache_folder("tuned")
     document = {"format": FORMAT, "launch": key.launch, "device": key.device, "entry": asdict(record)}
-    with writing_to(folder):
+    with cache_writes(folder):
         write_atomically(folder / key.folder / key.file, (json.dumps(document, indent=1) + "\n").encode())
 
 

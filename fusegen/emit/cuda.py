@@ -18,7 +18,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.schedule.math import Fast, MathFunction
-from fusegen.schedule.program import Launch, is_of_one_block, whole_launch
+from fusegen.schedule.program import Launch, has_one_block, horizontal_launch
 from fusegen.source import Source, section
 from fusegen.target import Target
 
@@ -248,8 +248,8 @@ def _access(count: int) -> int:
 
 def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: Target) -> Source:
     """Returns the source of a kernel of at least two parts, from the source of each part."""
-    whole = whole_launch(parts)
-    large = [part for part in parts if not is_of_one_block(part)]  # registers must leave room for their blocks
+    whole = horizontal_launch(parts)
+    large = [part for part in parts if not has_one_block(part)]  # registers must leave room for their blocks
     names = [f"part_{part.part}" for part in parts]
     own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
     pipeline = render(

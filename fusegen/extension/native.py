@@ -29,7 +29,7 @@ import torch
 from fusegen import native
 from fusegen.emit.environment import templates
 from fusegen.errors import CompileError, FusegenError, ToolNotFoundError
-from fusegen.files import is_whole, sealed, write_atomically, writing_to
+from fusegen.files import cache_writes, is_whole, sealed, write_atomically
 from fusegen.jit.host import ProcessResult, find_compiler, is_ending, run
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
@@ -76,7 +76,7 @@ def library_of(texts: Texts) -> Path:
     library = folder / f"{key_of(texts)}.so"
     if not is_whole(library):
         print(f"fusegen: building the extension of {texts.name} (torch's headers take a while) …", file=sys.stderr, flush=True)
-        with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as inner:
+        with cache_writes(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as inner:
             content = build_library(texts, Path(inner))
             write_atomically(library.with_suffix(".cpp"), next(iter(texts.files.values())).encode())
             write_atomically(library, sealed(content))
@@ -218,7 +218,7 @@ def _build_once(library: Path) -> None:
     for leftover in folder.glob(f"{prefix}*"):  # of a killed process: there is one build at a time
         shutil.rmtree(leftover, ignore_errors=True)
     try:
-        with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix=prefix, ignore_cleanup_errors=True) as inner:
+        with cache_writes(folder), tempfile.TemporaryDirectory(dir=folder, prefix=prefix, ignore_cleanup_errors=True) as inner:
             content = build_library(_native_texts(), Path(inner))
     except CompileError as error:  # other errors may be fixed by installing a compiler, or freeing disk space
         if not is_ending():

@@ -35,7 +35,7 @@ from fusegen.program.call import LibraryResult, Role, StridedOperand
 from fusegen.program.formula import Formula, formula_of
 from fusegen.schedule.context import Context
 from fusegen.schedule.memory import formulas
-from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step, Traffic
+from fusegen.schedule.program import LibraryMatmul, LibraryStep, LoopStep, Step, Traffic
 from fusegen.target import Target
 
 _SETTINGS = ("scale", "causal", "dropout", "descending")
@@ -43,7 +43,7 @@ _SETTINGS = ("scale", "causal", "dropout", "descending")
 _RESULT_ATTRIBUTES = ("result", "order", "dtype", "shape")
 """Attributes that distinguish the results of one call."""
 
-LIBRARY_PRODUCT = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
+LIBRARY_MATMUL = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
 LIBRARY_CALL = GroupKind("library call", reads_as_typed=True, is_library=True)
 LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
 
@@ -66,7 +66,7 @@ class AccumulationFamily(KernelFamily):
 class LibraryFamily(KernelFamily):
     """Matmuls and functions that torch computes, and loops over blocks of rows."""
 
-    kinds = (LIBRARY_PRODUCT, LIBRARY_CALL, LOOP)
+    kinds = (LIBRARY_MATMUL, LIBRARY_CALL, LOOP)
     needs = (Family.CONTRACTION, Family.LIBRARY)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
@@ -75,13 +75,13 @@ class LibraryFamily(KernelFamily):
         return call_group(graph, root) if graph.nodes[root].family is Family.LIBRARY else None
 
     def lower(self, context: Context) -> Sequence[Step]:
-        lowered = {LIBRARY_PRODUCT: lower_library, LIBRARY_CALL: lower_call, LOOP: lower_blocks}
+        lowered = {LIBRARY_MATMUL: lower_library, LIBRARY_CALL: lower_call, LOOP: lower_blocks}
         return lowered[context.group.kind](context)
 
 
 def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
     inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[matmul].args}))
-    return Group(LIBRARY_PRODUCT, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
+    return Group(LIBRARY_MATMUL, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
 
 
 def accumulation(graph: Graph, put: int) -> int | None:
@@ -140,11 +140,11 @@ def lower_library(context: Context) -> Sequence[Step]:
     a, b = _operands(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
     padded = _padded(context.graph, product)
-    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
+    step = LibraryMatmul(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
     return [*_in_parts(context, product, step), *placement.copies]
 
 
-def _in_parts(context: Context, product: int, step: LibraryProduct) -> list[LibraryProduct]:
+def _in_parts(context: Context, product: int, step: LibraryMatmul) -> list[LibraryMatmul]:
     """Splits a library matmul with padded rows in two calls: a multiple of 8 elements, and the rest.
 
     cuBLAS requires this for rows of the result, and for operands that are contiguous along the result's rows.
@@ -171,7 +171,7 @@ def _part(operand: StridedOperand, dim: int, start: int, length: int) -> Strided
     return replace(operand, shape=tuple(shape), offset=operand.offset + operand.strides[dim] * start)
 
 
-def _traffic(context: Context, step: LibraryProduct) -> Traffic:
+def _traffic(context: Context, step: LibraryMatmul) -> Traffic:
     a, b, out = (_bytes(context, operand) for operand in (step.a, step.b, step.out))
     return Traffic(a + b + out if step.adds else a + b, out)
 
@@ -180,13 +180,13 @@ def _bytes(context: Context, operand: StridedOperand) -> Formula:
     return reduce(mul, operand.shape, formula_of(context.memory.spec(operand.buffer).dtype.itemsize))
 
 
-def _accumulating(context: Context, product: int) -> LibraryProduct:
+def _accumulating(context: Context, product: int) -> LibraryMatmul:
     (value,) = context.group.outputs
     (target,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
     out = _operand(context.reads[target], strided_view(context.graph, target))
     a, b = _operands(context, product)
     padded = _padded(context.graph, product)
-    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
+    return LibraryMatmul(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
 
 
 def _padded(graph: Graph, product: int) -> tuple[int, ...]:

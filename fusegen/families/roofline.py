@@ -17,7 +17,7 @@ from fusegen.fusion.groups import computed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.schedule.program import Launch, LibraryProduct, LoopStep, Step
+from fusegen.schedule.program import Launch, LibraryMatmul, LoopStep, Step
 from fusegen.target import Target
 from fusegen.units import human_flops
 
@@ -137,7 +137,7 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
     if step.group.kind is ATTENTION:
         return _fused_attention_flops(step, graph, matmuls, sizes)
     count = sum(_node_flops(graph, position, needed[position], sizes) for position in _distinct(graph, needed))
-    if isinstance(step, LibraryProduct):  # possibly a part of a matmul
+    if isinstance(step, LibraryMatmul):  # possibly a part of a matmul
         total = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
         count = count * prod(extent(sizes) for extent in step.out.shape) // max(total, 1)
     return Flops(count, _dtype(step, graph, needed, matmuls), bool(matmuls), tuple(_uncounted(graph, step, needed)))

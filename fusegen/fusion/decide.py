@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from fusegen.fusion.accumulator import reduces_heads
-from fusegen.fusion.groups import Materialized, is_as_large, is_stored_elsewhere, operand_base, products_of, strip_views
+from fusegen.fusion.groups import Materialized, is_as_large, is_stored_elsewhere, matmuls_of, operand_base, strip_views
 from fusegen.fusion.matcher import Claims, Decision, Matcher
 from fusegen.fusion.order import separate_copies
 from fusegen.ir.graph import Graph, Node
@@ -29,7 +29,7 @@ def decide(
     ``separate`` are writes that need a kernel of their own, ``once`` values that one kernel computes for all readers.
     """
     own = separate_copies(graph, separate)
-    products = products_of(graph)
+    products = matmuls_of(graph)
     claims = Claims(ends=set(own))
     for family in families:
         family.claim(graph, target, claims)

@@ -15,7 +15,7 @@ from fusegen.fusion.groups import Group, Materialized, computed, is_stored_elsew
 from fusegen.fusion.grow import absorb, grow, merge_independent
 from fusegen.fusion.matcher import Matcher, applicable
 from fusegen.fusion.order import blocked_writes, first_write, in_order, with_write_indices
-from fusegen.ir.graph import Graph, Node, check_repetition
+from fusegen.ir.graph import Graph, Node, check_total_recompute
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.writes import WriteTimes
 from fusegen.target import Target
@@ -74,7 +74,7 @@ def _unordered(
         group = absorb(graph, group, sorted(candidates, reverse=True), families, decision.materialized, times, groups)
         groups.append(group)
         count += len(computed(graph, group))
-        check_repetition(graph, count)
+        check_total_recompute(graph, count)
         done |= {root, *group.outputs}
         required |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
     groups = _without_unread(graph, merge_independent(graph, groups, families, decision, times))

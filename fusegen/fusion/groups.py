@@ -224,7 +224,7 @@ def _inputs_below(graph: Graph, group: Group, roots: Iterable[int]) -> set[int]:
     return inputs
 
 
-def products_below(graph: Graph, root: int, materialized: Collection[int] = ()) -> list[int]:
+def matmuls_below(graph: Graph, root: int, materialized: Collection[int] = ()) -> list[int]:
     """Returns the matmuls that the root reaches through unmaterialized pointwise nodes and views, the latest first."""
     products: set[int] = set()
     stack = list(graph.nodes[root].args)
@@ -242,7 +242,7 @@ def products_below(graph: Graph, root: int, materialized: Collection[int] = ()) 
     return sorted(products, reverse=True)
 
 
-def products_of(graph: Graph) -> tuple[int, ...]:
+def matmuls_of(graph: Graph) -> tuple[int, ...]:
     return tuple(position for position, node in graph if node.op is Op.MATMUL)
 
 

@@ -10,7 +10,7 @@ from fusegen.fusion.groups import Group, is_stored_elsewhere, strip_views
 from fusegen.fusion.producers import Producers, computed_index, walk
 from fusegen.fusion.space import producers_of, unrolled
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, address, are_apart, base, broadcast_index, gathers, identity_axes, owner
+from fusegen.ir.index_map import Position, address, are_disjoint, base, broadcast_index, gathers, identity_axes, owner
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.writes import BEFORE, COMPUTED, NEVER, WriteTimes
@@ -193,7 +193,7 @@ def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     if not group.kind.writes_in_place or (gathers(graph, put) and not _covers_domain(graph, group, put)):
         return True
     earlier = [other for other in written_by(graph, group) if other < put and owner(graph, other) == memory]
-    if not all(are_apart(graph, put, other) for other in earlier):
+    if not all(are_disjoint(graph, put, other) for other in earlier):
         return True
     read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and owner(graph, p) == memory]
     if not read:

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.fusion.groups import READ, Domain
-from fusegen.ir.graph import Graph, Node, check_spread
+from fusegen.ir.graph import Graph, Node, check_recompute
 from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, same
@@ -70,7 +70,7 @@ def walk(
         element = stack.pop()
         if element not in seen:
             seen.add(element)
-            check_spread(graph, len(seen))
+            check_recompute(graph, len(seen))
             stack += visit.below(element)
     producers.visited += len(seen)
 

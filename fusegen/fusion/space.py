@@ -18,7 +18,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.reductions import operation_of
 from fusegen.ir.symbolic import Axes, Dim, Index, Modulo, literal, same, simplify_dim
-from fusegen.passes.topk import MOST, is_of_few
+from fusegen.passes.topk import MOST, is_from_topk
 
 _MOST = 8  # elements per thread, each with results and operands in registers
 _MOST_ELEMENTS = 512  # most values visited for a thread's elements
@@ -169,7 +169,7 @@ def row_elements(graph: Graph, position: int, domain: Domain, axes: Axes) -> tup
     if not all(same(a, b) for d, (a, b) in enumerate(pairs) if d not in domain.columns):
         return ()
     count = literal(shape[-1])
-    if domain.columns == (len(shape) - 1,) and count is not None and 1 < count <= MOST and is_of_few(graph.nodes, position):
+    if domain.columns == (len(shape) - 1,) and count is not None and 1 < count <= MOST and is_from_topk(graph.nodes, position):
         return tuple((*own[:-1], number) for number in range(count))
     is_full = all(same(a, b) for a, b in pairs)
     per_row = all(same(a, 1) for d, (a, _) in enumerate(pairs) if d in domain.columns)

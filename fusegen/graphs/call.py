@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Conditions, PlaceKind, StatePlace, StateRead, exact, is_plain, same
+from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exact, is_plain, same
 from fusegen.native import NativeChoice, loaded
 
 # Memory of static key-value caches, owned by recorded graphs, which read and write fixed addresses. Each `generate` makes a new
@@ -260,7 +260,7 @@ class SignatureCheck:
         self._phases = [view.phase(*self._tokens) for view in call.views]
         conditions = Conditions()
         for function, arguments in _setting_getters(call.tensors[0].device.type):
-            conditions.read(StateRead(StatePlace(function, PlaceKind.RESULT, arguments), function(*arguments)))
+            conditions.read(StateRead(StateLocation(function, AccessKind.RESULT, arguments), function(*arguments)))
         self._has_settings = conditions.function()
 
     @classmethod

@@ -23,7 +23,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Conditions, PlaceKind, StateGuard, StatePlace, StateRead, cell_contents
+from fusegen.guards import AccessKind, Conditions, StateGuard, StateLocation, StateRead, cell_contents
 from fusegen.native import NativeChoice
 from fusegen.runtime.executable import Executable
 from fusegen.trace import is_tracing
@@ -85,10 +85,10 @@ class Reads:
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
         facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
         for each in modules:
-            facts.read(StateRead(StatePlace(each, PlaceKind.TYPE), type(each)))
-            facts.identity(StatePlace(each, PlaceKind.ATTRIBUTE, "__dict__"), vars(each))
+            facts.read(StateRead(StateLocation(each, AccessKind.TYPE), type(each)))
+            facts.identity(StateLocation(each, AccessKind.ATTRIBUTE, "__dict__"), vars(each))
             for name in _DICTIONARIES:
-                facts.identity(StatePlace(vars(each), PlaceKind.ITEM, name), vars(each)[name])
+                facts.identity(StateLocation(vars(each), AccessKind.ITEM, name), vars(each)[name])
         facts.holds(_NoHooks(modules))
         if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]
@@ -108,7 +108,7 @@ class Reads:
             if isinstance(held, CellType | FunctionType):
                 names = _FUNCTION_PARTS if isinstance(held, FunctionType) else ("cell_contents",) if cell_contents(held) else ()
                 for name in names:
-                    facts.read(StateRead(StatePlace(held, PlaceKind.ATTRIBUTE, name), getattr(held, name)))
+                    facts.read(StateRead(StateLocation(held, AccessKind.ATTRIBUTE, name), getattr(held, name)))
             elif isinstance(held, dict | type) and id(held) not in own:
                 for name in self.names & _values(held).keys():
                     facts.item(held, name)
@@ -178,20 +178,20 @@ def _add_read(facts: Conditions, read: StateRead, modules: set[int]) -> None:
     is_module = id(owner) in modules
     if kind in _KIND_DICTIONARIES:
         facts.item(getattr(owner, _KIND_DICTIONARIES[kind]), key)
-    elif kind is PlaceKind.ITEM:
+    elif kind is AccessKind.ITEM:
         facts.item(owner, key)
-    elif is_module and (kind is PlaceKind.TYPE or str(key).endswith("_hooks")):  # checked separately
+    elif is_module and (kind is AccessKind.TYPE or str(key).endswith("_hooks")):  # checked separately
         return
     elif kind in _LOOKUPS and (held := _holder(owner, str(key), is_module)) is not None:
         facts.item(held, key)
-    elif kind is not PlaceKind.HAS or not is_module:  # the number of a module's variables is checked
+    elif kind is not AccessKind.HAS or not is_module:  # the number of a module's variables is checked
         facts.read(read)
 
 
-_KIND_DICTIONARIES = {PlaceKind.PARAMETER: "_parameters", PlaceKind.BUFFER: "_buffers", PlaceKind.SUBMODULE: "_modules"}
+_KIND_DICTIONARIES = {AccessKind.PARAMETER: "_parameters", AccessKind.BUFFER: "_buffers", AccessKind.SUBMODULE: "_modules"}
 
 
-_LOOKUPS = (PlaceKind.ATTRIBUTE, PlaceKind.METHOD, PlaceKind.DEFINED, PlaceKind.HAS)
+_LOOKUPS = (AccessKind.ATTRIBUTE, AccessKind.METHOD, AccessKind.DEFINED, AccessKind.HAS)
 
 
 def _holder(owner: Any, name: str, is_module: bool) -> Variables | type | None:

@@ -4,19 +4,19 @@
 `StateGuard` compiles the reads to one function that tells whether a later call would read the same values.
 """
 
-from fusegen.guards.changes import ChangeError, refusing_changes
+from fusegen.guards.changes import ChangeError, rejecting_side_effects
 from fusegen.guards.check import StateGuard
-from fusegen.guards.places import Conditions, PlaceKind, StatePlace, StateRead
+from fusegen.guards.places import AccessKind, Conditions, StateLocation, StateRead
 from fusegen.guards.recorder import StateRecorder
 from fusegen.guards.values import cell_contents, contents, exact, has_identity, is_plain, matcher, same
 
 __all__ = [
     "ChangeError",
     "Conditions",
-    "PlaceKind",
+    "AccessKind",
     "StateRead",
     "StateRecorder",
-    "StatePlace",
+    "StateLocation",
     "StateGuard",
     "cell_contents",
     "contents",
@@ -24,6 +24,6 @@ __all__ = [
     "has_identity",
     "is_plain",
     "matcher",
-    "refusing_changes",
+    "rejecting_side_effects",
     "same",
 ]

@@ -1,7 +1,7 @@
 """Detects side effects of a traced function that later calls would not repeat.
 
-In `refusing_changes`, writes to existing objects are undone and rejected, and I/O and other irreversible effects are rejected.
-Drawing from a Python or NumPy generator is rejected always; torch's random functions are rejected where they are called.
+In `rejecting_side_effects`, writes to existing objects are undone and rejected, and I/O and other irreversible effects are
+rejected. Drawing from a Python or NumPy generator is rejected always; torch's random functions are rejected where they are called.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _THREAD = _Thread()
 
 
 @contextmanager
-def refusing_changes() -> Iterator[None]:
+def rejecting_side_effects() -> Iterator[None]:
     """Makes traces of this thread reject functions that change objects which existed before the call."""
     previous, _THREAD.refuses = _THREAD.refuses, True
     try:
@@ -53,7 +53,7 @@ def refusing_changes() -> Iterator[None]:
         _THREAD.refuses = previous
 
 
-def refuses_changes() -> bool:
+def rejects_side_effects() -> bool:
     return _THREAD.refuses
 
 
@@ -62,7 +62,7 @@ class ChangeError(UnsupportedError):
 
 
 class Changes:
-    """Detects changes of existing objects in traces under `refusing_changes`."""
+    """Detects changes of existing objects in traces under `rejecting_side_effects`."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, _Snapshot]] = []

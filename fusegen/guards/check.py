@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.guards.places import GONE, Conditions, Counterparts, PlaceKind, StatePlace, StateRead
+from fusegen.guards.places import GONE, AccessKind, Conditions, Counterparts, StateLocation, StateRead
 from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same, weak
 
 CapturedTensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -26,20 +26,20 @@ class CapturedTensor:
 
     name: str
     type: type
-    slot: StatePlace
+    slot: StateLocation
 
 
 @dataclass(frozen=True)
 class TensorQuestion:
     """A query of a captured tensor during tracing. The guard repeats it and compares the results."""
 
-    slot: StatePlace
+    slot: StateLocation
     holds: Callable[[torch.Tensor], bool]
 
     @classmethod
     def of(
         cls,
-        slot: StatePlace,
+        slot: StateLocation,
         tensor: torch.Tensor,
         function: Callable[..., Any],
         args: Sequence[Any],
@@ -183,7 +183,7 @@ class _WeakRead:
     """A read that does not keep its owner and value alive."""
 
     owner: Callable[[], Any]
-    kind: PlaceKind
+    kind: AccessKind
     key: object
     value: Callable[[], Any]
     holds: Callable[[Any], bool] | None
@@ -197,11 +197,11 @@ class _WeakRead:
         owner, value = self.owner(), self.value()
         if owner is _COLLECTED or value is _COLLECTED:
             return None
-        return StateRead(StatePlace(owner, self.kind, self.key), value, self.holds, self.was_empty)
+        return StateRead(StateLocation(owner, self.kind, self.key), value, self.holds, self.was_empty)
 
 
 _COLLECTED = object()
-_NO_LOCATION = StatePlace(None, PlaceKind.ITEM)
+_NO_LOCATION = StateLocation(None, AccessKind.ITEM)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -272,16 +272,16 @@ class _Writer:
         """Requires that a location holds the same plain value, object or container contents, or a tensor of the same type."""
         of_argument = id(read.slot.owner) in self._bound or id(read.value) in self._bound  # depends on an argument
         of_tensor = is_a(read.slot.owner, torch.Tensor) or is_a(read.value, torch.Tensor)
-        if not (of_argument or of_tensor or read.slot.kind is PlaceKind.CACHE):  # one location for all calls
+        if not (of_argument or of_tensor or read.slot.kind is AccessKind.CACHE):  # one location for all calls
             self._has_conditions = True
             self._conditions.identity(read.slot, read.value)
             if read.was_empty:
-                self._conditions.identity(StatePlace(read.value, PlaceKind.LENGTH), 0)
+                self._conditions.identity(StateLocation(read.value, AccessKind.LENGTH), 0)
             elif read.holds is not None and not is_plain(read.value):
                 self._conditions.holds(read.holds, read.value)
             return
         location, value = self._place(read.slot), read.value
-        if read.slot.kind is PlaceKind.CACHE:
+        if read.slot.kind is AccessKind.CACHE:
             self._require(f"{self._constant(read.holds)}({location})")
         elif value is None or value is True or value is False:
             self._require(f"{location} is {value}")
@@ -296,7 +296,7 @@ class _Writer:
         elif read.holds is not None:
             holds = "not v" if read.was_empty else f"{self._constant(read.holds)}(v)"
             self._require(f"(v := {location}) is {self._constant(value)} and {holds}")
-        elif id(read.slot.owner) in self._bound and read.slot.kind is PlaceKind.ATTRIBUTE:
+        elif id(read.slot.owner) in self._bound and read.slot.kind is AccessKind.ATTRIBUTE:
             self._bind(value, location)
         else:
             self._require(f"{location} is {self._object(value)}")
@@ -307,7 +307,7 @@ class _Writer:
     def aliases(self, reads: Sequence[StateRead], compares: bool) -> None:
         """Requires that locations which held the same tensor still hold the same one. If code compares identities, different
         tensors must stay different."""
-        holders: dict[int, list[StatePlace]] = {}
+        holders: dict[int, list[StateLocation]] = {}
         for read in reads:
             if is_a(read.value, torch.Tensor):
                 holders.setdefault(id(read.value), []).append(read.slot)
@@ -338,10 +338,10 @@ class _Writer:
     def _require(self, condition: str) -> None:
         self.lines.append(f"if not ({condition}): return None")
 
-    def _place(self, slot: StatePlace) -> str:
+    def _place(self, slot: StateLocation) -> str:
         return slot.text(self._object(slot.owner), self._constant(slot.key) if type(slot.key) not in (str, int) else "")
 
-    def _tensor(self, slot: StatePlace) -> str:
+    def _tensor(self, slot: StateLocation) -> str:
         return self._names.get(id(slot)) or self._place(slot)
 
     def _object(self, value: object) -> str:
@@ -374,7 +374,7 @@ class _Writer:
 def _asked(
     reads: Sequence[StateRead], questions: Sequence[TensorQuestion], answers: Collection[tuple[int, str]], compares_identity: bool
 ) -> tuple[str, ...]:
-    queries = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is PlaceKind.RESULT]
+    queries = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is AccessKind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
         queries.append("a property of a captured tensor")
     queries += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]

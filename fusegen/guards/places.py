@@ -24,7 +24,7 @@ from fusegen.native import NativeChoice
 GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
 
 
-class PlaceKind(Enum):
+class AccessKind(Enum):
     """The access from an owner to a location, as an expression of the owner ``o`` and the key ``k``."""
 
     ATTRIBUTE = "getattr({o}, {k})"
@@ -44,11 +44,11 @@ class PlaceKind(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class StatePlace:
+class StateLocation:
     """A storage location: an owner (an object, a dictionary of variables, a function) and an access in it."""
 
     owner: Any
-    kind: PlaceKind
+    kind: AccessKind
     key: object = None
 
     def get(self) -> Any:
@@ -57,26 +57,26 @@ class StatePlace:
     def text(self, owner: str, key: str) -> str:
         """Returns a Python expression of the location. `key` is an expression, used unless the key is a literal."""
         is_name = isinstance(self.key, str) and self.key.isidentifier() and self.key.isascii() and not iskeyword(self.key)
-        if self.kind is PlaceKind.ATTRIBUTE and is_name:
+        if self.kind is AccessKind.ATTRIBUTE and is_name:
             return f"{owner}.{self.key}"
         return self.kind.value.format(o=owner, k=repr(self.key) if type(self.key) in (str, int) else key)
 
 
-_GETTERS: dict[PlaceKind, Callable[[Any, Any], Any]] = {
-    PlaceKind.ATTRIBUTE: getattr,
-    PlaceKind.ITEM: lambda owner, key: owner[key],
-    PlaceKind.TYPE: lambda owner, _: type(owner),
-    PlaceKind.PARAMETER: lambda owner, key: owner._parameters[key],
-    PlaceKind.BUFFER: lambda owner, key: owner._buffers[key],
-    PlaceKind.SUBMODULE: lambda owner, key: owner._modules[key],
-    PlaceKind.METHOD: lambda owner, key: method.__func__ if (method := getattr(owner, key)).__self__ is owner else None,
-    PlaceKind.DEFINED: lambda owner, key: owner.__dict__[key],
-    PlaceKind.HAS: hasattr,
-    PlaceKind.CELL: lambda owner, key: owner.__closure__[key].cell_contents,
-    PlaceKind.LENGTH: lambda owner, _: len(owner),
-    PlaceKind.RESULT: lambda owner, key: owner(*key),
-    PlaceKind.MISSING: lambda owner, key: owner.keys().isdisjoint(key),
-    PlaceKind.CACHE: lambda owner, _: owner.cache_info(),
+_GETTERS: dict[AccessKind, Callable[[Any, Any], Any]] = {
+    AccessKind.ATTRIBUTE: getattr,
+    AccessKind.ITEM: lambda owner, key: owner[key],
+    AccessKind.TYPE: lambda owner, _: type(owner),
+    AccessKind.PARAMETER: lambda owner, key: owner._parameters[key],
+    AccessKind.BUFFER: lambda owner, key: owner._buffers[key],
+    AccessKind.SUBMODULE: lambda owner, key: owner._modules[key],
+    AccessKind.METHOD: lambda owner, key: method.__func__ if (method := getattr(owner, key)).__self__ is owner else None,
+    AccessKind.DEFINED: lambda owner, key: owner.__dict__[key],
+    AccessKind.HAS: hasattr,
+    AccessKind.CELL: lambda owner, key: owner.__closure__[key].cell_contents,
+    AccessKind.LENGTH: lambda owner, _: len(owner),
+    AccessKind.RESULT: lambda owner, key: owner(*key),
+    AccessKind.MISSING: lambda owner, key: owner.keys().isdisjoint(key),
+    AccessKind.CACHE: lambda owner, _: owner.cache_info(),
 }
 
 
@@ -84,7 +84,7 @@ _GETTERS: dict[PlaceKind, Callable[[Any, Any], Any]] = {
 class StateRead:
     """A read during tracing. For a container, `holds` tells whether its contents are unchanged; it is None for other values."""
 
-    slot: StatePlace
+    slot: StateLocation
     value: Any
     holds: Callable[[Any], bool] | None = None
     was_empty: bool = False
@@ -96,11 +96,11 @@ PATH_SEPARATOR = "\t"
 # can guard itself.
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
-_MEMBERS = (PlaceKind.ATTRIBUTE, PlaceKind.PARAMETER, PlaceKind.BUFFER, PlaceKind.SUBMODULE)
+_MEMBERS = (AccessKind.ATTRIBUTE, AccessKind.PARAMETER, AccessKind.BUFFER, AccessKind.SUBMODULE)
 
 
 def find_paths(
-    function: object, arguments: Mapping[int, object], reads: Sequence[StateRead], slots: Sequence[StatePlace]
+    function: object, arguments: Mapping[int, object], reads: Sequence[StateRead], slots: Sequence[StateLocation]
 ) -> tuple[str | None, ...]:
     """Finds paths to locations from the function and its arguments.
 
@@ -146,20 +146,20 @@ def _inner(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"key {key}", inner) for key, inner in value.items() if isinstance(key, str) and _is_key(key))
 
 
-def _path(known: Mapping[int, str], slot: StatePlace) -> str | None:
+def _path(known: Mapping[int, str], slot: StateLocation) -> str | None:
     start, step = known.get(id(slot.owner)), _step(slot)
     return None if start is None or step is None else f"{start}{PATH_SEPARATOR}{step}"
 
 
-def _step(slot: StatePlace) -> str | None:
+def _step(slot: StateLocation) -> str | None:
     key = slot.key
     if isinstance(key, str) and not _is_key(key):
         return None
     if slot.kind in _MEMBERS and isinstance(key, str):
         return f"member {key}"
-    if slot.kind is PlaceKind.CELL:
+    if slot.kind is AccessKind.CELL:
         return f"cell {key}"
-    if slot.kind is PlaceKind.ITEM and type(key) in (int, str):
+    if slot.kind is AccessKind.ITEM and type(key) in (int, str):
         return f"item {key}" if type(key) is int else f"key {key}"
     return None
 
@@ -174,26 +174,26 @@ _Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.
 
 _MAX_ELEMENTS = 64  # containers with more elements are compared by a matcher or by length
 _NATIVE_KINDS = (
-    PlaceKind.ITEM,
-    PlaceKind.ATTRIBUTE,
-    PlaceKind.TYPE,
-    PlaceKind.CELL,
-    PlaceKind.LENGTH,
-    PlaceKind.RESULT,
-    PlaceKind.METHOD,
-    PlaceKind.HAS,
-    PlaceKind.MISSING,
-    PlaceKind.DEFINED,
-    PlaceKind.PARAMETER,
-    PlaceKind.BUFFER,
-    PlaceKind.SUBMODULE,
+    AccessKind.ITEM,
+    AccessKind.ATTRIBUTE,
+    AccessKind.TYPE,
+    AccessKind.CELL,
+    AccessKind.LENGTH,
+    AccessKind.RESULT,
+    AccessKind.METHOD,
+    AccessKind.HAS,
+    AccessKind.MISSING,
+    AccessKind.DEFINED,
+    AccessKind.PARAMETER,
+    AccessKind.BUFFER,
+    AccessKind.SUBMODULE,
 )
 
 _DICTIONARIES = {
-    PlaceKind.DEFINED: "__dict__",
-    PlaceKind.PARAMETER: "_parameters",
-    PlaceKind.BUFFER: "_buffers",
-    PlaceKind.SUBMODULE: "_modules",
+    AccessKind.DEFINED: "__dict__",
+    AccessKind.PARAMETER: "_parameters",
+    AccessKind.BUFFER: "_buffers",
+    AccessKind.SUBMODULE: "_modules",
 }
 
 
@@ -204,7 +204,7 @@ class Conditions:
     def __init__(self, is_weak: Callable[[object], bool] = lambda _: False) -> None:
         self._is_weak = is_weak
         self._references: dict[int, weakref.ref[Any] | None] = {}  # by ids of owners and values
-        self._places: list[tuple[StatePlace, Any]] = []
+        self._places: list[tuple[StateLocation, Any]] = []
         self._known: set[tuple[int, object]] = set()
         self._sized: dict[int, Any] = {}
         self._tensors: dict[int, Tensor] = {}
@@ -216,7 +216,7 @@ class Conditions:
             return
         self._known.add((id(owner), key))
         held = self._classes.setdefault(owner, vars(owner)) if isinstance(owner, type) else owner
-        self._add_location(StatePlace(held, PlaceKind.ITEM, key), held[key])
+        self._add_location(StateLocation(held, AccessKind.ITEM, key), held[key])
 
     def read(self, read: StateRead) -> None:
         slot = read.slot
@@ -226,9 +226,9 @@ class Conditions:
 
     def holds(self, question: Callable[..., bool], *values: object) -> None:
         """Requires that a function of some values returns True."""
-        self._places.append((StatePlace(question, PlaceKind.RESULT, values), True))
+        self._places.append((StateLocation(question, AccessKind.RESULT, values), True))
 
-    def identity(self, slot: StatePlace, value: Any) -> None:
+    def identity(self, slot: StateLocation, value: Any) -> None:
         """Requires the same object, or the same plain value, at a location. Contents are not compared."""
         self._places.append((slot, value))
 
@@ -242,13 +242,13 @@ class Conditions:
             self.holds(
                 lambda nested, *expected: (nested.data_ptr(), nested.dtype) == expected, tensor, tensor.data_ptr(), tensor.dtype
             )
-        sizes = [_Condition(StatePlace(each, PlaceKind.LENGTH), len(each)) for each in self._sized.values()]
+        sizes = [_Condition(StateLocation(each, AccessKind.LENGTH), len(each)) for each in self._sized.values()]
         asked = [*sizes, *(self._condition(slot, value) for slot, value in self._places)]
         return NativeChoice(lambda module: _native_check(module, asked, layouts), lambda: _python_check(asked, layouts))
 
-    def _condition(self, slot: StatePlace, value: Any) -> _Condition:
+    def _condition(self, slot: StateLocation, value: Any) -> _Condition:
         owner, weak_value = self._reference(slot.owner), self._reference(value)
-        held = slot if owner is None else StatePlace(owner, slot.kind, slot.key)
+        held = slot if owner is None else StateLocation(owner, slot.kind, slot.key)
         return _Condition(held, value if weak_value is None else weak_value, owner is not None, weak_value is not None)
 
     def _reference(self, value: object) -> weakref.ref[Any] | None:
@@ -257,7 +257,7 @@ class Conditions:
             self._references[id(value)] = weak(value) if self._is_weak(value) else None
         return self._references[id(value)]
 
-    def _add_location(self, slot: StatePlace, value: Any) -> None:
+    def _add_location(self, slot: StateLocation, value: Any) -> None:
         if is_a(value, Tensor):
             self._tensors[id(value)] = value
         self._places.append((slot, value))
@@ -271,15 +271,15 @@ class Conditions:
             return
         self._known.add((id(value), None))
         if not inside and isinstance(value, list | tuple | dict | set | frozenset):
-            self._places.append((StatePlace(value, PlaceKind.LENGTH), 0))
+            self._places.append((StateLocation(value, AccessKind.LENGTH), 0))
         elif isinstance(value, list | tuple | dict) and len(value) <= _MAX_ELEMENTS and (keys := _keys(value)) is not None:
-            self._places.append((StatePlace(value, PlaceKind.LENGTH), len(value)))
+            self._places.append((StateLocation(value, AccessKind.LENGTH), len(value)))
             for key in keys:
                 self.item(value, key)
         elif len(inside) <= _MAX_ELEMENTS or all(map(is_plain, inside)):
             self.holds(matcher(value), value)
         elif hasattr(value, "__len__"):
-            self._places.append((StatePlace(value, PlaceKind.LENGTH), len(value)))
+            self._places.append((StateLocation(value, AccessKind.LENGTH), len(value)))
 
 
 def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[Any] | None:
@@ -292,7 +292,7 @@ def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[A
 class _Condition:
     """A condition: the expected value of a location. Weak fields hold references."""
 
-    slot: StatePlace
+    slot: StateLocation
     value: Any
     is_owner_weak: bool = False
     is_value_weak: bool = False
@@ -378,11 +378,11 @@ class Counterparts:
     def read(self, read: StateRead) -> StateRead | None:
         """Returns the counterpart's read, or None if it reads another value or has no counterpart."""
         slot, owner = read.slot, self._owner(read.slot.owner)
-        if slot.kind is PlaceKind.CACHE or owner is None:  # a cache may hold results for specific objects
+        if slot.kind is AccessKind.CACHE or owner is None:  # a cache may hold results for specific objects
             return None
         if read.holds is not None and not read.holds(read.value):  # the container has changed since
             return None
-        location = StatePlace(owner, slot.kind, slot.key)
+        location = StateLocation(owner, slot.kind, slot.key)
         try:
             value = location.get()
         except GONE:

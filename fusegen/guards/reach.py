@@ -36,7 +36,7 @@ import torch
 
 from fusegen.errors import TraceError
 from fusegen.guards.changes import side_effect_of
-from fusegen.guards.places import PlaceKind, StatePlace
+from fusegen.guards.places import AccessKind, StateLocation
 from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 from fusegen.guards.watch import (
     FUNCTIONS_OF,
@@ -158,7 +158,7 @@ class Reach:
         held = cast(Any, os.environ)._data
         key: Any = os.fsencode(name) if isinstance(name, str) else name
         if key in held:
-            self._notes.note(StatePlace(held, PlaceKind.ITEM, key), held[key], "environ")
+            self._notes.note(StateLocation(held, AccessKind.ITEM, key), held[key], "environ")
         self._notes.missing(held, (key,))
 
     def _find_closure(self, frame: FrameType) -> None:
@@ -177,7 +177,7 @@ class Reach:
             module_names += names.attributes
         for name in module_names:
             if name in sys.modules:
-                self._notes.note(StatePlace(sys.modules, PlaceKind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
+                self._notes.note(StateLocation(sys.modules, AccessKind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
         self._notes.missing(sys.modules, module_names)
         for name in names.modules:
             self.see(sys.modules.get(name), name.rpartition(".")[2])
@@ -203,31 +203,31 @@ class Reach:
             requested |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
         for name in requested:
             if name in variables:
-                self._notes.note(StatePlace(variables, PlaceKind.ITEM, name), variables[name], name)
+                self._notes.note(StateLocation(variables, AccessKind.ITEM, name), variables[name], name)
             elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # a patched builtin
-                self._notes.note(StatePlace(_BUILTINS, PlaceKind.ITEM, name), _BUILTINS[name], name)
+                self._notes.note(StateLocation(_BUILTINS, AccessKind.ITEM, name), _BUILTINS[name], name)
         self._notes.missing(variables, (*requested, *names.attributes) if "globals" in requested else requested)
         for name in _MODES:
             if name in names.attributes or name in requested:
                 self._record_mode(name)
         if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in requested):
-            self._notes.note(StatePlace(decimal.getcontext, PlaceKind.RESULT, ()), decimal.getcontext(), "decimal")
+            self._notes.note(StateLocation(decimal.getcontext, AccessKind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
         name = function.__name__
         if function is not self._own:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
-                    self._notes.note(StatePlace(function, PlaceKind.ATTRIBUTE, part), getattr(function, part), name)
+                    self._notes.note(StateLocation(function, AccessKind.ATTRIBUTE, part), getattr(function, part), name)
         for index, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
             self._notes.snapshot(cell)
             for value in cell_contents(cell):
-                self._notes.note(StatePlace(function, PlaceKind.CELL, index), value, free)
+                self._notes.note(StateLocation(function, AccessKind.CELL, index), value, free)
 
     def _record_mode(self, name: str) -> None:
         getter = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
-            slot = StatePlace(getter, PlaceKind.RESULT, args)
+            slot = StateLocation(getter, AccessKind.RESULT, args)
             with contextlib.suppress(TypeError):  # not every function takes a device type
                 self._notes.note(slot, slot.get(), name)
 
@@ -249,7 +249,7 @@ class Reach:
             if not of_library(cls):
                 self._users_class(cls, frame, names)
             if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
-                self._notes.note(StatePlace(abc.get_cache_token, PlaceKind.RESULT, ()), abc.get_cache_token(), "registered")
+                self._notes.note(StateLocation(abc.get_cache_token, AccessKind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in values:
             if is_a(holder, (FunctionType, torch.Tensor)) and not _is_internal(holder):
                 self._notes.missing(vars(holder), names.asked)
@@ -257,7 +257,7 @@ class Reach:
                 all_parts = "signature" in names.attributes or "signature" in names.variables
                 for part in (_FUNCTION_PARTS if all_parts else frozenset()) | (_FUNCTION_PARTS | _METADATA) & names.attributes:
                     if hasattr(holder, part):
-                        self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, part), getattr(holder, part), part)
+                        self._notes.note(StateLocation(holder, AccessKind.ATTRIBUTE, part), getattr(holder, part), part)
         if arguments:
             self._method(arguments[0], frame)
 
@@ -265,12 +265,12 @@ class Reach:
         """Records metadata that code reads of a class, and optional attributes that the class lacks."""
         for key in names.asked:
             if not key.startswith("__") and not hasattr(cls, key):
-                self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
+                self._notes.note(StateLocation(cls, AccessKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:
             what = f"the kernel reads the subclasses of {cls.__name__}, whose additions cannot be detected"
             raise TraceError(what, where=called_at(frame), hint="pass the result as an argument")
         for part in _METADATA & names.attributes:
-            self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
+            self._notes.note(StateLocation(cls, AccessKind.ATTRIBUTE, part), getattr(cls, part), part)
 
     def _method(self, owner: Any, frame: FrameType) -> None:
         """Records a method that was called without an attribute read: by syntax such as ``x + y``, or by ``super``. Syntax uses the
@@ -287,7 +287,7 @@ class Reach:
             for key, member in tuple(vars(each).items()):
                 function = member.__func__ if is_a(member, (classmethod, staticmethod)) else member
                 if is_a(function, FunctionType) and function.__code__ is code:  # decorated methods share code
-                    self._notes.note(StatePlace(each, PlaceKind.DEFINED, key), member, key)
+                    self._notes.note(StateLocation(each, AccessKind.DEFINED, key), member, key)
                     for derived in users[:number]:
                         self._notes.missing(self._members(derived), (key,))
             if code.co_name.startswith("__") and code.co_name in vars(each):
@@ -297,12 +297,12 @@ class Reach:
         return self._views.setdefault(cls, vars(cls))
 
     def _class_attribute(self, cls: Any, key: str) -> None:
-        slot = StatePlace(cls, PlaceKind.ATTRIBUTE, key)
+        slot = StateLocation(cls, AccessKind.ATTRIBUTE, key)
         value = cast(Any, inspect.getattr_static(cls, key))
         if is_a(getattr(type(value), "__get__", None), FunctionType):  # may return a new object at each read, like `partialmethod`
-            slot = StatePlace(inspect.getattr_static, PlaceKind.RESULT, (cls, key))
+            slot = StateLocation(inspect.getattr_static, AccessKind.RESULT, (cls, key))
         elif is_a(value := getattr(cls, key, _UNSET), MethodType) and value.__self__ is cls:
-            slot, value = StatePlace(cls, PlaceKind.METHOD, key), value.__func__
+            slot, value = StateLocation(cls, AccessKind.METHOD, key), value.__func__
         if value is not _UNSET:
             self._notes.note(slot, value, f"{cls.__name__}_{key}")
 
@@ -356,7 +356,7 @@ class Reach:
                     self._class_attribute(holder, key)
             else:
                 for key in [key for key in vars(holder) if key in names and not key.startswith("__")]:
-                    self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
+                    self._notes.note(StateLocation(holder, AccessKind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
     def _bound_method(self, method: MethodType, name: str) -> None:
         self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
@@ -401,7 +401,7 @@ class Reach:
             self._notes.snapshot(value)
             self._notes.watch.add(type(value))
             if is_heap(type(value)):
-                self._notes.note(StatePlace(value, PlaceKind.TYPE), type(value), name)
+                self._notes.note(StateLocation(value, AccessKind.TYPE), type(value), name)
 
     def _wrapper(self, value: Any, name: str) -> None:
         if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
@@ -410,7 +410,7 @@ class Reach:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
-            self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
+            self._notes.note(StateLocation(value.dispatcher, AccessKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # its reads count even if its result is cached
             self._notes.caches.setdefault(value, value.cache_info().misses)
             if is_a(value.__wrapped__, FunctionType):
@@ -426,7 +426,7 @@ class Reach:
             items = [(None, each) for each in inner]
         for key, element in items:
             if is_a(element, torch.Tensor) and key is not None:
-                self._notes.note(StatePlace(container, PlaceKind.ITEM, key), element, f"{name}_{key}")
+                self._notes.note(StateLocation(container, AccessKind.ITEM, key), element, f"{name}_{key}")
             self.see(element, f"{name}_{key}" if key is not None else name)
 
     _VISITORS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (

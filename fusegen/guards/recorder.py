@@ -17,9 +17,9 @@ from typing import Any, Self
 import torch
 from torch.nn.modules import module as torch_module
 
-from fusegen.guards.changes import ChangeError, Changes, Generators, refuses_changes
+from fusegen.guards.changes import ChangeError, Changes, Generators, rejects_side_effects
 from fusegen.guards.check import CapturedTensor, StateGuard, TensorQuestion, WatchedRun
-from fusegen.guards.places import PlaceKind, StatePlace, StateRead, find_paths
+from fusegen.guards.places import AccessKind, StateLocation, StateRead, find_paths
 from fusegen.guards.reach import Reach
 from fusegen.guards.values import contents, is_a, matcher
 from fusegen.guards.watch import CallHook, Watch, called_at
@@ -46,9 +46,9 @@ class StateRecorder:
         self._reach = Reach(weakref.proxy(self), function)
         self._calls = CallHook(self._reach.call)
         self.generators = Generators()
-        self._changes = Changes() if refuses_changes() else None
-        self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
-        self._tensors: dict[int, list[StatePlace]] = {}
+        self._changes = Changes() if rejects_side_effects() else None
+        self._reads: dict[tuple[int, AccessKind, object], StateRead] = {}
+        self._tensors: dict[int, list[StateLocation]] = {}
         self._questions: list[TensorQuestion] = []
         self._used: dict[int, CapturedTensor] = {}
         self._answers: dict[tuple[int, str], bool] = {}
@@ -92,7 +92,7 @@ class StateRecorder:
     def state(self, tensors: Sequence[int]) -> StateGuard:
         caches = [_cache_read(function) for function in self.caches]
         missing = [
-            StateRead(StatePlace(owner, PlaceKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
+            StateRead(StateLocation(owner, AccessKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
         ]
         run = WatchedRun(
             reads=(*caches, *self._reads.values(), *missing), questions=self._questions, used=tuple(self._used.values()),
@@ -131,10 +131,10 @@ class StateRecorder:
             for slot in (self._slots(tensor) or ())[:1]:
                 self._questions.append(TensorQuestion.of(slot, tensor, function, args, kwargs, result))
 
-    def _slots(self, tensor: torch.Tensor) -> list[StatePlace] | None:
+    def _slots(self, tensor: torch.Tensor) -> list[StateLocation] | None:
         """Returns the locations of a tensor. A tensor in an `lru_cache` is held directly, since the cache is checked."""
         if id(tensor) not in self._tensors and any(tensor is each for cache in self.caches for each in _cached_tensors(cache)):
-            self.note(StatePlace([tensor], PlaceKind.ITEM, 0), tensor, "kept")
+            self.note(StateLocation([tensor], AccessKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
     def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
@@ -143,7 +143,7 @@ class StateRecorder:
 
     # Callbacks of `Reach` and `Watch`.
 
-    def note(self, slot: StatePlace, value: Any, name: str) -> None:
+    def note(self, slot: StateLocation, value: Any, name: str) -> None:
         """Records the first read of a location and visits the value."""
         key = (id(slot.owner), slot.kind, slot.key)
         if key in self._reads:
@@ -175,7 +175,7 @@ class StateRecorder:
         """Records torch's global module hooks. A module's own hooks are recorded as its attributes."""
         backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
         for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
-            self.note(StatePlace(vars(torch_module), PlaceKind.ITEM, name), vars(torch_module)[name], name)
+            self.note(StateLocation(vars(torch_module), AccessKind.ITEM, name), vars(torch_module)[name], name)
         own = object.__getattribute__(module, "__dict__")  # not reported as a read of the function
         self.has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
@@ -196,14 +196,14 @@ class StateRecorder:
             self.note(_class_location(type(owner), name, descriptor), descriptor, input_name)  # its own reads are recorded
             self._reach.see(value, input_name)
         elif is_a(value, MethodType) and value.__self__ is owner:
-            self.note(StatePlace(owner, PlaceKind.METHOD, name), value.__func__, input_name)
+            self.note(StateLocation(owner, AccessKind.METHOD, name), value.__func__, input_name)
         elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
             return  # a builtin method cannot be replaced
         else:
             self.note(_attribute_location(owner, name), value, input_name)
 
     def attribute_missed(self, owner: Any, name: str) -> None:
-        self.note(StatePlace(owner, PlaceKind.HAS, name), False, name)
+        self.note(StateLocation(owner, AccessKind.HAS, name), False, name)
 
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
         """Rejects a write to an existing object before it happens, unless it writes the same value, which is then guarded."""
@@ -220,7 +220,7 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 def _cache_read(function: Any) -> StateRead:
     """Returns a read that fails once a cache was cleared or got new entries. If its count of hits falls, it was cleared."""
-    slot = StatePlace(function, PlaceKind.CACHE)
+    slot = StateLocation(function, AccessKind.CACHE)
     previous, stays = slot.get(), True
 
     def holds(info: Any) -> bool:
@@ -248,22 +248,22 @@ def _is_traced(tensor: torch.Tensor) -> bool:
     return type(tensor).__module__.startswith("fusegen.")
 
 
-def _attribute_location(owner: Any, name: str) -> StatePlace:
+def _attribute_location(owner: Any, name: str) -> StateLocation:
     """Returns the location of an attribute. A module's parameters, buffers and submodules are read from their dictionaries, which
     is faster."""
     if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
-        kinds = ((PlaceKind.PARAMETER, "_parameters"), (PlaceKind.BUFFER, "_buffers"), (PlaceKind.SUBMODULE, "_modules"))
+        kinds = ((AccessKind.PARAMETER, "_parameters"), (AccessKind.BUFFER, "_buffers"), (AccessKind.SUBMODULE, "_modules"))
         for kind, dictionary in kinds:
             if name in owner.__dict__.get(dictionary, ()):
-                return StatePlace(owner, kind, name)
-    return StatePlace(owner, PlaceKind.ATTRIBUTE, name)
+                return StateLocation(owner, kind, name)
+    return StateLocation(owner, AccessKind.ATTRIBUTE, name)
 
 
-def _class_location(cls: type, name: str, descriptor: object) -> StatePlace:
+def _class_location(cls: type, name: str, descriptor: object) -> StateLocation:
     """Returns the location of a class attribute, read from the class's ``__dict__`` if its metaclass returns another value."""
     if getattr(cls, name, None) is descriptor:
-        return StatePlace(cls, PlaceKind.ATTRIBUTE, name)
-    return StatePlace(next(each for each in cls.__mro__ if name in each.__dict__), PlaceKind.DEFINED, name)
+        return StateLocation(cls, AccessKind.ATTRIBUTE, name)
+    return StateLocation(next(each for each in cls.__mro__ if name in each.__dict__), AccessKind.DEFINED, name)
 
 
 def _class_attribute(cls: type, name: str) -> Any:

@@ -342,7 +342,7 @@ _MOST_IN_ALL = 4000  # over all kernels of a program, which are compiled as one 
 _MOST_A_VALUE = 8  # a long graph without recomputation compiles in linear time
 
 
-def check_spread(graph: Graph, elements: int) -> None:
+def check_recompute(graph: Graph, elements: int) -> None:
     """Raises `UnsupportedError` if a kernel reads its values at too many indices: `elements` counts (value, index) pairs."""
     values = len(graph.nodes)
     _refuse_above(
@@ -354,7 +354,7 @@ def check_spread(graph: Graph, elements: int) -> None:
     )
 
 
-def check_repetition(graph: Graph, computed: int) -> None:
+def check_total_recompute(graph: Graph, computed: int) -> None:
     """Raises `UnsupportedError` if kernels recompute values too often: `computed` counts each computation of a node."""
     values = len(graph.nodes)
     _refuse_above(

@@ -233,7 +233,7 @@ def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[i
     return tuple(result)
 
 
-def are_apart(graph: Graph, put: int, other_put: int) -> bool:
+def are_disjoint(graph: Graph, put: int, other_put: int) -> bool:
     """True if two writes to the same memory provably share no element: they write disjoint slices below equal views."""
     chains = [reversed(chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other_put)]
     for position, other_position in zip(*chains, strict=False):

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.files import is_whole, sealed, unusable, writing_to
+from fusegen.files import cache_writes, is_whole, sealed, unusable
 from fusegen.settings import settings
 
 ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
@@ -74,7 +74,7 @@ def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     compiler = find_compiler(settings().cxx)
     library = cache_dir / f"{_digest(text, flags, compiler)}.so"
     if not is_whole(library):
-        with writing_to(cache_dir):
+        with cache_writes(cache_dir):
             cache_dir.mkdir(parents=True, exist_ok=True)
             _build(compiler, text, flags, library)
     return library

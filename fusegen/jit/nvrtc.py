@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.files import sealed, unsealed, write_atomically, writing_to
+from fusegen.files import cache_writes, sealed, unsealed, write_atomically
 from fusegen.jit.host import run
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
@@ -57,13 +57,13 @@ def compile_cubin(source: Source, architecture: str) -> Binary:
     """
     key = _key(source, architecture)
     path = _source_path(key)
-    with writing_to(path.parent):
+    with cache_writes(path.parent):
         cached = unsealed(_cache().get(key) or b"")
         if cached is not None and path.exists():
             return Binary(source.entry, architecture, cached, path, from_cache=True)
         _write(path, source.text)
     cubin = _compile(source.text, architecture, path)
-    with writing_to(cache_folder("cubin")):
+    with cache_writes(cache_folder("cubin")):
         _cache()[key] = sealed(cubin)
     return Binary(source.entry, architecture, cubin, path, from_cache=False)
 
@@ -261,7 +261,7 @@ def sass(cubin: bytes) -> str:
             "nvdisasm is not on this machine", hint="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
         )
     folder = cache_folder("cubin")
-    with writing_to(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
+    with cache_writes(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
         file.write(cubin)
         file.flush()
         result = run([tool, "-c", file.name], _SECONDS)

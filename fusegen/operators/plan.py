@@ -23,7 +23,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import guard_scalar, has_static_value, statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusegen.autodiff.derive import differentiated_inputs, draws, with_key
+from fusegen.autodiff.derive import differentiated_inputs, draws, with_random_key
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
@@ -155,7 +155,7 @@ class _Plan:
         graph = replace(trace.graph, multiples=(), bounds=())  # of unknown sizes
         if draws(graph):
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
-            graph, sources[key] = with_key(graph, key), f"{KEY}{ITEMS}{device}"
+            graph, sources[key] = with_random_key(graph, key), f"{KEY}{ITEMS}{device}"
         results = [p for p in dict.fromkeys(graph.outputs) if p not in graph.puts]
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))

@@ -59,18 +59,18 @@ class Cut:
         return product(self.shape[self.first :])
 
 
-Cuts: TypeAlias = tuple[tuple[int, Cut], ...]
+RowSplits: TypeAlias = tuple[tuple[int, Cut], ...]
 """Split reductions, by node."""
 
 
-def cuts_of(graph: Graph, sizes: Mapping[str, int], sms: int) -> Cuts:
+def row_splits(graph: Graph, sizes: Mapping[str, int], sms: int) -> RowSplits:
     """Returns the rows of each reduction that has fewer results than the GPU has SMs and combines many elements."""
     reductions = (position for position, node in graph if node.op in _REDUCTIONS)
     cuts = ((position, _RowChooser(graph, position, sizes, sms).cut()) for position in reductions)
     return tuple((position, cut) for position, cut in cuts if cut is not None)
 
 
-def by_rows(graph: Graph, cuts: Cuts) -> Graph:
+def reduce_in_two_steps(graph: Graph, cuts: RowSplits) -> Graph:
     cuts_by_node = dict(cuts)
 
     def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:

@@ -48,12 +48,12 @@ def combine_moments(graph: Graph) -> Graph:
 def _components(graph: Graph) -> Iterator[tuple[int, _MomentsComponent]]:
     for position, _ in graph:
         deviation = deviations(graph, position)
-        if deviation is not None and is_of_16_bits(graph, deviation.rows) and _is_long(graph, deviation):
+        if deviation is not None and has_16_bits(graph, deviation.rows) and _is_long(graph, deviation):
             yield deviation.mean, _MomentsComponent("mean", deviation.rows, deviation.dims)
             yield position, _MomentsComponent("m2", deviation.rows, deviation.dims)
 
 
-def is_of_16_bits(graph: Graph, rows: int) -> bool:
+def has_16_bits(graph: Graph, rows: int) -> bool:
     """True if rows have 16 bits, or had before a cast."""
     node = graph.nodes[rows]
     return node.dtype.itemsize == 2 or (node.op is Op.CAST and graph.nodes[node.args[0]].dtype.itemsize == 2)
@@ -116,7 +116,7 @@ def split_normalizers(graph: Graph) -> Graph:
         if not _is_held(graph, node):
             return None
         (rows,) = node.args
-        is_widened = graph.nodes[rows].op is Op.CAST and is_of_16_bits(graph, rows)
+        is_widened = graph.nodes[rows].op is Op.CAST and has_16_bits(graph, rows)
         source = indices[graph.nodes[rows].args[0] if is_widened else rows]  # other nodes read the uncast row
         normalizer = _held_normalizer(Value(builder, source, graph.locations[position]), node)
         return (normalizer if normalizer.dtype is node.dtype else normalizer.apply(Op.CAST, dtype=node.dtype)).position

@@ -53,7 +53,7 @@ def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...
     return replace(graph, nodes=nodes, outputs=tuple(indices[o] for o in outputs), locations=locations), tuple(old_indices)
 
 
-def moved_after_operands(
+def copy_after_operands(
     position: int, indices: dict[int, int], operands: Callable[[int], Sequence[int]], make: Callable[[int], int]
 ) -> int:
     """Adds a value and its missing operands to a new graph, and returns its index. `indices` records all added nodes."""

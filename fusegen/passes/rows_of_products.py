@@ -15,7 +15,7 @@ from fusegen.ir.symbolic import Shape, same
 from fusegen.passes.rewrite import rebuilt
 
 
-def with_views_below_products(graph: Graph) -> Graph:
+def move_views_below_matmuls(graph: Graph) -> Graph:
     return rebuilt(graph, lambda builder, indices, position: _moved_below(graph, builder, indices, position))
 
 

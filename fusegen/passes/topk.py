@@ -36,7 +36,7 @@ _ABOVE = 0x7F800002 << 32
 _EXTREMES = (Op.MAX, Op.MIN)
 
 
-def is_of_few(nodes: Sequence[Node], position: int) -> bool:
+def is_from_topk(nodes: Sequence[Node], position: int) -> bool:
     """True if a value is computed pointwise from concatenated row reductions, like the result of top-k."""
     last = len(nodes[position].shape) - 1
     stack, seen = [position], set[int]()
@@ -112,7 +112,7 @@ def reduced_topk(x: Value) -> Value | None:
     count = literal(few.node.shape[-1]) if few.node.shape else None
     if op is None or x.node.attr("dims") != (last,) or count is None or count > MOST or not few.dtype.is_float:
         return None
-    if not count > 1 or not is_of_few(few.builder.nodes, few.position):
+    if not count > 1 or not is_from_topk(few.builder.nodes, few.position):
         return None
     return reduce(lambda a, b: a.apply(op, b), _columns(few, count))
 

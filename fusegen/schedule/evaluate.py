@@ -11,7 +11,7 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
-from fusegen.ir.graph import Graph, Location, Node, check_spread
+from fusegen.ir.graph import Graph, Location, Node, check_recompute
 from fusegen.ir.index_map import Bounds, Position, buffer_strides, flat_offset, holds, index_values, sources
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Axes, Index, Shape, simplify_dim
@@ -71,7 +71,7 @@ class Evaluator:
                 continue
             if ready:
                 self._memo[element] = self._evaluate(element, [self._memo[e] for e in self._operands[element]])
-                check_spread(self.graph, len(self._memo))
+                check_recompute(self.graph, len(self._memo))
             else:
                 self._operands[element] = self._operands_of(element)
                 stack.append((element, True))

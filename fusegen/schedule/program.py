@@ -117,12 +117,12 @@ class Launch:
         return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
 
 
-def is_of_one_block(launch: Launch) -> bool:
+def has_one_block(launch: Launch) -> bool:
     """True if a launch has one block at all sizes."""
     return launch.grid == formula_of(1)
 
 
-def whole_launch(parts: Sequence[Launch]) -> Launch:
+def horizontal_launch(parts: Sequence[Launch]) -> Launch:
     """Fuses launches horizontally: ranges of blocks, shared parameters. The sizes before them are the blocks of all parts but the
     last."""
     first = parts[0]
@@ -151,7 +151,7 @@ def whole_launch(parts: Sequence[Launch]) -> Launch:
 
 
 @dataclass(frozen=True, repr=False)
-class LibraryProduct:
+class LibraryMatmul:
     """A matmul by torch (cuBLAS on a GPU): out = a @ b, or out += a @ b.
 
     Attributes:
@@ -234,7 +234,7 @@ class LoopStep:
         return Loop(body, start, rows, extent, self.operands, zeros, results, self.row_bytes, sum_bytes(self.blocks))
 
 
-Step: TypeAlias = "Launch | LibraryProduct | LibraryStep | LoopStep"
+Step: TypeAlias = "Launch | LibraryMatmul | LibraryStep | LoopStep"
 
 
 @dataclass(frozen=True, repr=False)
@@ -282,9 +282,9 @@ class Program:
         return tuple(numbered)
 
     @property
-    def _together(self) -> tuple[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep, ...]:
+    def _together(self) -> tuple[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep, ...]:
         """The steps, with the parts of a horizontally fused launch grouped."""
-        groups: list[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep] = []
+        groups: list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep] = []
         for step in self.steps:
             previous = groups[-1] if groups else None
             if not isinstance(step, Launch):
@@ -324,16 +324,16 @@ class Program:
         return PointerArgument(next(b.key for b in self.buffers if b.node == operands[0]), writable=False)
 
 
-def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep) -> CallStep:
+def _call_of(step: tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep) -> CallStep:
     if isinstance(step, tuple):
-        return whole_launch(step).call if len(step) > 1 else step[0].call
+        return horizontal_launch(step).call if len(step) > 1 else step[0].call
     return step.call
 
 
 def _is_added_by_one_matmul(body: Program, key: int) -> bool:
     """True if a result of a loop is added to by the parts of one matmul only, so that the first block writes instead of adding."""
     users = [step for step in body.steps if key in step.call.accesses]
-    return all(isinstance(step, LibraryProduct) for step in users) and len({step.group for step in users}) == 1
+    return all(isinstance(step, LibraryMatmul) for step in users) and len({step.group for step in users}) == 1
 
 
 def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> CallStep:

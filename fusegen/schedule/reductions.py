@@ -41,7 +41,7 @@ def component(node: Node) -> int:
     return REDUCTIONS[node.op].number(dict(node.attrs).get("part"))
 
 
-def states_of(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def grouped_by_reduction(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Groups nodes by their reduction: maps the first node of each to all of its nodes."""
     states: dict[object, list[int]] = {}
     for position in nodes:

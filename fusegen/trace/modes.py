@@ -226,11 +226,11 @@ _OUTERMOST = str(Path(__file__).with_name("run.py")), "trace"
 """File and name of the function that runs the user's function."""
 
 
-def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
+def detach_like_torch(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
     """Detaches results if gradients are off inside of the kernel, but on at its call. `before` has the write counts of the
     arguments before the operation."""
     if isinstance(result, (tuple, list)):
-        results = [as_recorded(name, element, args, before) for element in result]
+        results = [detach_like_torch(name, element, args, before) for element in result]
         return result if all(map(operator.is_, results, result)) else type(result)(results)
     if not isinstance(result, torch.Tensor) or torch.is_grad_enabled() is cast("TracedTensor", result)._tracer.records:
         return result

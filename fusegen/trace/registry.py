@@ -12,7 +12,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import MAY_RETURN_INPUT, as_recorded, flat, twins, under_autocast
+from fusegen.trace.modes import MAY_RETURN_INPUT, detach_like_torch, flat, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -111,7 +111,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
         before = [getattr(a, "_writes", None) for a in args]
         if is_traced:
             sys.settrace(None)
-        result = as_recorded(name, handler(*args, **kwargs), args, before)
+        result = detach_like_torch(name, handler(*args, **kwargs), args, before)
         return _with_own_memory(name, result, args, before)
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))

@@ -28,7 +28,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.guards.changes import refuses_changes
+from fusegen.guards.changes import rejects_side_effects
 from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
@@ -167,7 +167,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     with _without_modes(), _Mode(tracer):
-        if refuses_changes() and tracer.records:  # a patched layer in training: its checkpoints are not traced
+        if rejects_side_effects() and tracer.records:  # a patched layer in training: its checkpoints are not traced
             tracer.refuse_hooks()
         RUNNING.count += 1
         try:
@@ -195,9 +195,9 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         results = []  # the writes are its only effect
     elif not results and not writes:
         raise TraceError("the kernel returns no tensor", where=returned_at(function), hint=_RESULTS)
-    if refuses_changes() and not writes:
+    if rejects_side_effects() and not writes:
         _require_computed(results)
-    if refuses_changes():
+    if rejects_side_effects():
         _require_plain(returned)
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:

@@ -34,7 +34,7 @@ from fusegen.program.call import (
 )
 from fusegen.program.formula import Formula
 from fusegen.runtime.bound import scalars_of
-from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
+from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import NamedSizes, Spec
 from fusegen.target import Target, cuda_targets
@@ -148,7 +148,7 @@ def recorded_plan(program: Program) -> tuple[str, ...]:
 
 
 def _planned_step(step: Step) -> str:
-    if isinstance(step, LibraryProduct):
+    if isinstance(step, LibraryMatmul):
         return "library product"
     if isinstance(step, LoopStep):
         return f"{step.group.kind.name}: {', '.join(recorded_plan(step.body))}"

@@ -15,7 +15,7 @@ from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
 from fusegen.compiler.specialize import GraphPlanner
-from fusegen.families.gemm.heuristics import Expected, ProductChoice, choose
+from fusegen.families.gemm.heuristics import Expected, MatmulChoice, choose
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.runtime.bound import scalars_of
@@ -102,7 +102,7 @@ def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", s
     return got
 
 
-def ours(graph: Graph, group: Group, target: Target, expected: Expected) -> ProductChoice:
+def ours(graph: Graph, group: Group, target: Target, expected: Expected) -> MatmulChoice:
     """The plan of ours, whatever the library is expected to take."""
     return replace(choose(graph, group, target, expected), library=None)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
-from fusegen.families.gemm.heuristics import Expected, ProductChoice, candidates, shape_of
+from fusegen.families.gemm.heuristics import Expected, MatmulChoice, candidates, shape_of
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.target import Target
@@ -84,9 +84,9 @@ def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, sms: int)
 def test_tiles_of_an_odd_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks take turns between two buffers, also from one tile to the next."""
 
-    def three_chunks(graph: Graph, group: Group, target: Target, expected: Expected) -> ProductChoice:
+    def three_chunks(graph: Graph, group: Group, target: Target, expected: Expected) -> MatmulChoice:
         plans = candidates(shape_of(graph, group, expected), target)
-        return ProductChoice(next(plan for plan in plans if (plan.consumers, plan.tile_n) == (2, 192)))
+        return MatmulChoice(next(plan for plan in plans if (plan.consumers, plan.tile_n) == (2, 192)))
 
     monkeypatch.setattr(tensor_cores, "choose", three_chunks)
     check(residual, randn(300, 128), randn(520, 128), randn(300, 520), timings=EVERY_TIMING[1:3])

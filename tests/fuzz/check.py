@@ -19,7 +19,7 @@ from fusegen.ir.reference import evaluate, widen
 from fusegen.lowered import Lowered
 from fusegen.program.call import Role
 from fusegen.schedule.names import identifier
-from fusegen.schedule.program import LibraryProduct, LibraryStep
+from fusegen.schedule.program import LibraryMatmul, LibraryStep
 from tests.fuzz.bound import Bound, Value
 from tests.fuzz.choices import is_stored_only
 from tests.fuzz.enclosure import Exact, Float
@@ -211,7 +211,7 @@ def _is_input(low: Lowered, name: str) -> bool:
 
 def read_by(low: Lowered) -> set[int]:
     """The buffers that some step reads."""
-    library = {view.buffer for step in low.program.steps if isinstance(step, LibraryProduct) for view in (step.a, step.b)}
+    library = {view.buffer for step in low.program.steps if isinstance(step, LibraryMatmul) for view in (step.a, step.b)}
     library |= {each.buffer for step in low.program.steps if isinstance(step, LibraryStep) for each in step.operands}
     pointers = {p.buffer for step in low.program.launches for p in step.kernel.pointers if not p.writable}
     return library | pointers | {m.buffer for step in low.program.launches for m in step.tensor_maps if not m.writable}

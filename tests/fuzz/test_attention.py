@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.program import LibraryProduct
+from fusegen.schedule.program import LibraryMatmul
 from tests.emulator.tensor_cores import UNIT, run
 from tests.fuzz.attention import Attention, attentions
 
@@ -49,7 +49,7 @@ def test_attention_in_the_emulator(scenarios: int, first_seed: int, on_device: s
     def each(attention: Attention) -> None:
         inputs = _inputs(attention, torch.bfloat16, "cpu")
         steps = fg.kernel(attention.__call__).lower(*inputs, target="sm_90a").program.steps
-        if not any(isinstance(step, LibraryProduct) for step in steps):
+        if not any(isinstance(step, LibraryMatmul) for step in steps):
             _agree(attention, inputs, run(attention.__call__, *inputs))
 
     each()

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.program import LibraryProduct
+from fusegen.schedule.program import LibraryMatmul
 from tests.emulator.tensor_cores import UNIT, run
 from tests.fuzz.statistics import Behind, behinds
 
@@ -42,7 +42,7 @@ def _is_ours(behind: Behind, inputs: tuple[Tensor, ...], target: str) -> bool:
     """Whether kernels of ours compute everything where there are many rows."""
     many = (torch.empty(4096, *inputs[0].shape[1:], dtype=torch.bfloat16, device="meta"), *(t.to("meta") for t in inputs[1:]))
     steps = fg.kernel(behind.__call__).lower(*many, target=target).program.steps
-    return not any(isinstance(step, LibraryProduct) for step in steps)
+    return not any(isinstance(step, LibraryMatmul) for step in steps)
 
 
 def _agree(behind: Behind, inputs: tuple[Tensor, ...], got: tuple[Tensor, ...]) -> None:

@@ -24,7 +24,7 @@ from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.specialize import Choose, GraphPlanner
-from fusegen.families.gemm.heuristics import ProductChoice, candidates, shape_of
+from fusegen.families.gemm.heuristics import MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner
@@ -171,7 +171,7 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     whole = variant.specializer.base
     (group,) = whole.matmul_launches
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
-    choices = [*(ProductChoice(plan) for plan in plans), ProductChoice(plans[0], ours=1.0, library=0.0)]
+    choices = [*(MatmulChoice(plan) for plan in plans), MatmulChoice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
         planner = GraphPlanner(whole.graph, machine.target, index64=False, choose=_always(choice))
         chosen = variant.with_specialization(planner.at(sizes))
@@ -186,7 +186,7 @@ def variant_of(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> tupl
     return variant, kernel._dispatcher.variants.sizes(variant, values, ())
 
 
-def _always(choice: ProductChoice) -> Choose:
+def _always(choice: MatmulChoice) -> Choose:
     return lambda *_: choice
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.families.attention.match import ATTENTION
 from fusegen.families.gemm.epilogue import CONTRACTION
-from fusegen.families.library import LIBRARY_PRODUCT
+from fusegen.families.library import LIBRARY_MATMUL
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
 from fusegen.fusion import GroupKind
@@ -106,7 +106,7 @@ GROUPS: dict[GroupKind, tuple[Callable[..., Any], Callable[[], tuple[Tensor, ...
     ROW: (lambda x: copies(x.softmax(-1), x.softmax(-1)), lambda: (randn(6, 8),)),
     COLUMN: (lambda x: copies(x.sum(0), x.sum(0)), lambda: (randn(6, 8),)),
     ROW_COLUMN: (lambda x: copies(x.softmax(-1).sum(0), x.softmax(-1).sum(0)), lambda: (randn(6, 8),)),
-    LIBRARY_PRODUCT: (lambda a, b: copies(a @ b, a @ b), lambda: (randn(6, 8), randn(8, 4))),
+    LIBRARY_MATMUL: (lambda a, b: copies(a @ b, a @ b), lambda: (randn(6, 8), randn(8, 4))),
     CONTRACTION: (lambda a, b: copies((a @ b).relu(), (a @ b).relu()), lambda: halves(2, 64, 64)),
     ATTENTION: (attention, lambda: halves(3, 1, 1, 64, 64)),
 }
@@ -117,7 +117,7 @@ def test_equal_results_of_each_kind_of_group(emulates: bool, request: pytest.Fix
     if emulates:
         request.getfixturevalue("emulated")
     for kind, (function, make) in GROUPS.items():
-        if emulates and kind is LIBRARY_PRODUCT:
+        if emulates and kind is LIBRARY_MATMUL:
             continue
         with case(kind):
             args = make()

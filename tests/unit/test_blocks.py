@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen.families.attention.match import ATTENTION
 from fusegen.families.gemm.epilogue import CONTRACTION
-from fusegen.families.library import LIBRARY_PRODUCT
+from fusegen.families.library import LIBRARY_MATMUL
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import ROW
 from fusegen.lowered import Lowered
 from fusegen.program.call import Role, plan_workspace
-from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
+from fusegen.schedule.program import LibraryMatmul, LibraryStep, Step
 from tests.unit.blocks import BLOCKS, BertLayer, FalconLayer, GPT2Block, LlamaLayer, NeoXLayer, Olmo2Layer, stacked
 from tests.unit.gate import some
 
@@ -39,7 +39,7 @@ def moved(low: Lowered) -> int:
 
 
 def written_by(step: Step) -> set[int]:
-    if isinstance(step, LibraryProduct):
+    if isinstance(step, LibraryMatmul):
         return {step.out.buffer}
     if isinstance(step, LibraryStep):
         return {result.buffer for result in step.results}
@@ -61,7 +61,7 @@ def test_a_block_is_few_steps(make: type[GPT2Block | BertLayer | LlamaLayer]) ->
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_a_product_that_a_norm_follows_is_stored_as_torch_stores_it(target: str) -> None:
     low = lowered(half(nn.Sequential(nn.Linear(512, 512, bias=False), nn.RMSNorm(512))), 64, 512, target=target)
-    assert [group.kind for group in low.groups] == [LIBRARY_PRODUCT, ROW]
+    assert [group.kind for group in low.groups] == [LIBRARY_MATMUL, ROW]
     assert [b.dtype.itemsize for b in low.program.buffers if b.role is Role.TEMPORARY] == [2]
 
 
@@ -80,7 +80,7 @@ def test_an_epilogue_that_reads_another_row_is_a_kernel_of_its_own() -> None:
         return torch.cat((y[1:], y[:1])).exp()
 
     low = fg.kernel(function).lower(*(torch.empty(64, 64, dtype=torch.bfloat16, device="meta") for _ in range(2)), target="sm_90a")
-    assert [group.kind for group in low.groups] == [LIBRARY_PRODUCT, POINTWISE]
+    assert [group.kind for group in low.groups] == [LIBRARY_MATMUL, POINTWISE]
 
 
 @pytest.mark.usefixtures("either")

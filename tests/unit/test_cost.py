@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.families.gemm.cost import H200, EpilogueSize, library_time, product_time
-from fusegen.families.gemm.heuristics import ProductChoice, ProductShape, candidates
+from fusegen.families.gemm.heuristics import MatmulChoice, MatmulShape, candidates
 from fusegen.target import target
 
 COSTS = Path(__file__).parents[2] / "docs/costs"
@@ -39,13 +39,13 @@ def times(record: str) -> dict[tuple[Any, ...], dict[tuple[int, int] | None, flo
 def chosen(kernel: str, rows: int, columns: int, depth: int, products: int) -> tuple[int, int] | None:
     """What is chosen for a product with an epilogue."""
     epilogue = EPILOGUES[kernel]
-    shape = ProductShape(rows, [columns], depth, products=products, words=1 + int(epilogue.written), epilogue=epilogue)
+    shape = MatmulShape(rows, [columns], depth, products=products, words=1 + int(epilogue.written), epilogue=epilogue)
     costs, sms = H200, HOPPER.sms
     expected = {plan: product_time(costs, plan, shape.sizes, epilogue, sms) for plan in candidates(shape, HOPPER)}
     plan = min(expected, key=lambda plan: expected[plan])
     moved = 2 * (products + epilogue.read + 1 + epilogue.written - SAVED.get(kernel, 0)) * rows * columns
     library = library_time(costs, shape.sizes, round(moved), sms)
-    return None if ProductChoice(plan, expected[plan], library).takes_library else (plan.consumers, plan.tile_n)
+    return None if MatmulChoice(plan, expected[plan], library).takes_library else (plan.consumers, plan.tile_n)
 
 
 def ratios(record: str) -> list[float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.plan import ContractionBody
-from fusegen.families.library import LIBRARY_PRODUCT
+from fusegen.families.library import LIBRARY_MATMUL
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import ROW
 from fusegen.fusion.groups import EpiloguePart
@@ -81,7 +81,7 @@ def test_columns_of_the_next_head_are_in_no_accumulator() -> None:
         moved = torch.cat((y[:, 64:], y[:, :64]), -1).unflatten(-1, (-1, 128))  # from head to head
         return (y.unflatten(-1, (-1, 128)) + moved).flatten(1)
 
-    assert kinds(lowered(function, meta(64, 64), meta(512, 64))) == [LIBRARY_PRODUCT, POINTWISE]
+    assert kinds(lowered(function, meta(64, 64), meta(512, 64))) == [LIBRARY_MATMUL, POINTWISE]
 
 
 def test_heads_that_no_tile_holds_whole_are_rotated_by_another_kernel() -> None:
@@ -89,7 +89,7 @@ def test_heads_that_no_tile_holds_whole_are_rotated_by_another_kernel() -> None:
         return rotated(F.linear(x, w).unflatten(-1, (-1, 80)).transpose(1, 2), cos, sin)
 
     low = lowered(function, meta(2, 64, 64), meta(160, 64), meta(64, 80), meta(64, 80))
-    assert kinds(low) == [LIBRARY_PRODUCT, POINTWISE]
+    assert kinds(low) == [LIBRARY_MATMUL, POINTWISE]
 
 
 def test_an_end_is_no_wider_than_what_it_is_made_of() -> None:
@@ -108,7 +108,7 @@ def test_columns_that_overlap_are_computed_once() -> None:
         return y[:, 8:40].relu(), y[:, 32:].exp()
 
     low = lowered(function, meta(64, 64), meta(64, 64))
-    assert kinds(low).count(LIBRARY_PRODUCT) == 1 and CONTRACTION not in kinds(low)
+    assert kinds(low).count(LIBRARY_MATMUL) == 1 and CONTRACTION not in kinds(low)
 
 
 @pytest.mark.parametrize("function", [lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)), lambda y: (y.sum(-1), y.sum(0))])
@@ -187,4 +187,4 @@ def test_norms_of_queries_and_keys_and_rotations_are_one_launch_with_v() -> None
 )
 def test_what_is_combined_beyond_a_head_is_a_kernel_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
     low = lowered(lambda x, w: function(F.linear(x, w).unflatten(-1, (-1, 64))), meta(64, 64), meta(512, 64))
-    assert kinds(low)[0] is LIBRARY_PRODUCT and len(kinds(low)) > 1
+    assert kinds(low)[0] is LIBRARY_MATMUL and len(kinds(low)) > 1

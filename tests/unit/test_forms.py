@@ -24,7 +24,7 @@ from fusegen.families.gemm.plan import ContractionBody, ContractionPlan, MmaPlan
 from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.lowered import Lowered
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import LibraryProduct, Program
+from fusegen.schedule.program import LibraryMatmul, Program
 from fusegen.source import Source
 from tests.unit.eager import randn
 from tests.unit.lowering import meta
@@ -42,7 +42,7 @@ def lowered(kernel: fg.Kernel[..., Any], rows: int, target: str = "sm_90a") -> L
 
 def plan(program: Program) -> ContractionPlan | MmaPlan | None:
     """Of the only product; None where the library computes it."""
-    if any(isinstance(step, LibraryProduct) for step in program.steps):
+    if any(isinstance(step, LibraryMatmul) for step in program.steps):
         return None
     (launch,) = program.launches
     assert isinstance(launch.kernel.body, ContractionBody)
@@ -134,7 +134,7 @@ def test_the_order_of_calls_chooses_nothing(order: tuple[int, ...]) -> None:
         found[rows] = low.program
         (wanted,) = (each for each in low.plans if rows in each.rows["x_dim0"])
         assert low.program == wanted.program
-    assert sum(isinstance(step, LibraryProduct) for step in found[8].steps) == 2, "few rows of both"
+    assert sum(isinstance(step, LibraryMatmul) for step in found[8].steps) == 2, "few rows of both"
 
 
 @pytest.mark.usefixtures("emulated")

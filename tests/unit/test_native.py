@@ -25,7 +25,7 @@ from fusegen import native
 from fusegen.compiler.passes import forget_programs
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
-from fusegen.guards import Conditions, PlaceKind, StatePlace, StateRead
+from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead
 from fusegen.guards import places as guard_conditions
 from fusegen.guards.values import same
 from tests.unit.eager import randn
@@ -178,21 +178,21 @@ def conditions(owner: Owner, weak: Callable[[object], bool] = lambda _: False) -
         asked.item(owner.held, key)
     asked.item(Owner, "named")
     asked.item(owner.linear._parameters, "weight")
-    asked.identity(StatePlace(vars(owner.linear), PlaceKind.ITEM, "_parameters"), owner.linear._parameters)
+    asked.identity(StateLocation(vars(owner.linear), AccessKind.ITEM, "_parameters"), owner.linear._parameters)
     asked.sizes([owner.held, owner.linear._buffers])
     asked.holds(lambda: owner.is_fine)
     slots = [
-        StatePlace(owner.function, PlaceKind.CELL, 0),
-        StatePlace(owner, PlaceKind.ATTRIBUTE, "other"),
-        StatePlace(owner.other, PlaceKind.PARAMETER, "weight"),
-        StatePlace(owner, PlaceKind.HAS, "missing"),
-        StatePlace(vars(owner), PlaceKind.MISSING, frozenset({"later"})),
-        StatePlace(owner, PlaceKind.TYPE),
-        StatePlace(owner.set_cell, PlaceKind.ATTRIBUTE, "__func__"),
-        StatePlace(owner, PlaceKind.METHOD, "set_cell"),
-        StatePlace(owner, PlaceKind.DEFINED, "other"),
-        StatePlace(owner.block, PlaceKind.SUBMODULE, "0"),
-        StatePlace(owner.block, PlaceKind.BUFFER, "shift"),
+        StateLocation(owner.function, AccessKind.CELL, 0),
+        StateLocation(owner, AccessKind.ATTRIBUTE, "other"),
+        StateLocation(owner.other, AccessKind.PARAMETER, "weight"),
+        StateLocation(owner, AccessKind.HAS, "missing"),
+        StateLocation(vars(owner), AccessKind.MISSING, frozenset({"later"})),
+        StateLocation(owner, AccessKind.TYPE),
+        StateLocation(owner.set_cell, AccessKind.ATTRIBUTE, "__func__"),
+        StateLocation(owner, AccessKind.METHOD, "set_cell"),
+        StateLocation(owner, AccessKind.DEFINED, "other"),
+        StateLocation(owner.block, AccessKind.SUBMODULE, "0"),
+        StateLocation(owner.block, AccessKind.BUFFER, "shift"),
     ]
     for slot in slots:
         asked.read(StateRead(slot, slot.get()))
@@ -256,9 +256,9 @@ def test_a_change_is_seen(change: str, weak: Callable[[object], bool] | None, mo
 def test_a_condition_on_what_is_gone_is_false() -> None:
     module, asked = nn.ReLU(), Conditions(is_large)
     place = SimpleNamespace(module=module)
-    asked.identity(StatePlace(module, PlaceKind.HAS, "missing"), False)
+    asked.identity(StateLocation(module, AccessKind.HAS, "missing"), False)
     asked_of_place = Conditions(is_large)
-    asked_of_place.identity(StatePlace(place, PlaceKind.ATTRIBUTE, "module"), module)
+    asked_of_place.identity(StateLocation(place, AccessKind.ATTRIBUTE, "module"), module)
     found, of_owner, of_value = weakref.ref(module), asked.function(), asked_of_place.function()
     assert of_owner.call() and of_value.call()
     del asked, asked_of_place, module
@@ -326,7 +326,7 @@ def test_a_dictionary_is_watched_by_each_that_asks(write: str, kind: type[dict[s
 @pytest.mark.usefixtures("way")
 def test_a_name_that_is_a_word_of_python() -> None:
     owner, asked = SimpleNamespace(**{"lambda": 1}), Conditions()
-    asked.read(StateRead(StatePlace(owner, PlaceKind.ATTRIBUTE, "lambda"), 1))
+    asked.read(StateRead(StateLocation(owner, AccessKind.ATTRIBUTE, "lambda"), 1))
     holds = asked.function()
     assert holds.call() is True
     setattr(owner, "lambda", 2)

@@ -15,15 +15,15 @@ from fusegen.families.gemm import passes, pipelines
 from fusegen.families.roofline import step_flops
 from fusegen.lowered import Lowered
 from fusegen.program import call
-from fusegen.schedule.program import LibraryProduct
+from fusegen.schedule.program import LibraryMatmul
 from tests.unit.lowering import lowered, meta
 
 BF16 = torch.bfloat16
 COLUMNS = 50257
 
 
-def products(low: Lowered) -> list[LibraryProduct]:
-    return [step for step in low.program.steps if isinstance(step, LibraryProduct)]
+def products(low: Lowered) -> list[LibraryMatmul]:
+    return [step for step in low.program.steps if isinstance(step, LibraryMatmul)]
 
 
 def logits(x: Tensor, weight: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def test_the_products_of_a_loop_over_rows_are_padded() -> None:
     low = lowered(loss, meta(8192, 768), meta(COLUMNS, 768), meta(8192, dtype=torch.int64))
     assert "loop over blocks" in low.explain()
     (body,) = (step.body for step in low.program.steps if hasattr(step, "body"))
-    assert [step.padded for step in body.steps if isinstance(step, LibraryProduct)] == [(50264,)] * 2
+    assert [step.padded for step in body.steps if isinstance(step, LibraryMatmul)] == [(50264,)] * 2
 
 
 def test_parts_of_a_matmul_count_their_own_work() -> None:

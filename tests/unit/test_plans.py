@@ -12,7 +12,7 @@ import fusegen as fg
 from fusegen.errors import VerificationError
 from fusegen.families.attention.lower import attention_plan
 from fusegen.families.attention.plan import AttentionPlan
-from fusegen.families.gemm.heuristics import ProductShape, contraction_plan
+from fusegen.families.gemm.heuristics import MatmulShape, contraction_plan
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.plan import Persistence, RowPlan
@@ -82,7 +82,7 @@ def test_plans_of_products_fit_the_machine() -> None:
 
 def plan_of_products_fits(rows: int, columns: list[int], products: int, head: int, words: int) -> None:
     machine = target("sm_90a")
-    wanted = ProductShape(rows, columns, 1024, products=products, head=head, words=words)
+    wanted = MatmulShape(rows, columns, 1024, products=products, head=head, words=words)
     plan = contraction_plan(wanted, machine)
     assert plan.products == products and plan.tile_n % head == 0
     of_launch(plan)

@@ -11,7 +11,7 @@ from fusegen.families.attention.match import ATTENTION, attention_group, is_supp
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import elementwise_ends
-from fusegen.fusion.groups import Group, products_of
+from fusegen.fusion.groups import Group, matmuls_of
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family
@@ -29,7 +29,7 @@ class AttentionFamily(KernelFamily):
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Claims both matmuls of each attention, together with its last value."""
-        for matmul in products_of(graph):
+        for matmul in matmuls_of(graph):
             _claim_attention(graph, matmul, target, claims)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
@@ -39,7 +39,7 @@ class AttentionFamily(KernelFamily):
         return lower_attention(context)
 
 
-def products_of_attention(graph: Graph, target: Target) -> frozenset[int]:
+def matmuls_of_attention(graph: Graph, target: Target) -> frozenset[int]:
     """Returns the matmuls that attention kernels compute without materialized scores."""
     claims = Claims()
     AttentionFamily().claim(graph, target, claims)

@@ -12,7 +12,7 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
-from fusegen.fusion.groups import Domain, Group, GroupKind, products_below
+from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, StridedView, repeated_view, sources, strided_view
@@ -169,7 +169,7 @@ def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
 
 def _single_product(graph: Graph, scores: int) -> int | None:
     """Returns the only matmul that the scores depend on through pointwise operations and views, or None."""
-    products = [scores] if graph.nodes[scores].op is Op.MATMUL else products_below(graph, scores)
+    products = [scores] if graph.nodes[scores].op is Op.MATMUL else matmuls_below(graph, scores)
     return products[0] if len(products) == 1 else None
 
 
@@ -228,7 +228,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
         return [root]
     if graph.nodes[root].family is not Family.POINTWISE:
         return []
-    return products_below(graph, root)
+    return matmuls_below(graph, root)
 
 
 def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:

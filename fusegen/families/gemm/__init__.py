@@ -13,7 +13,7 @@ from fusegen.families.gemm.lower import lower_contraction
 from fusegen.families.gemm.pipelines import pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
-from fusegen.fusion.groups import Group, Materialized, products_of
+from fusegen.fusion.groups import Group, Materialized, matmuls_of
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.fusion.order import depends_on
 from fusegen.ir.graph import Graph
@@ -34,14 +34,14 @@ class GemmFamily(KernelFamily):
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Claims each matmul together with the last value that its epilogue can compute."""
-        for matmul in products_of(graph):
+        for matmul in matmuls_of(graph):
             if matmul not in claims.inside:
                 _claim_epilogue(graph, matmul, target, claims)
 
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Maps materialized pointwise values to the epilogue result from whose group they can be stored as well."""
         merged: dict[int, int] = {}
-        ends = matmul_ends(products_of(graph), claims)
+        ends = matmul_ends(matmuls_of(graph), claims)
         for end in ends:
             for value in [] if end in merged else _candidates(graph, end, stored - claims.ends | claims.epilogues, claims):
                 operands = {p for p in _operands_besides(graph, value, end, stored) if merged.get(p) != end}

@@ -86,7 +86,7 @@ COSTS: Mapping[str, ProductCosts] = {"sm_90a": H200}
 
 
 @dataclass(frozen=True)
-class ProductSize:
+class MatmulSize:
     """The sizes of a matmul of 16-bit floats."""
 
     rows: int
@@ -99,7 +99,7 @@ class ProductSize:
 
 
 def product_time(
-    costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, sms: int
+    costs: ProductCosts, plan: ContractionPlan, sizes: tuple[MatmulSize, ...], epilogue: EpilogueSize, sms: int
 ) -> float:
     """Returns the time of one generated launch, for the sizes of its parts' matmuls, or of all matmuls of its only part."""
     first = sizes[0]
@@ -121,7 +121,7 @@ def drawing_time(costs: ProductCosts, elements: int, sms: int) -> float:
     return elements / costs.draws * costs.sms / sms
 
 
-def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_bytes: int, sms: int) -> float:
+def library_time(costs: ProductCosts, sizes: tuple[MatmulSize, ...], epilogue_bytes: int, sms: int) -> float:
     """Returns the time of the library's matmuls in sequence, and of a separate epilogue kernel if it moves bytes."""
     time, rate = 0.0, costs.library_flops * sms / costs.sms
     for size in sizes:
@@ -131,7 +131,7 @@ def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_b
     return time + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 
-def unaligned_time(costs: ProductCosts, size: ProductSize, sms: int) -> float:
+def unaligned_time(costs: ProductCosts, size: MatmulSize, sms: int) -> float:
     """Returns the time of a library matmul whose rows do not start at multiples of 16 bytes."""
     slow = replace(costs, library_flops=costs.library_flops / costs.library_unaligned)
     return library_time(slow, (size,), 0, sms)

@@ -15,7 +15,7 @@ import sympy
 
 from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_of, rejection_reasons, supporting_pipeline
 from fusegen.fusion.accumulator import FRAGMENT, LANES, at_lane, is_same_row, reduces_heads
-from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, operand_base, products_below, strip_views
+from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, matmuls_below, operand_base, strip_views
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes, reshaped
@@ -36,7 +36,7 @@ def group_ending_at(graph: Graph, root: int, target: Target, materialized: Colle
     if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW):
         return None
     for pipeline in pipelines_of(target):
-        for matmul in products_below(graph, root, materialized):
+        for matmul in matmuls_below(graph, root, materialized):
             group = _group_at(graph, root, matmul, materialized, pipeline)
             if group is not None:
                 return replace(group, reason=rejection_reasons(graph, matmul, root, target))
@@ -80,7 +80,7 @@ def with_outputs(graph: Graph, group: Group, roots: Sequence[int], materialized:
     if len(orders) < len(roots):
         return None
     outputs = (*part.outputs, *roots)
-    matmuls = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(materialized) - set(part.outputs))))
+    matmuls = dict.fromkeys(m for r in roots for m in (r, *matmuls_below(graph, r, frozenset(materialized) - set(part.outputs))))
     products = (*part.products, *(m for m in matmuls if m not in part.products and _joins(graph, pipeline, matmul, m, outputs)))
     domains = [part.domain, *(_domain_of(graph, w, o, matmul, pipeline) for w, o in zip(bases, orders, strict=True))]
     for domain in dict.fromkeys(domains):
@@ -151,7 +151,7 @@ def _group_at(graph: Graph, root: int, matmul: int, materialized: Collection[int
 def _companions(graph: Graph, root: int, matmul: int, materialized: Collection[int], pipeline: Pipeline) -> tuple[int, ...]:
     """Returns the other matmuls with the same first operand that end in the root."""
     companions = (
-        m for m in products_below(graph, root, materialized) if m != matmul and _joins(graph, pipeline, matmul, m, (root,))
+        m for m in matmuls_below(graph, root, materialized) if m != matmul and _joins(graph, pipeline, matmul, m, (root,))
     )
     return tuple(itertools.islice(companions, _MOST_PRODUCTS - 1))
 

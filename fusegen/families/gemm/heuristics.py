@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.families.gemm.cost import COSTS, NO_EPILOGUE, EpilogueSize, ProductSize, drawing_time, library_time, product_time
+from fusegen.families.gemm.cost import COSTS, NO_EPILOGUE, EpilogueSize, MatmulSize, drawing_time, library_time, product_time
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
 from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
@@ -50,7 +50,7 @@ _MOST_WORDS = 128  # registers of a thread for a tile's results, beside the accu
 
 
 @dataclass(frozen=True)
-class ProductShape:
+class MatmulShape:
     """The sizes that a plan depends on.
 
     Attributes:
@@ -72,14 +72,14 @@ class ProductShape:
     epilogue: EpilogueSize = NO_EPILOGUE
 
     @property
-    def sizes(self) -> tuple[ProductSize, ...]:
-        return tuple(ProductSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
+    def sizes(self) -> tuple[MatmulSize, ...]:
+        return tuple(MatmulSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
 
 
-def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
+def shape_of(graph: Graph, group: Group, expected: Expected) -> MatmulShape:
     first = group.parts[0].products[0]
     operands = group.match[first]
-    return ProductShape(
+    return MatmulShape(
         expected.of(rows_of(graph, first)),
         [literal(graph.nodes[part.products[0]].shape[-1]) or 1 for part in group.parts],
         expected.of(depth_of(graph, first)),
@@ -117,18 +117,18 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
     return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
 
 
-def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
+def contraction_plan(shape: MatmulShape, target: Target) -> ContractionPlan:
     costs, sms = COSTS[target.name], target.sms
     return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, sms))
 
 
-def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
+def candidates(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
     allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
     return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
 
 
-def _plan(shape: ProductShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:
+def _plan(shape: MatmulShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:
     plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products)
     return replace(plan, stages=_stages(plan, target))
 
@@ -148,7 +148,7 @@ _MOST_MMA_STAGES = 4
 _SHARED_READS, _GLOBAL_READS = 8, 16  # time to read an element from shared and from global memory, in multiply-adds
 
 
-def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
+def mma_plan(shape: MatmulShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
     """Returns the `mma.sync` plan of matmuls that share the first operand. The widths are elements per copy: a power of two up to
     8."""
     allowed = MMA_SYNC.tile_widths(shape.head, shape.products)
@@ -167,7 +167,7 @@ def _mma_stages(plan: MmaPlan, target: Target) -> int:
     return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // stage_bytes))
 
 
-def _mma_time(shape: ProductShape, plan: MmaPlan, sms: int) -> float:
+def _mma_time(shape: MatmulShape, plan: MmaPlan, sms: int) -> float:
     """Estimates the relative time of the busiest SM: matmuls, and reads of shared and global memory."""
     columns = plan.tile_n * shape.products
     reads = _SHARED_READS * (1 / plan.warp_m + 1 / (plan.warp_n * shape.products))
@@ -180,7 +180,7 @@ _MARGIN = 0.97  # ratio of times below which the library is chosen; at about equ
 
 
 @dataclass(frozen=True)
-class ProductChoice:
+class MatmulChoice:
     """The choice between a generated kernel with its best plan and the library, with estimated times in µs; None if not
     estimated."""
 
@@ -193,17 +193,17 @@ class ProductChoice:
         return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
 
 
-def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> ProductChoice:
+def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> MatmulChoice:
     """Chooses between the library and the best plan of a generated kernel."""
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
     ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.sms)
     ours += drawing_time(costs, _random_elements(graph, group, shape), target.sms)
-    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms))
+    return MatmulChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms))
 
 
-def _epilogue_bytes(graph: Graph, group: Group, shape: ProductShape) -> int:
+def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
     """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
     plain = [output in group.anchors and _is_used_unpermuted(graph, output) for output in group.outputs]
     if all(plain):
@@ -212,7 +212,7 @@ def _epilogue_bytes(graph: Graph, group: Group, shape: ProductShape) -> int:
     return round(2 * values * sum(shape.columns) * shape.rows)
 
 
-def _random_elements(graph: Graph, group: Group, shape: ProductShape) -> int:
+def _random_elements(graph: Graph, group: Group, shape: MatmulShape) -> int:
     tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
     return tensors * sum(size.rows * size.columns for size in shape.sizes)
 

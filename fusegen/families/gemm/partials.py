@@ -28,7 +28,7 @@ _TILES = (128, 96, 64, 32)  # columns that accumulators of every pipeline can ho
 _Rule = Callable[["_Tiles"], Value]
 
 
-def reduced_by_tiles(graph: Graph, target: Target, families: Sequence[Matcher]) -> Graph:
+def reduce_tiles_in_epilogue(graph: Graph, target: Target, families: Sequence[Matcher]) -> Graph:
     """Splits reductions of wide rows into reductions of tiles in matmul epilogues, if it saves bytes without more kernels."""
     reductions = _accepted(
         graph, target, families, {position: _TILES for position, node in graph if node.family is Family.REDUCTION}

@@ -12,11 +12,11 @@ from typing import cast
 
 import sympy
 
-from fusegen.families.gemm.cost import COSTS, ProductSize, library_time, unaligned_time
+from fusegen.families.gemm.cost import COSTS, MatmulSize, library_time, unaligned_time
 from fusegen.families.gemm.epilogue import sorted_dims
 from fusegen.families.gemm.pipelines import is_heavy, rows_are_aligned, supporting_pipeline
 from fusegen.fusion.accumulator import FRAGMENT
-from fusegen.fusion.groups import products_of, strip_views
+from fusegen.fusion.groups import matmuls_of, strip_views
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import ROW_MULTIPLE, Position, identity_axes, may_pad, sources, strided_view
 from fusegen.ir.ops import Family, Op
@@ -35,7 +35,7 @@ class _Range:
     order: tuple[int, ...]
 
 
-def split_products(graph: Graph, target: Target) -> Graph:
+def split_matmuls(graph: Graph, target: Target) -> Graph:
     """Splits the matmuls whose results are only read in ranges of columns, if a pipeline supports them."""
     while (split := _next_split(graph, target)) is not None:
         graph = rebuilt(graph, _Split(graph, *split).replaced)
@@ -198,9 +198,9 @@ class _Copies:
     depth: int | None
 
 
-def with_copied_rows(graph: Graph, target: Target) -> Graph:
+def copy_unaligned_rows(graph: Graph, target: Target) -> Graph:
     """Adds copies to padded rows for large library matmuls with unaligned rows; targets without a cost model get none."""
-    copies_of = {matmul: copies for matmul in products_of(graph) if (copies := _copies(graph, matmul, target)) is not None}
+    copies_of = {matmul: copies for matmul in matmuls_of(graph) if (copies := _copies(graph, matmul, target)) is not None}
     return _with(graph, copies_of) if copies_of else graph
 
 
@@ -278,7 +278,7 @@ def _pays(graph: Graph, matmul: int, copies: _Copies, target: Target) -> bool:
     """True if the matmul with padded rows, including all copies, takes less time than the unaligned one."""
     node, costs = graph.nodes[matmul], COSTS[target.name]
     depth = nominal(graph.operands(matmul)[0].shape[-1])
-    size = ProductSize(nominal(product(node.shape[:-1])), nominal(node.shape[-1]), depth)
+    size = MatmulSize(nominal(product(node.shape[:-1])), nominal(node.shape[-1]), depth)
     values = [*copies.operands, *([matmul] if copies.result or copies.depth is not None else [])]
     byte_counts = [2 * graph.nodes[value].dtype.itemsize * nominal(product(graph.nodes[value].shape)) for value in values]
     copying = sum(costs.epilogue_start + count / costs.epilogue_bandwidth for count in byte_counts)

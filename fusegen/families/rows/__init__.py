@@ -22,7 +22,7 @@ from fusegen.schedule.access import Access, AccessPattern
 from fusegen.schedule.context import Context
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch, Step, extents, is_of_one_block
+from fusegen.schedule.program import Launch, Step, extents, has_one_block
 from fusegen.target import Target
 
 
@@ -58,7 +58,7 @@ class RowFamily(KernelFamily):
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
         """Only a plan with a single block can change its threads."""
         body = launch.kernel.body
-        if not isinstance(body, RowBody) or body.plan.block == threads or not is_of_one_block(launch):
+        if not isinstance(body, RowBody) or body.plan.block == threads or not has_one_block(launch):
             return None
         rows = literal(product(body.row_axes.extents)) or body.plan.rows
         plans = (c for c in launch.candidates if isinstance(c, RowPlan) and c.block == threads and c.cluster == 1)

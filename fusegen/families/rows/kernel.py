@@ -14,7 +14,7 @@ from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, R
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
-from fusegen.passes.moments import is_of_16_bits
+from fusegen.passes.moments import has_16_bits
 from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.column_pairs import Fragments, interleaved
@@ -162,7 +162,7 @@ class RowKernelBuilder:
         name = statistic_name(graph, node, over_rows=over_rows)
         has_warps = self.context.target.warp > 0
         is_over_row = not over_rows and node not in self.math.segments
-        gathers = has_warps and is_over_row and is_of_16_bits(graph, graph.nodes[node].args[0])
+        gathers = has_warps and is_over_row and has_16_bits(graph, graph.nodes[node].args[0])
         return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name, gathers=gathers)
 
     def _is_along(self, *indices: Index) -> bool:

@@ -36,7 +36,7 @@ from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
-from fusegen.schedule.reductions import combined, element_type, lifted, states_of
+from fusegen.schedule.reductions import combined, element_type, grouped_by_reduction, lifted
 from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.MULTI_PASS: Keep.NOTHING}
@@ -78,7 +78,7 @@ def _evaluate(context: Context) -> RowMath:
     )
     is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.anchors}
     orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # unless another kernel sorts them
-    states = states_of(graph, [p for p, known in is_order.items() if not known])
+    states = grouped_by_reduction(graph, [p for p, known in is_order.items() if not known])
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
     for node in sorted([*orders, *states]):  # operands of a reduction come before terms that read its result

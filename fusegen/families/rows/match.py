@@ -19,7 +19,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index, strided_view
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Shape, literal, nominal, same
-from fusegen.passes.topk import is_of_few
+from fusegen.passes.topk import is_from_topk
 
 _LONGEST_SUMMED_ROW = 16384
 """Longest row for which a kernel that reduces along rows also keeps column sums in registers."""
@@ -225,7 +225,7 @@ def merge_rows(graph: Graph, group: Group, other: int, materialized: Materialize
     domain = group.domain
     if sums_columns(graph, other, domain):
         columns.append(other)
-    elif graph.nodes[other].family in _ROW_FAMILIES or is_of_few(graph.nodes, other):
+    elif graph.nodes[other].family in _ROW_FAMILIES or is_from_topk(graph.nodes, other):
         rows.append(other)
     else:
         return None

@@ -15,7 +15,7 @@ from torch import nn
 
 from fusegen.api import Kernel
 from fusegen.graphs.graphed import GraphedForward
-from fusegen.guards import refusing_changes
+from fusegen.guards import rejecting_side_effects
 from fusegen.integrations.patch.caches import (
     AttentionInputs,
     CacheArgument,
@@ -96,7 +96,7 @@ class FusedForward(FusedCall):
         def finish(inputs: AttentionInputs) -> Any:
             attended = inputs.calls.run(cache, inputs.tensors, positional, named)
             try:
-                with refusing_changes():
+                with rejecting_side_effects():
                     return self._after(argument)(self.module, attended, *arguments, **named_arguments)
             except Exception as error:
                 refusal = refusal_of(error)

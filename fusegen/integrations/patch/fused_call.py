@@ -20,7 +20,7 @@ from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
-from fusegen.guards import ChangeError, refusing_changes
+from fusegen.guards import ChangeError, rejecting_side_effects
 from fusegen.progress import Layers, set_layers
 from fusegen.threads import cached_property
 from fusegen.trace import inlined, is_tracing
@@ -121,7 +121,7 @@ class FusedCall:
         refusal, is_first = "", False
         try:
             call = self.prepared(args, kwargs)
-            with refusing_changes():
+            with rejecting_side_effects():
                 if not self.kinds and self.module.training and not torch.is_grad_enabled():
                     _require_derivative(call)
                 kernel = call.kernel if self.graphs is None or not torch.is_grad_enabled() else self.graphs[call.kernel]

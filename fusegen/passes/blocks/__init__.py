@@ -16,7 +16,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.blocks.body import GraphLoop, loop_of
 from fusegen.passes.blocks.region import regions
-from fusegen.passes.rewrite import moved_after_operands
+from fusegen.passes.rewrite import copy_after_operands
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _WithLoop:
         self.graph = self._builder.build(outputs, writes)
 
     def _position(self, position: int) -> int:
-        return moved_after_operands(position, self.moved, self._operands, self._rebuilt)
+        return copy_after_operands(position, self.moved, self._operands, self._rebuilt)
 
     def _operands(self, position: int) -> tuple[int, ...]:
         return self._loop.operands if position in self._results else self._before.nodes[position].args
