@@ -117,8 +117,9 @@ class StateGuard:
         self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
         self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, run.tensors)
+        self._unchanged = {p: matcher(value) for p, value in arguments.items() if not is_plain(value) and is_opaque(value)}
         for position, value in arguments.items():
-            writer.argument(position, value)
+            writer.argument(position, value, self._unchanged.get(position))
         for read in reads:
             writer.read(read)
         for question in run.questions:
@@ -149,6 +150,7 @@ class StateGuard:
             self._run.asks_for_ids
             or originals.keys() - {-1} != arguments.keys()
             or any(value is _COLLECTED for value in originals.values())
+            or not all(is_unchanged(originals[position]) for position, is_unchanged in self._unchanged.items())
         ):
             return None
         counterparts.put(originals[-1], function)
@@ -255,13 +257,12 @@ class _Writer:
         check: Callable[[Sequence[Any]], CapturedTensors | None] = self._scope["check"]
         return check
 
-    def argument(self, position: int, value: object) -> None:
-        """Requires the same object. A class with its own ``__eq__`` requires an object of its type with equal reads instead."""
-        if is_plain(value):
-            return
-        if contents(value) is not None:
-            if is_opaque(value):  # its identity is part of the kernel's key already
-                self._require(f"{self._constant(matcher(value))}(V[{position}])")
+    def argument(self, position: int, value: object, is_unchanged: Callable[[Any], bool] | None) -> None:
+        """Requires the same object, and the same contents if `is_unchanged` tells that. A class with its own ``__eq__`` requires an
+        object of its type with equal reads instead."""
+        if is_unchanged is not None:  # its identity is part of the kernel's key already
+            self._require(f"{self._constant(is_unchanged)}(V[{position}])")
+        if is_plain(value) or contents(value) is not None:
             return
         if has_identity(value):
             self._require(f"V[{position}] is {self._object(value)}")

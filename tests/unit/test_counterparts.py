@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import itertools
@@ -67,6 +68,14 @@ def test_layers_that_are_alike_are_traced_once(traces: list[str]) -> None:
 def test_layers_that_hold_functions_with_arguments_and_containers_of_their_own(traces: list[str]) -> None:
     agree(*(Layer(activation=functools.partial(F.gelu, approximate="tanh"), parts=[4, {"a": 1}]) for _ in range(2)))
     assert len(traces) == 1
+
+
+def test_a_function_with_arguments_that_changed_before_the_kernel_was_copied() -> None:
+    shift, x = functools.partial(torch.add, other=2.0), randn(3, WIDTH)
+    kernel = fg.kernel(lambda x, function: function(x))
+    kernel(x, shift)
+    shift.keywords["other"] = 3.0
+    torch.testing.assert_close(copy.deepcopy(kernel)(x, shift), x + 3)
 
 
 def test_gradients_are_those_of_each_layer(traces: list[str]) -> None:

@@ -266,8 +266,8 @@ def softshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
 def prelu(input: TracedTensor, weight: Any) -> TracedTensor:
     """x above 0, weight * x below. A weight of several elements has one per channel (dim 1)."""
     slope = input._tracer.lift(weight)
-    if slope.ndim == 1 and input.ndim > 1:
-        slope = slope.reshape((-1, *(1 for _ in range(input.ndim - 2))))
+    if slope.ndim == 1 and input.ndim != 1:
+        slope = slope.reshape((-1, *(1 for _ in range(input.ndim - 2))) if input.ndim else ())
     return binary(Op.PRELU, input, slope)
 
 
