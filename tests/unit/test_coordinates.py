@@ -112,7 +112,7 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda x, i, j: x[i, j.float()], TraceError, "an index of float32"),
     (lambda x, i, j: x[i, j[:3]], ShapeError, "do not broadcast"),
     (lambda x, i, j: x[i, j, i, j], ShapeError, "4 indices for a tensor of 3 dims"),
-    (lambda x, i, j: x.index_put((i, j, i, j), x, accumulate=True), ShapeError, "by 4 indices to 3 dims"),
+    (lambda x, i, j: x.index_put((i, j, i, j), x, accumulate=True), ShapeError, "4 indices for 3 dims"),
 ]
 
 
