@@ -272,7 +272,7 @@ class SpecializationCache:
     """
 
     def __init__(self, graph: Graph, target: Target, *, index64: bool) -> None:
-        self._graph, self.target, self._wide = graph, target, index64
+        self._graph, self.target, self._index64 = graph, target, index64
         self._lock = new_lock()
         self._known: dict[str, AnySpecialization] = {}  # by file name
         self._with_text: dict[str, StoredSpecialization] = {}  # read from disk, by digest
@@ -327,11 +327,11 @@ class SpecializationCache:
         by_library = run(traced, rules, Stage.LIBRARY)
         own = by_library
         if target.wgmma:  # generated attention, except with dropout; torch's kernels index with 32 bits in places
-            own = traced if self._wide else run(traced, replace(rules, only_dropout=True), Stage.LIBRARY)
-        has_choice = by_library != own and not self._wide
+            own = traced if self._index64 else run(traced, replace(rules, only_dropout=True), Stage.LIBRARY)
+        has_choice = by_library != own and not self._index64
         library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
         ready = run(own, rules, Stage.PRIMITIVE, Stage.READY)
-        return Specializer(ready, target, index64=self._wide, library=library)
+        return Specializer(ready, target, index64=self._index64, library=library)
 
     def _get(self, name: str, plan: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
         """The specialization of a file, or a new one, which is written at once if only its sizes determine its text."""
@@ -392,7 +392,7 @@ class SpecializationCache:
     @cached_property
     def _digest(self) -> str:
         """The digest of everything that plans depend on except sizes and measurements."""
-        facts = (generator(), self.target, self._wide, self._graph.facts, self._graph.locations)
+        facts = (generator(), self.target, self._index64, self._graph.facts, self._graph.locations)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

@@ -92,7 +92,7 @@ class Dispatcher(CallBinder):
         self.function, self.name, self.options = function, name, options
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[ContainerLayouts, FlatDispatcher] = {}
-        self._named: tuple[Named, FlatDispatcher] | None = None  # of the last call whose only container was **kwargs
+        self._named: tuple[Named, FlatDispatcher] | None = None  # the last call whose only container was **kwargs
         self.variants = VariantCache(function, name, options, origin=origin)
         self.parameters = self.variants.parameters
         self.executable = Executable(self)

@@ -146,7 +146,7 @@ class GraphPlanner:
         lock: RLock | None = None,
     ) -> None:
         self._lock = lock or new_lock()
-        self.graph, self._target, self._wide, self._choose, self._bodies = graph, target, index64, choose, bodies
+        self.graph, self._target, self._index64, self._choose, self._bodies = graph, target, index64, choose, bodies
         self._specializations: dict[tuple[object, ...], Specialization] = {}
         self._with_first_plans: dict[tuple[object, ...], Specialization] = {}
         self._matmuls = matmuls_of(graph)
@@ -217,7 +217,7 @@ class GraphPlanner:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
         groups = tuple(itertools.chain.from_iterable(parts))
-        program = lower(graph, groups, self._target, decision.plans, index64=self._wide, pins=pins, bodies=bodies)
+        program = lower(graph, groups, self._target, decision.plans, index64=self._index64, pins=pins, bodies=bodies)
         return Specialization(graph, groups, program)
 
     # Implementations of matmuls.
@@ -349,7 +349,7 @@ class Specializer:
         lock: RLock | None = None,
     ) -> None:
         self._lock = lock or new_lock()
-        self._target, self._wide, self._depth = target, index64, depth
+        self._target, self._index64, self._depth = target, index64, depth
         self._lengths = _reduced_lengths(graph)
         self._loops = in_blocks(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
@@ -413,14 +413,14 @@ class Specializer:
                 return {blocks: self._body(blocks, sizes, is_general=facts is None) for blocks in loops}
 
             rewritten = reduce_in_two_steps(_with_facts(graph, facts or ()), cuts)
-            self._planners[key] = GraphPlanner(rewritten, self._target, index64=self._wide, bodies=bodies, lock=self._lock)
+            self._planners[key] = GraphPlanner(rewritten, self._target, index64=self._index64, bodies=bodies, lock=self._lock)
         return self._planners[key]
 
     def _body(self, blocks: Blocks, sizes: SizeValues, *, is_general: bool) -> tuple[Program, Formula]:
         """The program of a loop body, planned for the first block, and the bytes that it needs for a row."""
         if blocks not in self._bodies:
             body = run(blocks.body, Rules(self._target), Stage.READY)
-            self._bodies[blocks] = Specializer(body, self._target, index64=self._wide, depth=self._depth + 1, lock=self._lock)
+            self._bodies[blocks] = Specializer(body, self._target, index64=self._index64, depth=self._depth + 1, lock=self._lock)
         loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
         trial = loop.base.at({**sizes, **blocks.first(min(extent, _TRIAL_ROWS))})
         bytes_of_row = row_bytes(trial.program, blocks)

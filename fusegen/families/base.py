@@ -18,7 +18,7 @@ from fusegen.target import Target
 Emitters: TypeAlias = Mapping[type[Body], Callable[[LoweredKernel, Launch, Target], Source]]
 """Maps the class of a body to the function that prints its kernel."""
 
-MARGIN = 0.97  # of the first plan's time: a smaller gain is not worth another kernel
+MARGIN = 0.97  # share of the first plan's time: a smaller gain is not worth another kernel
 
 
 class KernelFamily(Matcher):

@@ -3,6 +3,7 @@ object."""
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import weakref
@@ -64,7 +65,7 @@ class StateLocation:
 
 _GETTERS: dict[AccessKind, Callable[[Any, Any], Any]] = {
     AccessKind.ATTRIBUTE: getattr,
-    AccessKind.ITEM: lambda owner, key: owner[key],
+    AccessKind.ITEM: operator.getitem,
     AccessKind.TYPE: lambda owner, _: type(owner),
     AccessKind.PARAMETER: lambda owner, key: owner._parameters[key],
     AccessKind.BUFFER: lambda owner, key: owner._buffers[key],
@@ -310,24 +311,28 @@ def _native_place(asked: _Condition) -> tuple[int, Any, Any]:
 
 
 def _python_check(asked: Sequence[_Condition], layouts: Sequence[_Layout]) -> Callable[[], bool]:
-    tensors, expected = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
+    """Returns the check without the native module. It resolves getters once: each call of a model checks hundreds of conditions."""
+    tensors, expected_layouts = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
+    rows = [
+        (_GETTERS[each.slot.kind], each.slot.owner, each.is_owner_weak, each.slot.key, each.value, each.is_value_weak)
+        for each in asked
+    ]
 
     def unchanged() -> bool:
         try:
-            return all(map(_is_met, asked)) and list(map(_layout, tensors)) == expected
+            for get, owner, is_owner_weak, key, expected, is_value_weak in rows:
+                if is_owner_weak and (owner := owner()) is None:
+                    return False
+                if is_value_weak and (expected := expected()) is None:
+                    return False
+                value = get(owner, key)
+                if value is not expected and not same(value, expected):
+                    return False
+            return list(map(_layout, tensors)) == expected_layouts
         except GONE:
             return False
 
     return unchanged
-
-
-def _is_met(asked: _Condition) -> bool:
-    owner = asked.slot.owner() if asked.is_owner_weak else asked.slot.owner
-    expected = asked.value() if asked.is_value_weak else asked.value
-    if (asked.is_owner_weak and owner is None) or (asked.is_value_weak and expected is None):
-        return False
-    value = _GETTERS[asked.slot.kind](owner, asked.slot.key)
-    return value is expected or same(value, expected)
 
 
 def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:

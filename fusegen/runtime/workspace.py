@@ -44,7 +44,7 @@ class Workspace:
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
         self._lock = new_lock()
-        self._stream: torch.cuda.Stream | None = None  # of the last call
+        self._stream: torch.cuda.Stream | None = None  # the last call's
         self._raw_stream = -1
 
     @property

@@ -45,7 +45,7 @@ class TracedMemory:
         self.unfilled = False  # uninitialized
         self.is_ambiguous = False  # a write may or may not have changed this memory
         self._possible_aliases: list[TracedMemory] = []  # memories that may be the same one, including this one
-        self.location: Location | None = None  # of the last write to all of it
+        self.location: Location | None = None  # the last write to all of it
 
     @classmethod
     def possible_alias(cls, other: TracedMemory, position: int) -> TracedMemory:

@@ -122,5 +122,5 @@ def test_equal_results_of_each_kind_of_group(emulates: bool, request: pytest.Fix
         with case(kind):
             args = make()
             kernel = apart(function, *args)
-            target = "sm_80" if kind is ROW_COLUMN else "sm_90a"  # where few rows are two kernels
+            target = "sm_80" if kind is ROW_COLUMN else "sm_90a"  # the other target runs few rows as two kernels
             assert kind in [group.kind for group in kernel.lower(*args, target=target).groups]

@@ -112,7 +112,7 @@ NO_GRADIENTS = {"sums", "scatters", "scatter", "scatter and add"}  # torch refus
 @pytest.mark.parametrize("name", sorted({*WRITES, *FUNCTIONS} - NO_GRADIENTS))
 def test_gradients(name: str) -> None:
     function = {**WRITES, **FUNCTIONS}[name]
-    inputs = (X.double(), AT, BESIDE, S.double())  # of differences of exponentials float32 keeps few digits
+    inputs = (X.double(), AT, BESIDE, S.double())  # float32 keeps few digits of differences of exponentials
     torch.testing.assert_close(trained(fg.kernel(function), *inputs), trained(function, *inputs))
 
 

@@ -92,7 +92,7 @@ def trace_of(source: Any) -> ProfilerTrace:
     """
     if isinstance(source, (str, Path)):
         return _trace(_read(Path(source)), str(source))
-    results = getattr(source.profiler, "kineto_results", None)  # of the last run
+    results = getattr(source.profiler, "kineto_results", None)  # events of the last run
     trace = None if results is None else _EXPORTED.get(results)
     if trace is None:
         trace = _trace(_exported(source), "the profile")
