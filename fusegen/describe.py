@@ -46,7 +46,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ma
         lines += [f"{number} {first}", *(f"   {line}" for line in details)]
     if workspace := bytes_of(program.call, sizes):
         peak = peak_of(program.call, sizes)
-        lines.append(f"workspace: {human_bytes(workspace)}{f', {peak} bytes at once' if peak else ''}")
+        lines.append(f"workspace: {human_bytes(workspace)}{f', peak {peak} bytes' if peak else ''}")
     return "\n".join(lines)
 
 
@@ -56,7 +56,7 @@ def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
     return f"{program.graph.name} for {program.target.name}: {program.call.described}{f' at {shown}' if shown else ''}"
 
 
-_NOTES = {"attention_backward": ": adds in any order, but under torch.use_deterministic_algorithms(True)"}
+_NOTES = {"attention_backward": ": adds in no fixed order unless torch.use_deterministic_algorithms(True)"}
 """Remarks on library functions."""
 
 
@@ -113,7 +113,7 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
     """Lists the values that a forward pass saves for its backward pass, with their bytes."""
     total = sum(value.size(sizes) for value in values)
     extra = sum(value.size(sizes) for value in values if not value.owner)
-    head = f"saved for the backward pass: {human_bytes(total)}, {human_bytes(extra)} beside arguments and results"
+    head = f"saved for the backward pass: {human_bytes(total)}, {human_bytes(extra)} besides arguments and results"
     return "\n".join([head, *(f"   {value.line(sizes)}" for value in values)])
 
 
@@ -125,7 +125,7 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
         return [traffic, work]
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
-    layout += ", overlaps with the end of the one before" if step.overlaps else ""
+    layout += ", starts during the end of the previous launch" if step.overlaps else ""
     return [layout, traffic, work, *([step.group.reason] if step.group.reason else [])]
 
 
@@ -146,7 +146,7 @@ def _expected(step: Step, choices: Mapping[int, MatmulChoice]) -> list[str]:
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
         return []
     return [
-        f"expected: {choice.ours:.1f} µs by a kernel of ours, {choice.library:.1f} µs by the library with its epilogue behind it"
+        f"expected: {choice.ours:.1f} µs as a generated kernel, {choice.library:.1f} µs as a library matmul and separate epilogue"
     ]
 
 
@@ -168,7 +168,7 @@ def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     if _IDLE * blocks >= target.sms or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
         return []
     count = "1 block" if blocks == 1 else f"{blocks} blocks"
-    return [f"warning: {count} for {target.sms} SMs: most of the device idles"]
+    return [f"warning: {count} for {target.sms} SMs: most SMs idle"]
 
 
 def _approximate(program: Program, step: Step) -> list[str]:

@@ -18,6 +18,7 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.runtime.arguments import Values
+from fusegen.units import counted
 
 
 def passes_of(
@@ -172,7 +173,7 @@ def _check_counts(name: str, saved: Saved, saved_count: int, gradient_count: int
     if len(saved.tensors) != saved_count:
         raise ArgumentError(f"{name} needs {saved_count} saved tensors, but got {len(saved.tensors)}", hint="pass all of them")
     if gradient_count != expected:
-        what = f"{name} needs {expected} gradient{'s' if expected != 1 else ''}, but got {gradient_count}"
+        what = f"{name} needs {counted(expected, 'gradient')}, but got {gradient_count}"
         raise ArgumentError(what, hint="pass one for each floating-point result; use zeros if it has none")
 
 

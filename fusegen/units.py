@@ -1,9 +1,14 @@
-"""Formatting of byte and FLOP counts."""
+"""Formatting of counts, bytes and FLOPs."""
 
 from __future__ import annotations
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _PREFIXES = ("", "K", "M", "G", "T", "P")
+
+
+def counted(count: int, noun: str) -> str:
+    """Formats a number of things, e.g. ``1 phase`` or ``2 phases``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def human_bytes(count: float) -> str:

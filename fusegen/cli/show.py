@@ -250,7 +250,7 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     bound = work.bound.value if work.bound else None
     figures = (read, written, work.flops.count, work.intensity, work.flops.uncounted, work.ridge, bound)
     if isinstance(step, LibraryMatmul):
-        return StepFact(None, "library product", None, None, 0, *figures, step.reason)
+        return StepFact(None, "library matmul", None, None, 0, *figures, step.reason)
     if isinstance(step, LoopStep):
         return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.described)
     if isinstance(step, LibraryStep):
@@ -262,6 +262,9 @@ def _fact(low: Lowered, step: Step) -> StepFact:
 
 
 # The saving of fusion: launches and bytes of torch eager and of a program.
+
+
+_NOTEWORTHY = 0.02  # share of the bytes
 
 
 @dataclass(frozen=True)
@@ -280,9 +283,8 @@ class Saving:
 
     def _verdict(self, eager: EagerCost) -> str:
         launches, moved = eager.launches - self.steps, eager.moved - self.moved
-        if launches < 0 or moved < 0:
-            bytes_moved = f"{human_bytes(self.moved)} against {human_bytes(eager.moved)}"
-            return f"nothing saved: {_launches(self.steps)} against {eager.launches}, {bytes_moved}"
+        if launches < 0 or moved < 0 or (launches == 0 and moved < _NOTEWORTHY * eager.moved):
+            return "no saving over eager"
         return f"saved: {_launches(launches)}, {human_bytes(moved)}; {eager.moved / max(self.moved, 1):.1f}× less traffic"
 
 

@@ -43,7 +43,7 @@ _SETTINGS = ("scale", "causal", "dropout", "descending")
 _RESULT_ATTRIBUTES = ("result", "order", "dtype", "shape")
 """Attributes that distinguish the results of one call."""
 
-LIBRARY_MATMUL = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
+LIBRARY_MATMUL = GroupKind("library matmul", is_strided=True, reads_as_typed=True, is_library=True)
 LIBRARY_CALL = GroupKind("library call", reads_as_typed=True, is_library=True)
 LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
 
@@ -259,8 +259,8 @@ def _reason(context: Context, product: int) -> str:
     if is_left_to_library(context.graph, product):
         return "expected to be faster than a generated kernel"
     if not pipelines_of(context.target):
-        return "no tensor-core pipeline serves this target"
+        return "no tensor-core kernel for this target"
     graph = replace(context.graph, padded=frozenset())  # as fusion saw it
     if supporting_pipeline(graph, product, product, context.target) is None:
         return rejection_reasons(graph, product, product, context.target)
-    return "a plain product: nothing is fused with it"
+    return "no operation to fuse with it"

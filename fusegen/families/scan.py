@@ -104,7 +104,7 @@ class ScanBody(Body):
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
     def words(self, kind: str) -> str:
-        return f"{kind} along rows, {self.plan.threads * self.plan.vec} elements of a row at a time"
+        return f"{kind} along rows, {self.plan.threads * self.plan.vec} elements of a row per step"
 
 
 # Groups around scans: the pointwise math before and after a scan is computed in the same kernel.

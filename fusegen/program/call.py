@@ -12,6 +12,7 @@ from typing import TypeAlias
 from fusegen.dtypes import DType
 from fusegen.program.formula import Formula
 from fusegen.program.numbers import Numbers
+from fusegen.units import counted
 
 
 class Role(Enum):
@@ -250,9 +251,9 @@ class LaunchPlan:
     @property
     def described(self) -> str:
         """Describes the steps by their number and kind."""
-        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library product"), (LibraryCall, "library call"), (Loop, "loop"))
+        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library matmul"), (LibraryCall, "library call"), (Loop, "loop"))
         counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]
-        *first_items, last = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count] or ["no kernel"]
+        *first_items, last = [counted(count, name) for count, name in counts if count] or ["no kernel"]
         return f"{', '.join(first_items)} and {last}" if first_items else last
 
     @property

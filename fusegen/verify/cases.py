@@ -119,7 +119,7 @@ class DataValues(Enum):
     """The values of a case's data; weights are always ordinary."""
 
     ORDINARY = "ordinary"  # a standard normal distribution
-    MEAN_100 = "mean over deviation 100"  # a variance computed as E[x²] − mean² cancels
+    MEAN_100 = "mean 100 x deviation"  # a variance computed as E[x²] − mean² cancels
     TINY_VARIANCE = "tiny variance"  # almost constant rows
     LARGE = "large"  # a row's sum of squares just fits the computing type
     NEAR_OVERFLOW = "near overflow"  # at least half of the dtype's maximum
@@ -297,15 +297,15 @@ class _Cases:
         """Row lengths for every vector width, with and without a remainder."""
         yield self.case("half as wide", self.sized())
         yield self.case("odd", self.sized(self.features_over(4, 1)))
-        yield self.case("of two", self.sized(self.features_over(4, 2)))
-        yield self.case("of four", self.sized(self.features_over(4, 4)))
-        yield self.case("of eight", self.sized(self.features_over(4, 8)))
-        yield self.case("ones", dict.fromkeys(self.varied, 1))
+        yield self.case("multiple of 2", self.sized(self.features_over(4, 2)))
+        yield self.case("multiple of 4", self.sized(self.features_over(4, 4)))
+        yield self.case("multiple of 8", self.sized(self.features_over(4, 8)))
+        yield self.case("all sizes 1", dict.fromkeys(self.varied, 1))
         yield self.case("one row", self.sized(dict.fromkeys(self.rows, 1)))
-        yield self.case("all 64", dict.fromkeys(self.varied, 64) | dict.fromkeys(self.rows[:-1], 2))
+        yield self.case("all sizes 64", dict.fromkeys(self.varied, 64) | dict.fromkeys(self.rows[:-1], 2))
         first = self.arguments(self.sized())
         yield self.case("another length, odd", self.sized(self.features_over(2, 1)), before=first)
-        yield self.case("another length, of eight", self.sized(self.features_over(2, 8)), before=first)
+        yield self.case("another length, multiple of 8", self.sized(self.features_over(2, 8)), before=first)
 
     def long_rows(self) -> Iterator[Case]:
         """Row lengths for every way to hold a row: in one warp, in one block, in shared memory, in several passes."""
@@ -318,7 +318,7 @@ class _Cases:
         for features in (200, 256, 12000, 16384, 20000, 32768, 65536, 100003, 131072):
             yield self.case(f"rows of {features}", self.sized(few_rows | dict.fromkeys(self.features, features)))
         many_rows = few_rows | dict.fromkeys(self.features, 24576) | {self.rows[-1]: max(1, 300 // self.counted)}
-        yield self.case("many staged rows", self.sized(many_rows))
+        yield self.case("many rows in shared memory", self.sized(many_rows))
         if ROW_COLUMN in self.kinds:  # with fewer rows the columns may be reduced by another kernel
             for features, rows in ((512, 40000), (2200, 10000)):
                 sizes = self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: rows})
@@ -329,16 +329,18 @@ class _Cases:
         if CONTRACTION not in self.kinds:
             return
         for features in (64, 96, 136, 192, 264, 520):
-            yield self.case(f"product of {features}", self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: 200}))
+            yield self.case(
+                f"matmul of {features} features", self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: 200})
+            )
         for rows in (1000, 3000):
-            yield self.case(f"product of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
-        yield self.case("product of many rows", self.sized(dict.fromkeys(self.features, 64) | {self.rows[-1]: 10000}))
+            yield self.case(f"matmul of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
+        yield self.case("matmul of many rows", self.sized(dict.fromkeys(self.features, 64) | {self.rows[-1]: 10000}))
         for rows in specialization_rows(self.spec):
             yield self.case(f"plan for {rows} rows", {**dict.fromkeys(self.rows, 1), self.rows[-1]: rows})
         square = dict.fromkeys(self.varied, 192)
         transposed = self.of_rank(2, lambda layout: layout.swapped(-2, -1))
-        yield self.case("product of turned operands", square, transposed)
-        yield self.case("product of turned weights", square, {n: move for n, move in transposed.items() if n not in self.data})
+        yield self.case("matmul of transposed operands", square, transposed)
+        yield self.case("matmul of transposed weights", square, {n: move for n, move in transposed.items() if n not in self.data})
 
     def attention(self) -> Iterator[Case]:
         """Attention with both head sizes, and partial tiles of queries and of keys."""
@@ -365,7 +367,7 @@ class _Cases:
         yield self.case("unaligned", sizes, self.of_rank(1, TensorLayout.shifted))
         yield self.case("padded rows", sizes, self.of_rank(2, lambda layout: layout.padded(8)))
         yield self.case("rows of odd strides", sizes, self.of_rank(2, lambda layout: layout.padded(1)))
-        yield self.case("every second", sizes, self.of_rank(1, TensorLayout.stepped))
+        yield self.case("every second element", sizes, self.of_rank(1, TensorLayout.stepped))
         yield self.case("transposed", sizes, self.of_rank(2, lambda layout: layout.swapped(-2, -1)))
         expanded = self.of_rank(2, TensorLayout.expanded)
         yield self.case("expanded", sizes, {name: move for name, move in expanded.items() if name in self.data})

@@ -149,7 +149,7 @@ def recorded_plan(program: Program) -> tuple[str, ...]:
 
 def _planned_step(step: Step) -> str:
     if isinstance(step, LibraryMatmul):
-        return "library product"
+        return "library matmul"
     if isinstance(step, LoopStep):
         return f"{step.group.kind.name}: {', '.join(recorded_plan(step.body))}"
     if isinstance(step, LibraryStep):

@@ -41,7 +41,7 @@ def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.Capt
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, w):\n    return x.float() @ w.float()\n")
     words = [f"{function}:mine", "--arch", "sm_80", "--shape", "x=64x32", "--shape", "w=32x16"]
     assert build(tmp_path / "product", *words) == 1
-    assert "1 library product, but plain sources contain kernels only" in capsys.readouterr().err
+    assert "1 library matmul, but plain sources contain kernels only" in capsys.readouterr().err
     assert not (tmp_path / "product").exists()
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, seed):\n    return fg.dropout(x, 0.5, seed=seed)\n")
     assert build(tmp_path / "seed", f"{function}:mine", "--arch", "sm_90a", "--shape", "x=64x32", "--arg", "seed=7") == 1

@@ -63,7 +63,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert step["flops"] / step["flops_per_byte"] == 2 * 4 * 96 * 2 and step["flops_uncounted"] == []
     assert 13 < step["ridge_flops_per_byte"] < 15 and step["bound"] == "launch latency"
     library = document(capsys, "explain", "linear_bias_gelu", "--target", "cpu")["steps"][0]
-    assert library["name"] is library["grid"] is library["block"] is None and library["kind"] == "library product"
+    assert library["name"] is library["grid"] is library["block"] is None and library["kind"] == "library matmul"
     assert library["ridge_flops_per_byte"] is library["bound"] is None and library["flops"] > 0
 
 

@@ -57,8 +57,8 @@ def test_a_summary_names_inputs_results_and_kernels() -> None:
         "gated for sm_90a: 2 kernels at x_dim0=64",
         "  inputs: x: bf16[x_dim0, 512], weight: bf16[512, 512]",
         "  results: f32[x_dim0, 512]",
-        "  1. gated_0: product with epilogue; reads 576.0 KiB, writes 64.0 KiB",
-        "  2. gated_1: row reduction, 2 phases, rows read once, held in registers; reads 64.0 KiB, writes 128.0 KiB",
+        "  1. gated_0: matmul with epilogue; reads 576.0 KiB, writes 64.0 KiB",
+        "  2. gated_1: row reduction, 2 phases, rows read once into registers; reads 64.0 KiB, writes 128.0 KiB",
         '  more: .explain(), .traced, .graph, .groups, .program, .plans, .asm["cuda"], .asm["ptx"], .asm["sass"]',
     ]
 

@@ -136,4 +136,4 @@ def test_a_size_is_a_number_of_bytes(size: int) -> None:
 
 def test_explain_prints_its_formula() -> None:
     text = two_products.lower(*operands(), target="sm_90a").explain()
-    assert "workspace: 4.0 KiB, 512 * x_dim0 bytes at once" in text
+    assert "workspace: 4.0 KiB, peak 512 * x_dim0 bytes" in text

@@ -73,5 +73,5 @@ def test_calls_take_the_plan_of_their_sizes() -> None:
     )
     (one,), (other,) = few.program.launches, many.program.launches
     assert one.plan != other.plan and one.candidates == other.candidates
-    assert "128 threads, 4 x 8 elements each;" in many.explain()
-    assert "512 threads, 1 x 8 elements each, what rows share at once;" in few.explain()
+    assert "128 threads per row, 4 x 8 elements per thread;" in many.explain()
+    assert "512 threads per row, 1 x 8 elements per thread, weights loaded with the row;" in few.explain()

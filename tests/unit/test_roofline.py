@@ -115,6 +115,6 @@ def test_each_step_has_an_expected_time() -> None:
 
 
 def test_few_blocks_with_much_to_do_are_warned_of() -> None:
-    assert "warning: 4 blocks for 132 SMs: most of the device idles" in explained(lambda x: x.cumsum(-1), meta(4, 1 << 20))
+    assert "warning: 4 blocks for 132 SMs: most SMs idle" in explained(lambda x: x.cumsum(-1), meta(4, 1 << 20))
     for small in (meta(4, 5000), meta(1000, 1 << 16)):
         assert not any("warning" in line for line in explained(lambda x: x.cumsum(-1), small))

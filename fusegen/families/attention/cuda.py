@@ -22,8 +22,8 @@ from fusegen.target import Target
 _INLINE = "__device__ __forceinline__"
 _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 
-_OFFSET = "Of a query's first channel in the output."
-_SEEN = "How many keys a query sees at most: those beyond have no weight."
+_OFFSET = "The offset of a query's first channel in the output."
+_SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
 
 # Weights are relative to the largest one, about 1, so that those below the smallest normal number may be flushed to 0.
 _WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})

@@ -270,8 +270,8 @@ def weight_functions(separation: Separation, unit: float, location: Location | N
     builder = _Weights(outer, unit * factor, location)
     return (
         builder.anchor(REDUCTIONS[separation.reduction].components[0].identity[0]),
-        builder.weight("weight", "s", "anchor", "Relative to the anchor, at most 1."),
-        builder.weight("carry", "old_peak", "new_anchor", "What takes weights from an old peak to a new anchor."),
+        builder.weight("weight", "s", "anchor", "The weight of a score relative to the anchor, at most 1."),
+        builder.weight("carry", "old_peak", "new_anchor", "The factor that rescales older weights to the new anchor."),
     )
 
 
@@ -292,7 +292,7 @@ class _Weights:
         zero, none = (terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
         is_none = terms.put(Term(Op.EQ, (peak, none), DType.BOOL))
         root = terms.put(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
-        return self._function(terms, "anchor", root, (peak,), "The peak; 0 while there is none.")
+        return self._function(terms, "anchor", root, (peak,), "The row max; 0 while there is none.")
 
     def weight(self, name: str, score: str, anchor: str, doc: str) -> MathFunction:
         terms = Terms()

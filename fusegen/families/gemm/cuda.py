@@ -26,10 +26,10 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 _DOC = "Finishes two neighbouring columns of a row."
-_ELEMENT = "What is combined of two neighbouring columns of a head."
-_OFFSET = "Of eight columns of a row in the result."
-_OFFSET_OF_ONE = "Of a column of a row in the result."
-_OFFSET_OF_HEAD = "Of a head of a row in the result."
+_ELEMENT = "The values of two neighbouring columns of a head that are reduced."
+_OFFSET = "The offset of eight columns of a row in the result."
+_OFFSET_OF_ONE = "The offset of a column of a row in the result."
+_OFFSET_OF_HEAD = "The offset of a head of a row in the result."
 _B_NAMES = ("b", "second_b")
 
 

@@ -209,7 +209,7 @@ class ContractionBody(Body):
         results = sum(len(part.results) for part in self.parts)
         several = {
             f"{columns} columns": len(self.parts),
-            "two products at a time": self.plan.products,
+            "two matmuls per tile": self.plan.products,
             f"{results} results": results,
         }
         names = [f"{kind} by mma.sync" if isinstance(self.plan, MmaPlan) else kind]

@@ -11,6 +11,7 @@ from fusegen.schedule.access import Access
 from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import Body, Plan, SharedArrays
 from fusegen.schedule.math import MathCall
+from fusegen.units import counted
 
 _WORD = 4  # bytes of a bank of shared memory
 
@@ -45,8 +46,8 @@ class PointwisePlan(Plan):
     @property
     def words(self) -> str:
         across = f", {self.rows} rows in turn" if self.rows > 1 else ", across rows" if self.wraps else ""
-        repeated = f", {self.repeats} times" if self.repeats > 1 else ""
-        return f"{self.threads} threads, {self.unroll} x {self.vec} elements each{across}{repeated}"
+        repeated = f", looped {self.repeats} times" if self.repeats > 1 else ""
+        return f"{self.threads} threads, {self.unroll} x {self.vec} elements per thread{across}{repeated}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class TilePlan(Plan):
 
     @property
     def words(self) -> str:
-        return f"tiles of {self.rows} x {self.columns}: {self.threads} threads, {self.unroll} x {self.vec} elements each"
+        return f"tiles of {self.rows} x {self.columns}: {self.threads} threads, {self.unroll} x {self.vec} elements per thread"
 
     @property
     def unroll(self) -> int:
@@ -120,8 +121,8 @@ class PointwiseBody(Body):
         return self.plan.blocks_per_sm
 
     def words(self, kind: str) -> str:
-        along = f", {self.plan.repeats} times along {self.hoisted.axis}" if self.hoisted is not None else ""
-        return f"{kind}, {self.plan.vec} elements a thread at a time{along}"
+        along = f", each thread loops {self.plan.repeats} times along {self.hoisted.axis}" if self.hoisted is not None else ""
+        return f"{kind}, {counted(self.plan.vec, 'element')} per access{along}"
 
     @property
     def threads(self) -> Axes:
@@ -167,4 +168,4 @@ class TileBody(Body):
         return self.plan
 
     def words(self, kind: str) -> str:
-        return f"{kind}, tiles of {self.plan.rows} x {self.plan.columns} through shared memory"
+        return f"{kind}, transposed through shared memory in tiles of {self.plan.rows} x {self.plan.columns}"

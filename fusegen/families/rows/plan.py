@@ -10,9 +10,10 @@ from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import Body, Plan, SharedArrays
 from fusegen.schedule.math import Copy, MathCall, MathParameter, Reduction
+from fusegen.units import counted
 
 _SUMS = 4  # independent accumulators that hide the latency of an addition
-_AT_ALIGNED_PLACES = ", at aligned places"
+_ALIGNED_VECTORS = ", aligned vectors of unaligned rows"
 
 
 class Persistence(Enum):
@@ -20,13 +21,13 @@ class Persistence(Enum):
 
     REGISTERS = "registers"  # read once; each thread keeps its part
     STAGED = "staged"  # read once into shared memory, while the next rows are prefetched
-    MULTI_PASS = "looped"  # multi-pass: read again in each phase
+    MULTI_PASS = "multi-pass"  # read again in each phase
 
 
 _PERSISTENCE_TEXT = {
-    Persistence.REGISTERS: "read once, held in registers",
-    Persistence.STAGED: "read once, staged in shared memory",
-    Persistence.MULTI_PASS: "read again in each phase",
+    Persistence.REGISTERS: "rows read once into registers",
+    Persistence.STAGED: "rows read once into shared memory",
+    Persistence.MULTI_PASS: "rows read again in each phase",
 }
 
 
@@ -82,16 +83,16 @@ class RowPlan(Plan):
     @property
     def words(self) -> str:
         if self.tiled:
-            blocks = f"{self.cluster} blocks together" if self.finishes else f"{self.persistent_blocks} blocks"
-            each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.vec} elements each"
-            return f"tiles of {self.span} columns: {blocks}, {each}" + _AT_ALIGNED_PLACES * self.unaligned
-        groups = f"{self.vectors_per_thread} x {self.vec}" if self.vectors_per_thread else f"{self.vec} at a time"
-        rows = f", {self.rows} rows" if self.rows > 1 else ""
-        rows = f", {self.blocks_per_sm} blocks a multiprocessor" if self.stage_vectors and self.blocks_per_sm > 1 else rows
-        threads = f"{self.cluster} blocks of {self.block}" if self.cluster > 1 else str(self.threads)
-        shared = ", what rows share at once" if self.cache_weights and not self.persistent_blocks else ""
-        how = f"{self.persistence.value}: {threads} threads"
-        return f"{how}, {groups} elements each{rows}{shared}" + _AT_ALIGNED_PLACES * self.unaligned
+            blocks = counted(self.persistent_blocks, "block") + (" of one cluster" if self.finishes and self.cluster > 1 else "")
+            each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.vec} elements per thread"
+            return f"tiles of {self.span} columns: {blocks}, {each}" + _ALIGNED_VECTORS * self.unaligned
+        elements = f"{self.vectors_per_thread} x {self.vec}" if self.vectors_per_thread else f"passes of {self.vec}"
+        rows = f", {self.rows} rows per block" if self.rows > 1 else ""
+        rows = f", {self.blocks_per_sm} blocks per SM" if self.stage_vectors and self.blocks_per_sm > 1 else rows
+        threads = f"cluster of {self.cluster} blocks of {self.block}" if self.cluster > 1 else str(self.threads)
+        weights = ", weights loaded with the row" if self.cache_weights and not self.persistent_blocks else ""
+        layout = f"{self.persistence.value}: {threads} threads per row"
+        return f"{layout}, {elements} elements per thread{rows}{weights}" + _ALIGNED_VECTORS * self.unaligned
 
     @property
     def sums(self) -> int:
@@ -230,24 +231,26 @@ class RowBody(Body):
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
     def words(self, kind: str) -> str:
-        sharing = f" by {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
-        return f"{kind}, {len(self.phases)} phases, rows {_PERSISTENCE_TEXT[self.plan.persistence]}{sharing}"
+        if self.plan.tiled:
+            return f"{kind}, tiles of {self.plan.span} columns"
+        split = f", each split over a cluster of {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
+        return f"{kind}, {counted(len(self.phases), 'phase')}, {_PERSISTENCE_TEXT[self.plan.persistence]}{split}"
 
     @property
     def reason(self) -> str:
         plan = self.plan
         elements = plan.vectors_per_thread * plan.vec
         if plan.tiled:
-            return "nothing is reduced along a row: tiles of columns are summed over rows by several blocks"
+            return "no reduction runs along rows: several blocks sum a tile of columns over the rows"
         if plan.persistence is Persistence.STAGED and self.partials:
-            return "the next rows come to shared memory while the columns of this one are added up in registers"
-        sharing = f"{plan.cluster} blocks" if plan.cluster > 1 else "a block"
+            return "prefetches the next rows into shared memory; registers hold the column sums"
+        owner = f"a cluster of {plan.cluster} blocks" if plan.cluster > 1 else "a block"
         if plan.persistence is Persistence.STAGED:
-            return f"a row lies in the shared memory of {sharing} while the next ones come"
+            return f"the shared memory of {owner} holds a row and the next ones, which are prefetched"
         if plan.persistence is Persistence.MULTI_PASS:
-            return f"a row is too long for {sharing} to keep, or may be"
-        threads = f"{plan.threads} threads" + (f" of {sharing}" if plan.cluster > 1 else "")
-        return f"a row fits the registers of {threads}, {elements} element{'s' if elements > 1 else ''} each"
+            return f"a row is, or may be, too long for the registers and shared memory of {owner}"
+        threads = f"{plan.threads} threads" + (f" of {owner}" if plan.cluster > 1 else "")
+        return f"a row fits the registers of {threads}, {counted(elements, 'element')} per thread"
 
     @property
     def peers(self) -> int:
@@ -275,4 +278,4 @@ class ColumnBody(Body):
     plan: ColumnPlan
 
     def words(self, kind: str) -> str:
-        return "combination of the column sums"
+        return "adds the partial column sums of all blocks"

@@ -170,12 +170,12 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
         "computes {}": computed,
         "reduces each segment to {}": of_segments,
         "reduces each row to {}": along,
-        "adds to {} of each column": over,
-        "puts {} in order": [p.name for p in phase.orders],
-        "keeps {}": [p.name for p in phase.held if p not in phase.orders],
+        "accumulates {} of each column": over,
+        "sorts {}": [p.name for p in phase.orders],
+        "stores {} for later phases": [p.name for p in phase.held if p not in phase.orders],
         "writes {}": [name.removesuffix("_ptr") for name in written],
     }
-    return "; ".join(words.format(", ".join(dict.fromkeys(names))) for words, names in parts.items() if names)
+    return "; ".join(text.format(", ".join(dict.fromkeys(names))) for text, names in parts.items() if names)
 
 
 def row_accesses(body: RowBody) -> list[Access]:

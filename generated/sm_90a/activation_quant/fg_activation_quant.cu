@@ -1,5 +1,5 @@
-// activation_quant: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 256, 128 bytes of shared memory: a row fits the registers of 256 threads, 32 elements each.
+// activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid input_dim0, block 256, 128 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 8196.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -91,7 +91,7 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, 
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 2: reduces each row to largest; keeps mul_value.
+    // Phase 1 of 2: reduces each row to largest; stores mul_value for later phases.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -1,5 +1,5 @@
-// add_rms_norm_quant: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// add_rms_norm_quant: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 12292.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"

@@ -1,10 +1,10 @@
-// bias_split_heads__0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// bias_split_heads__0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 4096 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 8192.
-// bias_split_heads__1: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// bias_split_heads__1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
-// bias_split_heads__2: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// bias_split_heads__2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
 #include "../primitives/types.cuh"

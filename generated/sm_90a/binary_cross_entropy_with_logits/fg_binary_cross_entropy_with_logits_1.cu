@@ -1,5 +1,5 @@
-// binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid 1, block 992, 496 bytes of shared memory: a row fits the registers of 992 threads, 17 elements each.
+// binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid 1, block 992, 496 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
 // Reads input_dim0 * 4 bytes, writes 2.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,4 +1,4 @@
-// cached_attention_0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// cached_attention_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((k_cache_dim2 * 16384 + 1023) // 1024), block 128.
 // Reads k_cache_dim2 * 32768 + 128 bytes, writes k_cache_dim2 * 32768.
 #include "../primitives/types.cuh"

@@ -74,17 +74,17 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
     return a + b;
 }
 
-// The peak; 0 while there is none.
+// The row max; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
     return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 3: return torch.softmax(scores, -1)
 }
 
-// Relative to the anchor, at most 1.
+// The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
     return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 3: return torch.softmax(scores, -1)
 }
 
-// What takes weights from an old peak to a new anchor.
+// The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
     return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
 }
@@ -104,7 +104,7 @@ __device__ __forceinline__ void finish(const Operands& operands, const float (&t
     narrow_vec(result, out);
 }
 
-// Of a query's first channel in the output.
+// The offset of a query's first channel in the output.
 __device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i32 head, i32 query) {
     return head * 128 + query * 128 + batch * 4096;
 }

@@ -1,4 +1,4 @@
-// clamped_swiglu: pointwise, 4 elements a thread at a time, emitted by fusegen for sm_90a.
+// clamped_swiglu: pointwise, 4 elements per access, emitted by fusegen for sm_90a.
 // Grid ((gate_dim0 * 14336 + 511) // 512), block 128.
 // Reads 0 + min(gate_dim0 * 28672, gate_dim0 * 28672) * 2 bytes, writes gate_dim0 * 28672.
 #include "../primitives/types.cuh"

@@ -1,5 +1,5 @@
-// cross_entropy_0: row reduction, 3 phases, rows read once, staged in shared memory, emitted by fusegen for sm_90a.
-// Grid min(8192, 132) * 1, block 512, 131584 bytes of shared memory: a row lies in the shared memory of a block while the next ones come.
+// cross_entropy_0: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
+// Grid min(8192, 132) * 1, block 512, 131584 bytes of shared memory: the shared memory of a block holds a row and the next ones, which are prefetched.
 // Reads 524288000 bytes, writes 65536.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"

@@ -1,5 +1,5 @@
 // cross_entropy_1: row reduction, 2 phases, rows read again in each phase, emitted by fusegen for sm_90a.
-// Grid 1, block 1024, 1024 bytes of shared memory: a row is too long for a block to keep, or may be.
+// Grid 1, block 1024, 1024 bytes of shared memory: a row is, or may be, too long for the registers and shared memory of a block.
 // Reads ((65536 + min(8192, 262144000) * 2) + min(8192, 8192) * 4) + min(8192, 8192) * 4 bytes, writes 2.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

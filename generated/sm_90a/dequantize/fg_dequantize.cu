@@ -1,4 +1,4 @@
-// dequantize: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// dequantize: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 4096 + 1023) // 1024), block 128.
 // Reads input_dim0 * 4100 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.f8e4m3.cuh"

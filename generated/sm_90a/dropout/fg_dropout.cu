@@ -1,4 +1,4 @@
-// dropout: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// dropout: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 #include "../primitives/types.cuh"

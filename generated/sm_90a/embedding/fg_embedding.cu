@@ -1,4 +1,4 @@
-// embedding: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// embedding: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 16777216 + 1023) // 1024), block 128.
 // Reads input_dim0 * 32768 + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 * 33554432.
 #include "../primitives/types.cuh"

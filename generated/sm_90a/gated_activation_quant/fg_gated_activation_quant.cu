@@ -1,5 +1,5 @@
-// gated_activation_quant: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements each.
+// gated_activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per thread.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -91,7 +91,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 2: reduces each row to largest; keeps mul_value.
+    // Phase 1 of 2: reduces each row to largest; stores mul_value for later phases.
     bf16 gate_raw[CHUNKS][LANES];
     bf16 up_raw[CHUNKS][LANES];
 #pragma unroll

@@ -1,4 +1,4 @@
-// gelu_dropout_add: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// gelu_dropout_add: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((x_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads x_dim0 * 32768 bytes, writes x_dim0 * 16384.
 #include "../primitives/types.cuh"

@@ -1,4 +1,4 @@
-// gelu_new: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// gelu_new: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((x_dim0 * x_dim1 * 3072 + 1023) // 1024), block 128.
 // Reads x_dim0 * x_dim1 * 6144 bytes, writes x_dim0 * x_dim1 * 6144.
 #include "../primitives/types.cuh"

@@ -1,4 +1,4 @@
-// glu: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// glu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 14336 + 1023) // 1024), block 128.
 // Reads 0 + min(input_dim0 * 28672, input_dim0 * 28672) * 2 bytes, writes input_dim0 * 28672.
 #include "../primitives/types.cuh"

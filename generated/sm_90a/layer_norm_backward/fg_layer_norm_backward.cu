@@ -1,5 +1,5 @@
-// layer_norm_backward: row and column reduction, 4 phases, rows read once, staged in shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
+// layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
+// Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory; registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -148,7 +148,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
-        // Phase 1 of 4: reduces each row to total, total_2; adds to column_total_2 of each column.
+        // Phase 1 of 4: reduces each row to total, total_2; accumulates column_total_2 of each column.
         float total_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
         float total_2_of[SUMS];
@@ -221,7 +221,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         block_sync();
         squares = row_sum_f32_meet(shared_array<float>(128) + turn * WARPS);
 
-        // Phase 3 of 4: computes rstd; reduces each row to total_3; adds to column_total of each column.
+        // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
         const float rstd = layer_norm_backward_row_2(squares, eps);
         float total_3_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = sum_f32_identity();

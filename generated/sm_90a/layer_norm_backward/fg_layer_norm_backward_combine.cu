@@ -1,4 +1,4 @@
-// layer_norm_backward_combine: combination of the column sums, emitted by fusegen for sm_90a.
+// layer_norm_backward_combine: adds the partial column sums of all blocks, emitted by fusegen for sm_90a.
 // Grid 128, block 1024, 16384 bytes of shared memory.
 // Reads (4 * min(x_dim0, 264)) * 4096 + (4 * min(x_dim0, 264)) * 4096 bytes, writes 16384.
 #include "../primitives/types.cuh"

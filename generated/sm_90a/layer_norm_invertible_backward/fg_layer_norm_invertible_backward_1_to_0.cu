@@ -1,8 +1,8 @@
-// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
-// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once, staged in shared memory, emitted by fusegen for sm_90a.
-// Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: the next rows come to shared memory while the columns of this one are added up in registers.
+// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
+// Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory; registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_count.cuh"
@@ -233,7 +233,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
-        // Phase 1 of 2: reduces each row to total, total_2; adds to column_total, column_total_2 of each column.
+        // Phase 1 of 2: reduces each row to total, total_2; accumulates column_total, column_total_2 of each column.
         const float rstd = widen(load(rstd_ptr, row));
         float total_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();

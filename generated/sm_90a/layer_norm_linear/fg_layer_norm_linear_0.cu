@@ -1,5 +1,5 @@
-// layer_norm_linear_0: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// layer_norm_linear_0: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 16384 bytes, writes x_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,4 +1,4 @@
-// layer_norm_linear_1: product with epilogue, emitted by fusegen for sm_90a.
+// layer_norm_linear_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 48, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 8192 + 100687872 bytes, writes x_dim0 * 24576.
 #include "../primitives/types.maps.cuh"

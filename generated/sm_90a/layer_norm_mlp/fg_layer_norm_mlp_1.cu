@@ -1,4 +1,4 @@
-// layer_norm_mlp_1: product with epilogue, emitted by fusegen for sm_90a.
+// layer_norm_mlp_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 64, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 8192 + 134250496 bytes, writes x_dim0 * 32768.
 #include "../primitives/types.maps.cuh"

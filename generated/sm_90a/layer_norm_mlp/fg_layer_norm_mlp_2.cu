@@ -1,4 +1,4 @@
-// layer_norm_mlp_2: product with epilogue, emitted by fusegen for sm_90a.
+// layer_norm_mlp_2: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 32768 + 134225920 bytes, writes x_dim0 * 8192.
 #include "../primitives/types.maps.cuh"

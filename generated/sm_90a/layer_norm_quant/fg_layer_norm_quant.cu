@@ -1,5 +1,5 @@
-// layer_norm_quant: row reduction, 4 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// layer_norm_quant: row reduction, 4 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid input_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads input_dim0 * 8192 + 16384 bytes, writes input_dim0 * 4100.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -180,7 +180,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     block_sync();
     squares = row_sum_f32_meet(shared_array<float>(64));
 
-    // Phase 3 of 4: computes rstd; reduces each row to largest; keeps normalized.
+    // Phase 3 of 4: computes rstd; reduces each row to largest; stores normalized for later phases.
     const float rstd = layer_norm_quant_row_2(squares, eps);
     float normalized_kept[CHUNKS][LANES];
     float largest_of[SUMS];

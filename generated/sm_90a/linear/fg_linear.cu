@@ -1,4 +1,4 @@
-// linear: product with epilogue, emitted by fusegen for sm_90a.
+// linear: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) // 128) * 64, 132), block 384, 229440 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250496 bytes, writes input_dim0 * 32768.
 #include "../primitives/types.maps.cuh"

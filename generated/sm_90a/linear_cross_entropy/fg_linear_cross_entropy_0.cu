@@ -1,4 +1,4 @@
-// linear_cross_entropy_0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// linear_cross_entropy_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 4, block 128.
 // Reads 32768 bytes, writes 36864.
 #include "../primitives/types.cuh"

@@ -1,5 +1,5 @@
-// linear_cross_entropy_2: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements each.
+// linear_cross_entropy_2: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
 // Reads 12288 bytes, writes 2.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

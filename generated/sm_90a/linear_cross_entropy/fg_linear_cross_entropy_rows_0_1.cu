@@ -1,5 +1,5 @@
-// linear_cross_entropy_rows_0_1: row reduction, 3 phases, rows read once, staged in shared memory, emitted by fusegen for sm_90a.
-// Grid min(block_rows_0, 264) * 1, block 512, 107008 bytes of shared memory: a row lies in the shared memory of a block while the next ones come.
+// linear_cross_entropy_rows_0_1: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
+// Grid min(block_rows_0, 264) * 1, block 512, 107008 bytes of shared memory: the shared memory of a block holds a row and the next ones, which are prefetched.
 // Reads (0 + min(block_rows_0, 4096) * 8) + min(block_rows_0, block_rows_0 * 32000) * 2 bytes, writes block_rows_0 * 2.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"

@@ -1,4 +1,4 @@
-// linear_quant: product with epilogue, emitted by fusegen for sm_90a.
+// linear_quant: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) // 128) * 64, 132), block 384, 229440 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250500 bytes, writes input_dim0 * 16384.
 #include "../primitives/types.f8e4m3.maps.cuh"
@@ -70,7 +70,7 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
     narrow_vec(result, out);
 }
 
-// Of eight columns of a row in the result.
+// The offset of eight columns of a row in the result.
 __device__ __forceinline__ i64 offset(const Operands& operands, i32 row, i32 col) {
     return row * 16384 + col;
 }

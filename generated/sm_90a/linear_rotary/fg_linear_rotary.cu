@@ -1,4 +1,4 @@
-// linear_rotary: product with epilogue, emitted by fusegen for sm_90a.
+// linear_rotary: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 16384 + 33554432 bytes, writes x_dim0 * 8192.
 #include "../primitives/types.maps.cuh"

@@ -1,4 +1,4 @@
-// merge_heads_: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// merge_heads_: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((q_dim0 * q_dim1 * q_dim2 * 128 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 #include "../primitives/types.cuh"

@@ -1,5 +1,5 @@
-// moe_router: row reduction, 9 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid ((logits_dim0 + 63) // 64), block 256: a row fits the registers of 4 threads, 16 elements each.
+// moe_router: row reduction, 9 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid ((logits_dim0 + 63) // 64), block 256: a row fits the registers of 4 threads, 16 elements per thread.
 // Reads logits_dim0 * 128 bytes, writes logits_dim0 * 80.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -155,7 +155,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest; keeps bitwise_xor_value.
+    // Phase 1 of 9: reduces each row to smallest; stores bitwise_xor_value for later phases.
     bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -1,4 +1,4 @@
-// paged_attention_0: pointwise, 2 elements a thread at a time, emitted by fusegen for sm_90a.
+// paged_attention_0: pointwise, 2 elements per access, emitted by fusegen for sm_90a.
 // Grid 32, block 128.
 // Reads 65664 bytes, writes 65536.
 #include "../primitives/types.cuh"

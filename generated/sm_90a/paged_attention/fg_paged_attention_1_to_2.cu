@@ -1,7 +1,7 @@
-// paged_attention_1: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// paged_attention_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 131072, block 128.
 // Reads 65536 + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes 268435456.
-// paged_attention_2: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// paged_attention_2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 131072, block 128.
 // Reads 65664 + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes 268435456.
 #include "../primitives/types.cuh"

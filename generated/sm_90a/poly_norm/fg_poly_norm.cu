@@ -1,5 +1,5 @@
-// poly_norm: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// poly_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 8 bytes, writes x_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,8 +1,8 @@
-// qk_norm_0: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements each.
+// qk_norm_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements per thread.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// qk_norm_1: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements each.
+// qk_norm_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements per thread.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
 #include "../primitives/types.cuh"
 #include "../primitives/block_count.cuh"

@@ -1,4 +1,4 @@
-// qkv_linear: product with epilogue, 1024 + 1024 + 4096 columns, 3 results, emitted by fusegen for sm_90a.
+// qkv_linear: matmul with epilogue, 1024 + 1024 + 4096 columns, 3 results, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 * x_dim1 + 127) // 128) * 24, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * x_dim1 * 8192 + min(25165824, 25165824) * 2 bytes, writes x_dim0 * x_dim1 * 12288.
 #include "../primitives/types.maps.cuh"
@@ -51,7 +51,7 @@ __device__ __forceinline__ void epilogue_0(const Operands& operands, const float
     narrow_vec(result, out);
 }
 
-// Of eight columns of a row in the result.
+// The offset of eight columns of a row in the result.
 __device__ __forceinline__ i64 offset_0(const Operands& operands, i32 row, i32 head, i32 channel) {
     const i32 i0 = row / operands.x_dim1;
     const i32 i1 = row - i0 * operands.x_dim1;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void epilogue_1(const Operands& operands, const float
     narrow_vec(result, out);
 }
 
-// Of eight columns of a row in the result.
+// The offset of eight columns of a row in the result.
 __device__ __forceinline__ i64 offset_1(const Operands& operands, i32 row, i32 head, i32 channel) {
     const i32 i0 = row / operands.x_dim1;
     const i32 i1 = row - i0 * operands.x_dim1;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void epilogue_2(const Operands& operands, const float
     narrow_vec(result, out);
 }
 
-// Of eight columns of a row in the result.
+// The offset of eight columns of a row in the result.
 __device__ __forceinline__ i64 offset_2(const Operands& operands, i32 row, i32 head, i32 channel) {
     const i32 i0 = row / operands.x_dim1;
     const i32 i1 = row - i0 * operands.x_dim1;

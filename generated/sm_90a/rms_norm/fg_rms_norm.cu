@@ -1,5 +1,5 @@
-// rms_norm: row reduction, 2 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

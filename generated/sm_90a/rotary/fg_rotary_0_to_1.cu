@@ -1,7 +1,7 @@
-// rotary_0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// rotary_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((q_dim0 * q_dim1 * q_dim2 * 64 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + q_dim2 * 512 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// rotary_1: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// rotary_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
 #include "../primitives/types.cuh"

@@ -1,7 +1,7 @@
-// rotary_position_ids_0: pointwise, 8 elements a thread at a time, 4 times along i1, emitted by fusegen for sm_90a.
+// rotary_position_ids_0: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for sm_90a.
 // Grid ((((q_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
-// rotary_position_ids_1: pointwise, 8 elements a thread at a time, 4 times along i1, emitted by fusegen for sm_90a.
+// rotary_position_ids_1: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for sm_90a.
 // Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
 #include "../primitives/types.cuh"

@@ -1,5 +1,5 @@
-// sample: row reduction, 3 phases, rows read once, held in registers by 4 blocks, emitted by fusegen for sm_90a.
-// Grid logits_dim0 * 4, block 256, 1312 bytes of shared memory: a row fits the registers of 1024 threads of 4 blocks, 32 elements each.
+// sample: row reduction, 3 phases, rows read once into registers, each split over a cluster of 4 blocks, emitted by fusegen for sm_90a.
+// Grid logits_dim0 * 4, block 256, 1312 bytes of shared memory: a row fits the registers of 1024 threads of a cluster of 4 blocks, 32 elements per thread.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"

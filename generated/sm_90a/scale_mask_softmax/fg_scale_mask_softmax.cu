@@ -1,5 +1,5 @@
-// scale_mask_softmax: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid ((scores_dim0 * scores_dim1 * 1024 + 7) // 8), block 256: a row fits the registers of 32 threads, 32 elements each.
+// scale_mask_softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid ((scores_dim0 * scores_dim1 * 1024 + 7) // 8), block 256: a row fits the registers of 32 threads, 32 elements per thread.
 // Reads scores_dim0 * 2048 + scores_dim0 * scores_dim1 * 2097152 bytes, writes scores_dim0 * scores_dim1 * 2097152.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -119,7 +119,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     float largest = largest_of[0];
     largest = row_amax_f32(largest);
 
-    // Phase 2 of 3: reduces each row to total; keeps exp_value.
+    // Phase 2 of 3: reduces each row to total; stores exp_value for later phases.
     float exp_value_kept[CHUNKS][LANES];
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();

@@ -1,5 +1,5 @@
-// softmax: row reduction, 3 phases, rows read once, held in registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements each.
+// softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -134,7 +134,7 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 3: reduces each row to total; keeps exp_value.
+    // Phase 2 of 3: reduces each row to total; stores exp_value for later phases.
     float exp_value_kept[CHUNKS][LANES];
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();

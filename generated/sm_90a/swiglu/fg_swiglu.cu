@@ -1,4 +1,4 @@
-// swiglu: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
+// swiglu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((gate_dim0 * 14336 + 1023) // 1024), block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
 #include "../primitives/types.cuh"

@@ -1,4 +1,4 @@
-// swiglu_mlp_0: product with epilogue, two products at a time, emitted by fusegen for sm_90a.
+// swiglu_mlp_0: matmul with epilogue, two matmuls per tile, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 112, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 8192 + 234881024 bytes, writes x_dim0 * 28672.
 #include "../primitives/types.maps.cuh"
