@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,9 +20,9 @@ from fusegen.errors import ArgumentError, TargetError
 from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
 from fusegen.verify.cases import cases
-from fusegen.verify.check import LOST, Outcome, is_alive, verify_own
+from fusegen.verify.check import LOST, Outcome, verify_own
 from fusegen.verify.lowering import can_run
-from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
+from fusegen.verify.record import LIST, TARGETS, environment_of, folder_to_write, own_folder, path_of, read
 from fusegen.verify.run import SpecResult, ask_for_every_case, problems, store, verify
 
 _COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "largest rms of eager's", "at")
@@ -87,8 +88,21 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
     folder = folder_to_write(options.record) if stores else None
     names = _case_names(options.case, specs)
     known = (options.record or own_folder()) if options.stale and device.type == "cuda" else None
-    rows = verify(specs, dtypes, _targets(options.target, device), device, terminal.progress, names, known)
-    written = store(rows, folder, device) if folder is not None and is_alive(device) else []
+    save = partial(store, folder=folder, environment=environment_of(device)) if folder is not None else None
+    runnable = _targets(options.target, device)
+    rows: list[SpecResult] = []
+    written: list[Path] = []
+    pending = [spec.name for spec in specs if not set(dtypes).isdisjoint(spec.dtypes)]
+    try:
+        for finished in verify(specs, dtypes, runnable, device, terminal.progress, names, known):
+            written += save(finished) if save is not None else []
+            rows += finished
+            pending.remove(finished[0].spec.name)
+    except BaseException:
+        if rows and not options.json:
+            _print(rows, written, terminal)
+        terminal.note(f"not verified: {', '.join(pending)}")
+        raise
     if options.json:
         print_document(terminal, "verify", rows=[_plain_row(row) for row in rows], written=written)
     else:

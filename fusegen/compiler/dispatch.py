@@ -157,7 +157,7 @@ class Dispatcher(CallBinder):
                 check_plain(self.name, name, value)
         if is_transformed() and not self._warned:
             self._warned = True
-            what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
+            what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs unfused"
             warnings.warn(what, stacklevel=4)
         if self._recorded_call is not None and is_recorded_as_operators():
             return self._recorded_call(self, args, kwargs)

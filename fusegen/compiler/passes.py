@@ -166,7 +166,7 @@ class GraphKernel(CallBinder):
                 raise self._misshapen(spec, tensor, sizes)
         for relation in (*limits(self.graph.multiples, self.graph.bounds), *self._relations):
             if not relation(sizes):
-                what = f"{self.graph.name} was traced for sizes with {relation}, and gets {_text(sizes)}"
+                what = f"{self.graph.name} was traced for sizes with {relation}, but gets {_text(sizes)}"
                 raise ArgumentError(what, hint="trace, compile or export it again for these sizes")
         return dict(sizes)
 
@@ -262,7 +262,7 @@ def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Forward
         raise UnsupportedError(what, hint="differentiate a kernel that returns new values, and write them outside")
     require_history(variant)
     if variant.state.has_backward_hooks:
-        what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not show"
+        what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not contain"
         raise UnsupportedError(what, hint="remove the hooks, or call the module outside of the kernel")
     sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
     graph, target = variant.traced, variant.request.target
@@ -299,9 +299,9 @@ def require_history(variant: Variant) -> None:
         UnsupportedError: with a hint.
     """
     if variant.switches_gradients:
-        what = f"{variant.traced.name} calls a torch.autograd.Function, or switches gradients on or writes where they are off"
-        hint = "call functions with gradients of their own outside the kernel; under torch.no_grad(), compute new values"
-        raise UnsupportedError(f"{what}, which its graph does not show", hint=hint)
+        what = f"{variant.traced.name} calls a torch.autograd.Function, enables gradients, or writes while they are disabled"
+        hint = "call such functions outside of the kernel; under torch.no_grad(), compute new values instead of writing"
+        raise UnsupportedError(f"{what}, which its graph does not contain", hint=hint)
 
 
 def _renamed(graph: Graph, suffix: str) -> Graph:

@@ -63,7 +63,7 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
         raise NeedsFact("static", numbers)
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
-        what = f"{request.name} compares tensors by identity, and gets one tensor twice: {twice}"
+        what = f"{request.name} compares tensors by identity, but gets one tensor twice: {twice}"
         raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
     return traced, recorder
 

@@ -258,7 +258,7 @@ class VariantCache:
         """
         if repeated := state.also_captured(values):
             names = ", ".join(self.parameters.names[position] for position in repeated)
-            what = f"{self.name} compares tensors by identity, and gets an argument that it also captures: {names}"
+            what = f"{self.name} compares tensors by identity, but gets an argument that it also captures: {names}"
             raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None

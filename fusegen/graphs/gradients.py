@@ -240,7 +240,7 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", hint="run it without graphs")
         if any(is_batchedtensor(each) or is_legacy_batchedtensor(each) for each in gradients if each is not None):
-            raise UnsupportedError("its gradients come in batches (is_grads_batched=True, vmap)", hint="run it without graphs")
+            raise UnsupportedError("its incoming gradients are batched (is_grads_batched=True, vmap)", hint="run it without graphs")
         number = int(ctx.saved_tensors[0])  # raises if a saved parameter has changed
         recording = _REPLAYS.get(number)
         if recording is None:

@@ -52,10 +52,10 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
 def require_closed(name: str, variant: Variant) -> None:
     """Rejects a function that captures tensors or draws random numbers: the operator's arguments do not determine its results."""
     if variant.state.names:
-        what = f"{name} is an operator, and captures {', '.join(variant.state.names)}, which are not its parameters"
+        what = f"{name} is an operator, but captures {', '.join(variant.state.names)}, which are not its parameters"
         raise UnsupportedError(what, hint="make them parameters; or declare the kernel without op=")
     if draws(variant.traced):
-        what = f"{name} is an operator, and draws random numbers, which its backward pass would draw again"
+        what = f"{name} is an operator, but draws random numbers, which its backward pass would draw again"
         raise UnsupportedError(
             what, hint="take the seed as a parameter: fg.dropout(x, p, seed=seed); or declare the kernel without op="
         )

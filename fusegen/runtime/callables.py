@@ -91,7 +91,7 @@ def _signature(target: functools.partial[Any]) -> inspect.Signature:
     try:
         return inspect.signature(target)
     except ValueError as error:
-        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="bind no more parameters than there are") from None
+        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="bind only parameters that the function has") from None
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def fill_out(name: str, out: Any, result: Any) -> Tensor:
     if not isinstance(out, Tensor):
         raise ArgumentError(f"{name}: out is a {type(out).__name__}", hint="pass a tensor of the result's shape and dtype")
     if not isinstance(result, Tensor):
-        what = f"{name}: out= of a function that does not return one tensor"
+        what = f"{name}: out= needs a function that returns one tensor"
         raise ArgumentError(what, hint="declare parameters for the results, and write to them: mutates=(...)")
     if result.dtype is not out.dtype or tuple(result.shape) != tuple(out.shape):
         kinds = [f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in (out, result)]
-        what = f"{name}: out is {kinds[0]}, the result {kinds[1]}"
+        what = f"{name}: out is {kinds[0]}, but the result is {kinds[1]}"
         raise ArgumentError(what, hint="pass a tensor of the result's shape and dtype")
     return out.copy_(result)
 

@@ -140,8 +140,8 @@ def _scalars(scalars: ScalarsOf, preceding: Values, numbers: Sequence[Any]) -> M
 def _check_unbatched(name: str, gradients: Sequence[Tensor]) -> None:
     """Rejects batched gradients of vmap."""
     if any(is_batchedtensor(gradient) or is_legacy_batchedtensor(gradient) for gradient in gradients):
-        what = f"{name}: its gradients come in batches, from is_grads_batched=True or vectorize=True"
-        hint = "compute them one by one, or call the kernel's function itself, kernel.function(...), where batches are needed"
+        what = f"{name}: its incoming gradients are batched (is_grads_batched=True or vectorize=True), which kernels do not support"
+        hint = "compute them one by one; for batches, call the plain function: kernel.function(...)"
         raise GradientError(what, hint=hint)
 
 
@@ -164,10 +164,8 @@ class _WithoutDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
-        what = f"{ctx.name}: its results are differentiated again, and kernels have first derivatives alone"
-        raise GradientError(
-            what, hint="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
-        )
+        what = f"{ctx.name}: the backward pass of a kernel cannot be differentiated again"
+        raise GradientError(what, hint="for second derivatives, call the plain function: kernel.function(...)")
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def test_torch_runs_the_kernels_inside(run: Run) -> None:
 
 
 def test_no_record_is_written(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verify, "store", lambda *_: pytest.fail("a record is written"))
+    monkeypatch.setattr(verify, "store", lambda *_, **__: pytest.fail("a record is written"))
     monkeypatch.setattr(verify, "own_folder", lambda: tmp_path / "generated")
     assert run("verify", "mine.py:integers", "--shape", "x=8x64:i32").code == 0
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py"]

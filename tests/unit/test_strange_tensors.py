@@ -254,7 +254,7 @@ def test_meta_tensors_give_shapes() -> None:
 
 def test_a_transform_says_once_that_nothing_is_fused() -> None:
     kernel, x = fg.kernel(doubled), randn(3, COUNT)
-    with pytest.warns(UserWarning, match="doubled runs as torch runs its function"):
+    with pytest.warns(UserWarning, match="doubled runs unfused"):
         torch.vmap(kernel)(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
