@@ -22,7 +22,7 @@ MARGIN = 0.97  # share of the first plan's time: a smaller gain is not worth ano
 
 
 class KernelFamily(Matcher):
-    """A family of kernels, with its printers for GPUs and for CPUs. A machine runs only the bodies that its table lists."""
+    """A family of kernels. The tables `cuda` and `cpu` list the bodies that each machine can run, with their printers."""
 
     cuda: ClassVar[Emitters] = {}
     cpu: ClassVar[Emitters] = {}

@@ -106,7 +106,7 @@ def rows_are_aligned(graph: Graph, view: StridedView) -> bool:
 
 
 def _is_multiple(stride: Dim, itemsize: int) -> bool:
-    """True if a stride is a multiple of 16 bytes by its literal factor; a `Stride` symbol is by the buffer's alignment."""
+    """True if a stride's literal factor is a multiple of 16 bytes, or a `Stride` symbol with an aligned buffer is a factor."""
     factor = math.prod(int(f) for f in sympy.Mul.make_args(sympy.sympify(stride)) if f.is_Integer)
     return isinstance(stride, Stride) or factor * itemsize % _TMA_ALIGNMENT == 0
 

@@ -25,9 +25,9 @@ _LONGEST_SUMMED_ROW = 16384
 """Longest row for which a kernel that reduces along rows also keeps column sums in registers."""
 
 _FEWEST_LANES = 4
-"""The vector width that must divide these rows: column sums need the same lanes in each row, so vectors cannot shift to aligned
-addresses. On an H200, a norm's backward pass over 310 rows of 14449 takes 50 µs in one kernel and 32 in two; over 4000 rows of
-1001, 32 and 27."""
+"""The vector width that must divide these rows: with column sums, a thread needs the same columns in each row, so vectors cannot
+shift to aligned addresses. On an H200, a norm's backward pass over 310 rows of 14449 takes 50 µs in one kernel and 32 in two; over
+4000 rows of 1001, 32 and 27."""
 
 _BARRIERS = (Family.CONTRACTION, Family.LIBRARY, Family.SCAN)
 """Families of operations that end the search for a reduction: no row kernel computes them."""
