@@ -209,7 +209,7 @@ class StoredType:
     """An element type in memory, as PTX instructions move it.
 
     Attributes:
-        name: in the text.
+        name: the name in the text.
         size: bytes.
         unsigned: the unsigned integer of its bits.
         register, letter: the instruction's register type, and its asm constraint.

@@ -143,8 +143,8 @@ def with_outputs(group: Group, outputs: tuple[int, ...]) -> Group:
 
 
 def strip_views(graph: Graph, position: int) -> int:
-    """Returns the value below reshapes and permutations, which a store undoes by its addresses. A functionalized write stands for
-    the value written."""
+    """Returns the value below reshapes and permutations, which a store undoes by its addresses. For a functionalized write, starts
+    at the written value."""
     if graph.nodes[position].op is Op.PUT:
         position = graph.nodes[position].args[1]
     while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):

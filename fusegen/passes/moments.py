@@ -1,8 +1,8 @@
 """Rewrites of row statistics: moments in one reduction, normalizers as max and sum, float64 sums on the CPU.
 
 With one reduction, warps and blocks that share a row synchronize once instead of twice, and each element is read once less. Short
-rows keep two sums: memory latency dominates, and sums have fewer components. So do 32-bit rows: if the first element is by far the
-greatest, a sum of squares about it loses some last bits, which 16-bit rows do not show.
+rows keep two sums: memory latency dominates, and sums have fewer components. Rows of 32 bits keep two sums too: if the first
+element is by far the greatest, a sum of squares about it loses some of the last bits. In 16 bits, the loss does not show.
 """
 
 from __future__ import annotations

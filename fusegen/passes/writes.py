@@ -1,8 +1,8 @@
 """Prepares functionalized writes for fusion: copies written values, and values that a write would overwrite.
 
 A `PUT` replaces the contents of an input's memory. Kernels recompute values where they need them. So a value that depends on the
-previous version, and that is read together with the result of the write, is copied before the write. The remaining nodes have a
-valid order.
+previous version, and that is read together with the result of the write, is copied before the write. With these copies, the nodes
+have a valid order.
 """
 
 from __future__ import annotations

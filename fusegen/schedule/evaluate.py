@@ -160,7 +160,7 @@ class Evaluator:
         return relevant if is_inside else context
 
     def _is_provably_nonnegative(self, number: sympy.Expr, nonnegative: Sequence[sympy.Expr]) -> bool:
-        """True if a number is provably not negative, given others that are not."""
+        """True if a number is provably not negative, given numbers that are not negative."""
         candidates = (number, *(number - bound for bound in nonnegative))
         return any(self.axes.is_nonnegative(sympy.expand(candidate)) for candidate in candidates)
 
