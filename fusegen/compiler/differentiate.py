@@ -34,7 +34,7 @@ class BoundVjp(BoundCall):
 
     Args:
         dispatcher: the kernel's.
-        passes: of the variant's graph.
+        passes: the passes of the variant's graph.
         captured: the captured tensors.
         sizes: values of all sizes and strides.
     """
@@ -138,7 +138,7 @@ class VjpCalls(CallBinder):
         results: tuple[Any, SavedForBackward] = forward(values, captured)
         return results
 
-    # As a `CallBinder`.
+    # The interface `CallBinder`.
 
     def statics(self) -> list[bool]:
         """For each parameter, whether its value selects a program."""

@@ -41,9 +41,9 @@ def lower(
     """The program of a graph.
 
     Args:
-        graph: in primitives.
-        groups: from fusion, in order.
-        plans: of matmul launches.
+        graph: the graph, in primitives.
+        groups: the groups of fusion, in order.
+        plans: the plans of matmul launches.
         index64: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: requested plans of other launches.
         bodies: programs of loop bodies.
@@ -202,8 +202,8 @@ def _position_to_join(steps: Sequence[Step], step: Launch) -> int | None:
 
 
 def with_equal_blocks(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], Plan]:
-    """Plans that give launches as many threads a block as their neighbours, so that they can be parts of one launch; by the
-    outputs of their groups. Row plans fix their threads; pointwise plans and plans of one block adapt."""
+    """Plans, by the outputs of their groups, that give launches as many threads per block as their neighbours, so that they can be
+    parts of one launch. Row plans fix their threads; pointwise plans and plans of one block adapt."""
     plans: dict[tuple[int, ...], Plan] = {}
     if not target.warp:
         return plans

@@ -4,7 +4,7 @@ The last dim of a tensor is a feature extent. It is literal until a call has ano
 power-of-two bound and a power-of-two divisor, so that a loop over lengths does not compile at each step. Leading dims (rows,
 tokens, sequence lengths) are symbolic; those that were equal in all calls share a symbol. A leading dim is literal if it equals a
 literal extent and had no other value yet, or if a matmul needs to know it. A dim that must be the sum of others, and equals it in
-this call, becomes that sum: a mask's keys are those of the cache and the new ones.
+this call, becomes that sum, e.g. a mask's keys: those of the cache plus the new ones.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def input_specs(
     """Describes tensors to the compiler.
 
     Args:
-        tensors: by parameter, in order.
-        history: of the kernel; updated.
+        tensors: tensors by parameter, in order.
+        history: the kernel's history, which is updated.
         dim_names: the user's names of dims, as identifiers.
         captured: captured tensors, whose dims are all literal.
     """
@@ -167,8 +167,8 @@ class _Sizes:
 
     Args:
         dim_names: as in `input_specs`.
-        extents: of all dims that may be symbolic.
-        ranks: of the tensors.
+        extents: the extents of all dims that may be symbolic.
+        ranks: the tensors' ranks.
     """
 
     def __init__(

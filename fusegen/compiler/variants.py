@@ -32,11 +32,11 @@ from fusegen.trace.run import ResultTree, Trace
 from fusegen.trace.scalars import NeedsFact, SizeSum
 from fusegen.trace.user import CallerTensor
 
-_MANY_VARIANTS = 32  # of one kernel, from which a warning is due
-_MOST_VARIANTS = 64  # of one key; the oldest is dropped
-_MOST_IN_ALL = 1024  # of all keys; then all are dropped
+_MANY_VARIANTS = 32  # variants of one kernel from which on it warns
+_MOST_VARIANTS = 64  # variants of one key; the oldest is dropped
+_MOST_IN_ALL = 1024  # variants of all keys; then all are dropped
 
-_MOST_KERNELS = 8  # of one function, whose traces others may use
+_MOST_KERNELS = 8  # kernels of one function whose traces others may use
 _KERNELS: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -48,11 +48,11 @@ class VariantCache:
 
     Args:
         name: the kernel's.
-        options: of the kernel.
+        options: the kernel's options.
         origin: for a function of leaves, the user's function and the layouts; None for the user's function itself.
 
     Attributes:
-        parameters: of the function.
+        parameters: the function's parameters.
         history: facts learned from earlier calls.
     """
 

@@ -122,7 +122,7 @@ def fused(module: fx.GraphModule, machine: Target, device: torch.device) -> fx.G
 
     Args:
         module: a graph module whose nodes have ``meta["example_value"]``, as Dynamo makes it.
-        device: of its tensors.
+        device: the device of its tensors.
     """
     mark_writes(module.graph)
     kinds = NodeCosts(machine).of(module.graph.nodes)
