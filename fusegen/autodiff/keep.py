@@ -1,17 +1,17 @@
 """Chooses which forward values the backward pass saves: the minimum cut by bytes.
 
-Inputs and results are materialized anyway, so that they cost their bytes once, for the backward pass's read. Any other value
-costs its bytes twice, since the forward pass has to write it first. `cheapest_cut` returns the cheapest set of values from which
-the backward pass can recompute all others that it needs, pointwise. Ties prefer materialized values, then values that the forward
-pass computes, then the set with the least recomputation. Exceptions:
+Inputs and results are materialized anyway, so they cost their bytes once: the backward pass reads them. Any other value costs its
+bytes twice, since the forward pass has to write it first. `cheapest_cut` returns the cheapest set of values from which the backward
+pass can recompute all others that it needs, pointwise. Ties prefer materialized values, then values that the forward pass computes,
+then the set with the least recomputation. Exceptions:
 
 - Matmuls and other library calls are not recomputed, nor are statistics: reductions to at most an eighth of their operand's
   elements.
 - A statistic is saved in its computing type, since its error enters everything that depends on it. A result that the forward pass
   rounds to 16 bits is no substitute.
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
-  saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These are
-  saved in their computing type.
+  saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
+  gradients are saved in their computing type.
 - A maximum or minimum is always recomputed: it is compared with its elements, and a rounded one may equal none of them.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).

@@ -258,7 +258,7 @@ class _Writer:
         return check
 
     def argument(self, position: int, value: object, is_unchanged: Callable[[Any], bool] | None) -> None:
-        """Requires the same object, and the same contents if `is_unchanged` tells that. A class with its own ``__eq__`` requires an
+        """Requires the same object, and unchanged contents if `is_unchanged` is given. A class with its own ``__eq__`` requires an
         object of its type with equal reads instead."""
         if is_unchanged is not None:  # its identity is part of the kernel's key already
             self._require(f"{self._constant(is_unchanged)}(V[{position}])")

@@ -109,7 +109,7 @@ _ONE_LAUNCH = (
     nn.modules.dropout._DropoutNd,
     torch.jit.ScriptModule,  # its forward pass cannot be replaced
 )
-"""Torch's modules with a single launch, or that cannot be traced; except for `has_unaligned_rows`."""
+"""Torch's modules with a single launch, or that cannot be traced; except for layers with `has_unaligned_rows`."""
 
 _MOST_PARTS = 8  # modules in the lists of a layer; longer lists are compiled module by module
 
