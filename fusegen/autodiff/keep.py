@@ -5,8 +5,7 @@ bytes twice, since the forward pass has to write it first. `cheapest_cut` return
 pass can recompute all others that it needs, pointwise. Ties prefer materialized values, then values that the forward pass computes,
 then the set with the least recomputation. Exceptions:
 
-- Matmuls and other library calls are not recomputed, nor are statistics: reductions to at most an eighth of their operand's
-  elements.
+- Matmuls, other library calls and statistics are not recomputed. Statistics are reductions to at most an eighth of the elements.
 - A statistic is saved in its computing type, since its error enters everything that depends on it. A result that the forward pass
   rounds to 16 bits is no substitute.
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never

@@ -240,7 +240,7 @@ class StoredSpecialization:
     """A specialization as the disk cache keeps it.
 
     Attributes:
-        call: the steps of a call.
+        call: the launch plan of a call.
         texts: the text of each launch; empty if no call has run it yet.
     """
 

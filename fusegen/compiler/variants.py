@@ -47,7 +47,7 @@ class VariantCache:
     """The variants of a function.
 
     Args:
-        name: the kernel's.
+        name: the kernel's name.
         options: the kernel's options.
         origin: for a function of leaves, the user's function and the layouts; None for the user's function itself.
 
@@ -332,7 +332,7 @@ class VariantCache:
 
 
 def _is_plain(structure: ResultTree) -> bool:
-    """True if a result structure contains only plain values and classes: other objects may belong to one layer."""
+    """True if a result structure contains only plain values and classes: other objects may belong to a single layer."""
     context = structure.context
     parts = context if isinstance(context, list) else [context]
     return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
@@ -371,7 +371,8 @@ def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
 
 
 def _with_facts_of_read_inputs(graph: Graph) -> Graph:
-    """The graph with divisors and bounds only for the inputs that it reads: with others, equal graphs would compile twice."""
+    """The graph with divisors and bounds only for the inputs that it reads: those of other inputs would make equal graphs compile
+    twice."""
     read = {node.attr("name") for position, node in graph if node.op is Op.INPUT and graph.users[position]}
     shapes = [spec.shape for spec in graph.inputs if spec.name in read]
     symbols = {symbol.name for shape in shapes for dim in shape for symbol in getattr(dim, "free_symbols", ())}

@@ -122,7 +122,7 @@ FAST_MATH = {
 """The operations with an approximate function."""
 
 
-# # Approximate functions for results rounded to 16 bits. Their relative errors are a few 2^-22 (2^-18 for functions that must not
+# Approximate functions for results rounded to 16 bits. Their relative errors are a few 2^-22 (2^-18 for functions that must not
 # cancel), far below half a unit of such a result; values below 2^-126 may become zero. Two functions are excluded: the logarithm,
 # whose absolute error shows near 1, and the hardware's tanh, whose error is a quarter of half a unit of bfloat16, and more after
 # cancellation.
@@ -180,8 +180,8 @@ PART = "run"
 
 
 def head(launch: Launch) -> dict[str, Any]:
-    """Returns the variables of a template's head: ``entry``, ``parameters``, ``overlaps``; ``begins``, which prints the function's
-    head up to its parameters for some launch bounds; ``block`` and ``blocks``, the block's number and the number of blocks."""
+    """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
+    bounds; ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
     return {

@@ -44,5 +44,5 @@ class KernelFamily(Matcher):
         return best if best in times and times[best] < MARGIN * times.get(first, times[best]) else first
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
-        """Returns the first candidate that differs from the launch's plan in the threads per block alone, or None."""
+        """Returns the first candidate that differs from the launch's plan only in the threads per block, or None."""
         return None

@@ -169,7 +169,8 @@ class _Readers:
         self._ends = self._ends_of_chains()
 
     def _ends_of_chains(self) -> list[int]:
-        """Maps each value to the end of its chain of single users that are not materialized: a kernel that needs one needs both."""
+        """Maps each value to the end of its chain of single, unmaterialized users: a kernel that needs one of the two needs
+        both."""
         ends = list(range(len(self.graph.nodes)))
         for position in reversed(ends):
             users = self.graph.users[position]

@@ -70,7 +70,7 @@ class Domain:
     def segment(self) -> int:
         """The extent of the last column dim if threads of one warp can reduce it among themselves, else 0.
 
-        It must be a power of two in a row of several column dims that is not too long."""
+        It must be a power of two. The row must have several column dims and must not be too long."""
         extents = [literal(self.shape[d]) for d in self.columns]
         known = [extent for extent in extents if extent is not None]
         columns, last = math.prod(known), known[-1] if known else 0

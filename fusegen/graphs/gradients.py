@@ -1,7 +1,7 @@
 """Training calls as two CUDA graphs, one for each pass, which form a node of autograd's graph at each replay.
 
-Saved values are stored in the graphs' memory. The next replay overwrites them, and so may a replay of any earlier recording.
-Replays are numbered, and a backward pass whose saved values were overwritten raises an error.
+Saved values are stored in the graphs' memory. The next replay overwrites them. A replay of any earlier recording may overwrite them
+too. Replays are numbered, and a backward pass whose saved values were overwritten raises an error.
 """
 
 from __future__ import annotations

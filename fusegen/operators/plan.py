@@ -364,7 +364,7 @@ def constants_of(values: Sequence[Any], facts: Sequence[tuple[Any, ...]]) -> lis
 
 
 def value_of(fact: tuple[Any, ...], constant: Any) -> Any:
-    """Returns the value of a constant. An object is alive while the call is."""
+    """Returns the value of a constant. An object lives at least as long as the call."""
     return ctypes.cast(constant, ctypes.py_object).value if fact[0] == OBJECT else constant
 
 

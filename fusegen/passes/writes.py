@@ -75,7 +75,7 @@ class _Copies:
         return builder.put(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
-        """An operand: copied if a write comes between, twice if it is the written value."""
+        """An operand: a copy if a write comes between it and its user, a copy of a copy if it is the written value."""
         node = self._graph.nodes[position]
         operand = node.args[number]
         index = self._indices[operand]

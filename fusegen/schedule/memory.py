@@ -132,7 +132,7 @@ class Memory:
         value = strip_views(self.graph, position)
         is_statistic = self.graph.nodes[value].family is Family.REDUCTION
         for key, node in self._writes.get(value, ()):
-            # # A matmul that is a result is read from the result's buffer. A statistic is not, because it would be compared with
+            # A matmul that is a result is read from the result's buffer. A statistic is not, because it would be compared with
             # recomputed values, which are not rounded.
             is_usable = self._specs[key].dtype is dtype or (self._specs[key].role is Role.OUTPUT and not is_statistic)
             if is_usable and self._has_same_layout(node, position, value):

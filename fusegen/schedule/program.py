@@ -123,8 +123,8 @@ def has_one_block(launch: Launch) -> bool:
 
 
 def horizontal_launch(parts: Sequence[Launch]) -> Launch:
-    """Fuses launches horizontally: ranges of blocks, shared parameters. The sizes before them are the blocks of all parts but the
-    last."""
+    """Fuses launches horizontally: each part gets a range of blocks. The extra size arguments are the numbers of blocks of all
+    parts but the last."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
     kernel = LoweredKernel(
@@ -156,7 +156,7 @@ class LibraryMatmul:
 
     Attributes:
         reason: the reason why no generated kernel computes it.
-        padded: elements between rows in memory of operands and results with padded rows.
+        padded: row pitches, in elements, of operands and results with padded rows.
     """
 
     a: StridedOperand

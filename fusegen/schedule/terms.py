@@ -90,8 +90,8 @@ class Terms:
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def integer(self, position: int) -> Index:
-        """Returns an integer term as a read, coordinate, choice or number, or a sum of such with numbers; else raises
-        VerificationError."""
+        """Returns an integer term as an expression: a read, a coordinate, a choice or a number, plus numbers. Raises
+        VerificationError for other terms."""
         total: Index = 0
         while (term := self.items[position]).op in (Op.CAST, Op.ADD):
             numbers = [a for a in term.args if self.items[a].op is Leaf.CONSTANT]

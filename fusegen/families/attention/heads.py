@@ -156,7 +156,7 @@ def _candidates(graph: Graph, attention: _Attention) -> list[_Leading]:
 
 
 def _dims_below(graph: Graph, position: int) -> Iterator[Shape]:
-    """Yields the shapes below a value's reshapes and permutations."""
+    """Yields the shapes of a value before its reshapes and permutations."""
     while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
         (position,) = graph.nodes[position].args
         yield graph.nodes[position].shape

@@ -379,7 +379,7 @@ def _before_repetition(x: Value, repeated: Value, expanded: Value, *, swapped: b
     return result.apply(Op.PERMUTE, dims=(0, 1, 3, 2)) if swapped else result
 
 
-# # To compute a pointwise value in another order of dims, its operands are permuted, down to views. Eager torch does the same: if
+# To compute a pointwise value in another order of dims, its operands are permuted, down to views. Eager torch does the same: if
 # all operands are permuted in the same way, the result has their order in memory.
 
 

@@ -101,7 +101,7 @@ class MatmulSize:
 def product_time(
     costs: ProductCosts, plan: ContractionPlan, sizes: tuple[MatmulSize, ...], epilogue: EpilogueSize, sms: int
 ) -> float:
-    """Returns the time of one generated launch, for the sizes of its parts' matmuls, or of all matmuls of its only part."""
+    """Returns the time of one generated launch, given the sizes of all its matmuls."""
     first = sizes[0]
     row_tiles = math.ceil(first.rows / plan.tile_m)
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])

@@ -164,7 +164,7 @@ class Pipeline:
         return None if self.operands(graph, matmul) is not None else f"an operand is {self.operand}"
 
     def tile_of(self, head: int, *, is_full_row: bool) -> int:
-        """Returns the columns that a tile must hold for a head. A head of all columns needs a tile of a full width."""
+        """Returns the columns that a tile must hold for a head. If a head spans all columns, the tile has a full width."""
         return min((width for width in self.widths if width >= head > 1), default=head) if is_full_row else head
 
     def tile_widths(self, head: int, products: int) -> tuple[int, ...]:

@@ -229,7 +229,7 @@ class _Invariance:
         return bool(sympy.sympify(index).has(self.axis))
 
 
-# # An axis that tensors index in parts is split into two, so that neighbours within a part are recognized. For example, a packed
+# An axis that tensors index in parts is split into two, so that neighbours within a part are recognized. For example, a packed
 # projection joins heads and channels in one axis, but heads are not adjacent in the result. Only along the separate channels are
 # elements known to be neighbours.
 
@@ -374,7 +374,7 @@ def _tile_count(extent: Index, side: int) -> Index:
     return FloorDiv(sympy.sympify(extent) + side - 1, sympy.Integer(side))
 
 
-# # Transposed operands of pointwise kernels. Along the axis in which results are contiguous, neighbouring elements of these
+# Transposed operands of pointwise kernels. Along the axis in which results are contiguous, neighbouring elements of these
 # operands are far apart, and vice versa.
 
 

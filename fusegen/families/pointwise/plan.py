@@ -126,7 +126,7 @@ class PointwiseBody(Body):
 
     @property
     def threads(self) -> Axes:
-        """The axes that threads divide among them. If each thread loops along the first one, it is divided into chunks."""
+        """The axes that threads divide among themselves. If each thread loops along the first one, it is divided into chunks."""
         if self.hoisted is None:
             return self.axes
         chunks = FloorDiv(self.axes.extents[0] + sympy.Integer(self.plan.repeats - 1), sympy.Integer(self.plan.repeats))

@@ -116,7 +116,7 @@ def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
 
 
 _RUN = 1024
-"""Fewest contiguous bytes moved in any order: shorter runs cost more bandwidth than the cache saves."""
+"""Fewest bytes of a contiguous run that reordering keeps together: shorter runs cost more bandwidth than the cache saves."""
 
 _CACHE = 16 << 20
 """Bytes moved before a reuse from which on the cache has evicted the data. Symbolic sizes count as `nominal` says.
@@ -164,7 +164,8 @@ def _volume(symbols: Iterable[sympy.Symbol], extents: Mapping[sympy.Symbol, Dim]
 
 
 # Unaligned rows, e.g. of odd lengths: vectors still start at aligned addresses.
-# # One tensor of the kernel, the *anchor*, defines these addresses. Tensors with its alignment are accessed by vectors. Other
+#
+# One tensor of the kernel, the *anchor*, defines these addresses. Tensors with its alignment are accessed by vectors. Other
 # contiguous tensors are accessed through a window, which two aligned accesses cover. In row reductions the first and the last
 # vector of a row are partial; without reductions a vector continues in the next row.
 

@@ -7,8 +7,8 @@ read in several passes. With column sums, shorter rows are staged too.
 The blocks of a cluster can share a longer row; each holds or stages its part. Each warp sends its part of a reduction to all blocks
 and continues when the others' parts have arrived; the only cluster barrier is at the start. Staged this way, one read of memory is
 enough for rows of up to a million elements. On an H200, layer_norm of 2048 rows of 65536 takes 142 µs with clusters of 8 blocks of
-128 threads, two per SM; 179 with the row in a cluster's registers; 188 with a single block that stages it. Softmax of 512 rows of
-262144 takes 151 instead of 283.
+128 threads, two per SM. It takes 179 µs with the row in a cluster's registers, and 188 with a single block that stages it. Softmax
+of 512 rows of 262144 takes 151 instead of 283.
 
 Values shared by all rows stay in registers if there is room. Otherwise each thread prefetches a few vectors of them before the
 preceding reduction. Without the prefetch, each vector would wait for the previous store, because loads cannot move above stores.
@@ -39,8 +39,8 @@ _WARP = 32
 _MOST_THREADS = 1024
 _BLOCK = 256  # threads of a block with several short rows
 _MOST_ELEMENTS = 32
-"""Most elements of a row per thread while more threads can share it: on an H200, layer_norm then reaches 88% of the speed of a copy
-from 4096 to 16384 columns, against 84% with 64 and 76% with 8."""
+"""Most elements of a row per thread while more threads can share it. With 4096 to 16384 columns on an H200, layer_norm reaches 88%
+of a copy's speed with this limit, 84% with 64 and 76% with 8."""
 _MOST_REGISTERS = 64
 """Most registers per thread for a row, besides the arithmetic."""
 _THREADS_PER_SM = 1024
@@ -55,13 +55,13 @@ _LEAST_AHEAD = (5, 4)  # ratio of stages to vectors per row from which on stagin
 _LEAST_BYTES = 4  # bytes of the smallest vector in a window
 _LONG = 1024
 """Vectors per row from which on wider vectors at aligned addresses pay despite partial ones at the row's ends. On an H200, rows of
-1001 elements take equally long with scalars; 3001 take a third longer with scalars; 1002 take less time with pairs."""
+1001 elements take equally long with scalars, rows of 3001 a third longer with scalars, and rows of 1002 less time with pairs."""
 _LEAST_SUMMING = 128  # threads of a block that stages rows and sums columns
 _SUMMING_THREADS = range(256, 1024 + 1)  # per SM, for such blocks
 _SUMMING_BYTES = 1 << 15
 """Bytes of rows that an SM works on at a time, in blocks of the fewest threads: each warp adds to the cost of a phase's end. On an
 H200, a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of 256 and 147 with
-four of 128; for 8192 rows of 8192, 125 with one block of 256 and 138 with one of 512."""
+four of 128. For 8192 rows of 8192, it takes 125 µs with one block of 256 and 138 with one of 512."""
 _SUMMING_BLOCKS = (2, 4, 1)  # per SM
 _SUMMING_CHUNKS = (1, 2, 4, 8)
 _SUMMING_ROWS = 4  # most rows in shared memory
@@ -199,7 +199,8 @@ def _plans(columns: int | None, known: bool, vec: int, features: RowFeatures, ta
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
     at_once = [_with_early_shared(plan, features) for plan in powers]
-    # Copies that wait for an index are not ahead: an embedding with a norm takes 132 µs staged on an H100, 110 in registers.
+    # Prefetching gains nothing if copies wait for an index: an embedding with a norm takes 132 µs staged on an H100, 110 in
+    # registers.
     waits = features.indexed and any(powers)
     staged = [] if waits else _staged(columns, known, vec, features, target)
     return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
@@ -236,9 +237,9 @@ def _shifted(columns: int | None, known: bool, vec: int, features: RowFeatures, 
 
 
 def _with_shift(plan: RowPlan, row_step: int | None) -> RowPlan:
-    """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. their
-    numbers differ by a multiple of the period. A block that visits rows by alignment would not need that; it took a fifth longer
-    on an H200, for its counters and their registers."""
+    """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. the rows'
+    numbers differ by multiples of the period. A block that visits rows by alignment would not need that, but took a fifth longer on
+    an H200, because its counters take registers."""
     plan = replace(plan, unaligned=True, exact=False)
     if not plan.cache_weights or not plan.persistent_blocks:
         return plan

@@ -42,7 +42,7 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
         model: a model of ``transformers``, or any other module.
         only: the modules to replace, with their submodules: classes, names of classes, or paths in the model, where ``*`` matches
             any text (``"*.mlp"``). By default all modules.
-        exclude: modules that keep their own code, selected likewise. Modules around them are fused in parts.
+        exclude: modules that keep their own code, selected in the same way. Modules around them are fused in parts.
         cuda_graphs: records repeated calls, those with equal argument shapes, as CUDA graphs. A replay takes little host time. The
             report's attribute ``cuda_graphs`` changes it later.
 
