@@ -131,7 +131,7 @@ def _producers(graph: Graph, nodes: Collection[int]) -> set[int]:
 
 
 def _draws(node: Node) -> bool:
-    """True if torch draws random bits for a node, which would differ in a second call."""
+    """True if torch draws random bits for a node: they would differ in a second call."""
     return bool(dict(node.attrs).get("dropout"))
 
 
@@ -204,7 +204,7 @@ def cheapest_cut(
     args: Mapping[int, Sequence[int]], costs: Mapping[int, int | None], origins: Collection[int], targets: Collection[int]
 ) -> frozenset[int]:
     """Returns the node set of least cost that cuts all paths from origins, which have no operands, to targets. Of equal sets, it is
-    the one nearest to the targets, which needs the least recomputation. A cost of None exceeds all others.
+    the one nearest to the targets: it needs the least recomputation. A cost of None exceeds all others.
 
     Each node is an edge with its cost as capacity. Dinic, Algorithm for Solution of a Problem of Maximum Flow in Networks with
     Power Estimation (1970).

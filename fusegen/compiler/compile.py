@@ -59,7 +59,7 @@ class Request:
         one_tensor_twice: parameters that receive the same tensor.
         mutates: parameters that the function may write to.
         tied: ints used as sizes that share a symbol with dims of equal size.
-        fast_math: from the declaration.
+        fast_math: the option of the declaration.
     """
 
     name: str

@@ -88,7 +88,7 @@ class _Fused:
 
     Attributes:
         graph: has the matmuls of the original graph, in the same order.
-        groups: in order of their launches.
+        groups: its groups, in the order of their launches.
         kind: equal for graphs with the same operations at the same positions.
     """
 

@@ -1,4 +1,4 @@
-"""Training calls as two CUDA graphs, one for each pass, which form a node of autograd's graph at each replay.
+"""Training calls as two CUDA graphs, one for each pass. Each replay of both forms a node of autograd's graph.
 
 Saved values are stored in the graphs' memory. The next replay overwrites them. A replay of any earlier recording may overwrite them
 too. Replays are numbered, and a backward pass whose saved values were overwritten raises an error.
@@ -379,7 +379,7 @@ def _restoring(device: torch.device, state: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def no_draws_on_the_host(device: torch.device) -> Iterator[None]:
-    """Rejects random numbers drawn on the host, which a replay would not draw again."""
+    """Rejects random numbers drawn on the host: a replay would not draw them again."""
     generators, host = Generators(), torch.get_rng_state()
     generators.add_all()
     yield

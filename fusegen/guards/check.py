@@ -71,12 +71,12 @@ class WatchedRun:
     """The recorded facts of one run of a function.
 
     Attributes:
-        reads: in order of execution.
+        reads: reads in order of execution.
         used: the captured tensors.
         compares_identity: whether code may have compared tensors with `is`.
         asks_for_ids: whether code may have used the `id` or the hash of an object.
         tensors: positions of the tensor arguments.
-        answers: by argument position and attribute: the value of ``requires_grad``, or False for a missing attribute.
+        answers: values of ``requires_grad``, or False for a missing attribute, by argument position and attribute.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
@@ -94,7 +94,7 @@ class StateGuard:
     """The guard on the reads of a run of a function.
 
     Args:
-        arguments: by position, all arguments but tensors and numbers.
+        arguments: all arguments but tensors and numbers, by position.
 
     Attributes:
         names: input names of the captured tensors.

@@ -42,7 +42,7 @@ class TensorMapSpec:
     Attributes:
         buffer: key of the buffer.
         shape, strides: in elements.
-        offset: of the view's first element, in elements.
+        offset: elements from the buffer's start to the view's first element.
         box: the tile shape.
         writable: whether the kernel stores through it.
     """

@@ -269,7 +269,7 @@ def encoded(
 
     Args:
         address: the address of the first element.
-        shape, strides: of the view, in elements, outermost dim first.
+        shape, strides: shape and strides of the view, in elements, outermost dim first.
         box: the tile.
         promote: whether reads fetch 256 bytes to L2.
     """
@@ -354,7 +354,7 @@ class TensorMaps:
     """Tensor maps of a view, cached by address: encoding one takes longer than a launch.
 
     Args:
-        shape, strides: of the view, in elements.
+        shape, strides: shape and strides of the view, in elements.
         offset: elements from the tensor's first element to the view's.
         box: the tile.
         promote: whether reads fetch 256 bytes to L2.

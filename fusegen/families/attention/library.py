@@ -227,7 +227,7 @@ def _is_dropped_by_flash(graph: Graph, attention: _Attention) -> bool:
 
 
 def _is_widened(graph: Graph, attention: _Attention) -> bool:
-    """True if operands are converted to float32 from 16 bits in memory, which generated kernels read directly."""
+    """True if operands are converted to float32 from 16-bit values in memory: generated kernels read the values directly."""
     operands = (graph.nodes[p] for p in (attention.q, attention.keys, attention.values))
     return any(n.op is Op.CAST and n.dtype is DType.FLOAT32 and graph.nodes[n.args[0]].dtype.is_half for n in operands)
 

@@ -344,7 +344,7 @@ _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
 def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
-    """Returns a bound on the keys that a query sees, which grows with its position; None if it may see all.
+    """Returns a bound on the keys that a query sees; it grows with the query's position. None if a query may see all keys.
 
     Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.
     """

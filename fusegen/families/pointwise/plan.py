@@ -55,7 +55,7 @@ class TilePlan(Plan):
     """The plan of a pointwise kernel with transposed operands: their tiles go through shared memory.
 
     Attributes:
-        threads: threads per block, which works on one tile.
+        threads: threads per block; a block works on one tile.
         vec: vector width of results.
         rows: elements of a tile along the axis in which the transposed operands are contiguous.
         columns: elements of a tile along the axis in which results are contiguous.

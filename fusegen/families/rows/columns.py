@@ -1,4 +1,4 @@
-"""Column sums, whose partial sums a kernel combines in a fixed order; cache-friendly row orders; unaligned rows."""
+"""Column sums (a kernel combines their partial sums in a fixed order), cache-friendly row orders, unaligned rows."""
 
 from __future__ import annotations
 

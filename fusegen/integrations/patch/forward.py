@@ -41,8 +41,8 @@ _HOOKED = "_old_forward"  # the forward pass that accelerate's wrapper calls
 class FusedForward(FusedCall):
     """The forward pass of a module, as one kernel if possible.
 
-    Calls run the module's own code, whose submodules may be fused, under torch.compile, under gradient checkpointing, and if
-    submodules have hooks.
+    Under torch.compile, under gradient checkpointing, and if submodules have hooks, calls run the module's own code. Its submodules
+    may still be fused.
     """
 
     __guarded__ = ("module", "_given")

@@ -32,7 +32,7 @@ CallKind: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """A call that is converted to a kernel call, whose arguments are tensors and plain values.
+    """A call that is converted to a kernel call. The kernel's arguments are tensors and plain values.
 
     Attributes:
         args, kwargs: arguments of the kernel.

@@ -87,7 +87,7 @@ def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
 
 
 def _draws_key(graph: Graph, region: BlockRegion) -> bool:
-    """True if the region depends on a random key drawn by the call, which each block would draw anew."""
+    """True if the region depends on a random key drawn by the call: each block would draw it anew."""
     inside = frozenset[int]().union(*(graph.ancestors[p] for p in region.dims))
     return any(graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args for p in inside)
 
