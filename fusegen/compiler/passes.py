@@ -50,7 +50,7 @@ class GraphKernel(CallBinder):
 
     Attributes:
         executable: runs calls.
-        names: of all values of a call.
+        names: names of all values of a call.
         further: names of the sizes that no input has.
     """
 
@@ -281,7 +281,7 @@ def _passes(
     """The passes of all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph. Graph equality ignores them, but emitted text contains them.
+        _locations: locations of the graph. Graph equality ignores them, but emitted text contains them.
     """
     return ForwardBackward.of(graph, sizes, wrt, target, options)
 
@@ -305,7 +305,7 @@ def require_history(variant: Variant) -> None:
 
 
 def _renamed(graph: Graph, suffix: str) -> Graph:
-    """The graph under a name whose kernel functions no input's name collides with."""
+    """The graph, renamed so that its kernel functions' names differ from all inputs' names."""
     name = f"{graph.name}_{suffix}"
     while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
         name += "_pass"

@@ -30,7 +30,7 @@ class StateRecorder:
 
     Args:
         function: the function, or a bound method.
-        arguments: by position, all arguments but tensors and numbers.
+        arguments: all arguments but tensors and numbers, by position.
         named: makes a unique input name from a proposed one.
 
     Attributes:

@@ -26,7 +26,7 @@ from fusegen.guards import contents, exact, has_identity, is_plain
 
 
 WIDE = (1 << 31) - (1 << 22)
-"""Element count that needs 64-bit indexing; below it, a launch rounded up to whole blocks still fits 31 bits."""
+"""Element count from which on indices need 64 bits: below it, a launch rounded up to whole blocks still fits 31 bits."""
 
 MAX_ALIGNMENT = 16
 """Bytes of the widest access."""
@@ -298,7 +298,7 @@ def check_no_aliasing(names: Sequence[str], tensors: Sequence[Tensor], written: 
     """Rejects a written tensor that shares elements with another argument, since the order of reads and writes is undefined.
 
     Args:
-        names: of the tensors.
+        names: the tensors' names.
         written: positions of the written tensors.
     """
     for position in written:

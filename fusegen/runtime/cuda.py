@@ -44,7 +44,7 @@ class Driver:
         """Encodes a tensor map on a device.
 
         Args:
-            arguments: of ``cuTensorMapEncodeTiled`` after the output.
+            arguments: the arguments of ``cuTensorMapEncodeTiled`` after the output.
 
         Raises:
             LaunchError: the driver rejects them.
@@ -126,8 +126,8 @@ class LaunchConfig(ctypes.Structure):
 class LaunchSite:
     """One launch of a call: the constant part, and frames for the variable arguments.
 
-    A frame belongs to one launch from its filling until the driver returns, which has copied the arguments by then. Other threads,
-    and signal handlers of this one, may launch at the same time. So frames are popped from a list and appended, which Python does
+    A launch owns a frame from filling it until the driver returns; the driver copies the arguments. Other threads, and signal
+    handlers of this thread, may launch at the same time. So frames are popped from a list and appended to it, which Python does
     atomically.
 
     Args:
@@ -268,8 +268,8 @@ def encoded(
     """Encodes the tensor map of a view with 128-byte swizzle.
 
     Args:
-        address: of the first element.
-        shape, strides: of the view, in elements, outermost dim first.
+        address: the address of the first element.
+        shape, strides: shape and strides of the view, in elements, outermost dim first.
         box: the tile.
         promote: whether reads fetch 256 bytes to L2.
     """
@@ -306,7 +306,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
     """Loads a kernel on a device.
 
     Args:
-        name: of the kernel, for debuggers.
+        name: the kernel's name, for debuggers.
         launch: its dynamic shared memory and cluster size.
 
     Raises:
@@ -354,8 +354,8 @@ class TensorMaps:
     """Tensor maps of a view, cached by address: encoding one takes longer than a launch.
 
     Args:
-        shape, strides: of the view, in elements.
-        offset: of the view's first element from the tensor's.
+        shape, strides: shape and strides of the view, in elements.
+        offset: elements from the tensor's first element to the view's.
         box: the tile.
         promote: whether reads fetch 256 bytes to L2.
 
