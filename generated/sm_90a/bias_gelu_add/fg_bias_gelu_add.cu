@@ -33,8 +33,8 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = x_dim0 * 8192;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 

@@ -36,8 +36,8 @@ __device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr, i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = qkv_dim0 * qkv_dim1 * 4096;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
@@ -94,8 +94,8 @@ __device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr, i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
@@ -152,8 +152,8 @@ __device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr, i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 

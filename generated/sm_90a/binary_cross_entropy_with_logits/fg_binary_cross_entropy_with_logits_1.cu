@@ -40,14 +40,14 @@ __device__ __forceinline__ float binary_cross_entropy_with_logits_1_row_1(float 
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 1;  // neighbours that one access moves
-constexpr i32 THREADS = 992;  // that share a row
+constexpr i32 LANES = 1;  // vector width
+constexpr i32 THREADS = 992;  // per row
 constexpr i32 WARPS = 31;
-constexpr i32 MEETING = 32;  // lanes that take a warp's part each: a power of two
-constexpr i32 SUMS = 1;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 17;  // groups of lanes that a thread holds
+constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 SUMS = 1;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 17;  // vectors per thread
 
-// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;

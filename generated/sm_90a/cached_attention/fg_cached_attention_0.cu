@@ -32,8 +32,8 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_cached_attention_0(const i64* lengths_ptr, const bf16* v_cache_ptr, bf16* value_13_ptr, i64 k_cache_dim2) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = k_cache_dim2 * 16384;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 

@@ -53,17 +53,17 @@ __device__ __forceinline__ float cross_entropy_0_1(float input, float largest) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 512;  // that share a row
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;
-constexpr i32 MEETING = 16;  // lanes that take a warp's part each: a power of two
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 8;  // groups of lanes that a thread holds
-constexpr i32 SLOTS = 16;  // groups of lanes that a thread has room for in shared memory, used in turn
-constexpr i32 AHEAD = SLOTS - CHUNKS;  // how many of them belong to later rows
-constexpr i32 SLOT = THREADS * LANES;  // elements from one slot to the next
+constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 8;  // vectors per thread
+constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
+constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
+constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 
-// Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -71,7 +71,7 @@ __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch)
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;
@@ -81,7 +81,7 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
     return value;
 }
 
-// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;
@@ -105,13 +105,13 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_4_ptr, float* value_7_ptr
     const Index column_count = 32000;
     const i32 thread = thread_id();
     // This block's share of the rows.
-    constexpr i32 PARTS = 132;  // at most: there are no blocks without rows
+    constexpr i32 PARTS = 132;  // at most: every block has rows
     const Index part = block_id();
-    i32 turn = 0;  // rows alternate between two slots of scratch, so that one barrier a phase is enough
+    i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto input_staged = shared_array<bf16>(512);
-    i32 base = 0;  // the slot of the row's first group
-    const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // those of a row lie side by side; no register keeps where
-    // Starts the copy of group c of a row; one that does not exist still counts as a group of copies.
+    i32 base = 0;  // stage of the row's first vector
+    const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
+    // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count && column < column_count) {
@@ -137,7 +137,7 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_4_ptr, float* value_7_ptr
                 continue;
             }
             shared_load_vec(input_raw[c], input_staged, slot_of(c) * SLOT + thread * LANES);
-            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the slot is free again
+            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
         float largest_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();

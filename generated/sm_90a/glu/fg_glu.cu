@@ -31,8 +31,8 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_glu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = input_dim0 * 14336;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 

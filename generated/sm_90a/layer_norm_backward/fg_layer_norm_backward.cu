@@ -76,17 +76,17 @@ __device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float 
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 128;  // that share a row
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;
-constexpr i32 MEETING = 4;  // lanes that take a warp's part each: a power of two
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
-constexpr i32 SLOTS = 16;  // groups of lanes that a thread has room for in shared memory, used in turn
-constexpr i32 AHEAD = SLOTS - CHUNKS;  // how many of them belong to later rows
-constexpr i32 SLOT = THREADS * LANES;  // elements from one slot to the next
+constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
+constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
+constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 
-// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;
@@ -109,7 +109,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     const Index row_count = x_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
-    constexpr i32 PARTS = 264;  // at most: there are no blocks without rows
+    constexpr i32 PARTS = 264;  // at most: every block has rows
     const Index part = block_id();
     float column_total_2[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
@@ -117,12 +117,12 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     float column_total[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
-    i32 turn = 0;  // rows alternate between two slots of scratch, so that one barrier a phase is enough
+    i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto x_staged = shared_array<bf16>(256);
     auto dy_staged = shared_array<bf16>(33024);
-    i32 base = 0;  // the slot of the row's first group
-    const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // those of a row lie side by side; no register keeps where
-    // Starts the copy of group c of a row; one that does not exist still counts as a group of copies.
+    i32 base = 0;  // stage of the row's first vector
+    const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
+    // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count) {
@@ -138,7 +138,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 
 #pragma unroll
     for (i32 k = 0; k < SLOTS; ++k) fetch(part + k / CHUNKS * PARTS, k % CHUNKS, k);
-    // What all rows share, as it lies in memory.
+    // Operands that all rows share, in their storage type.
     bf16 weight_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -271,7 +271,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 dy_raw[LANES];
             shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(dy_raw, dy);
-            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the slot is free again
+            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {

@@ -37,7 +37,7 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
     constexpr i32 ROWS = 32;
     constexpr i32 PARTS = 264;
     const Index row_blocks = x_dim0;
-    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // no other block had rows
+    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // further blocks had no rows
     const Index column_count = 4096;
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;
@@ -54,7 +54,7 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
         for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2, load(partial_27_ptr, part * 4096 + column));
     }
     shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
-    // By halves, which is more accurate than in turn.
+    // Tree reduction, which is more accurate than adding in turn.
 #pragma unroll
     for (i32 half = ROWS / 2; half > 0; half /= 2) {
         block_sync();

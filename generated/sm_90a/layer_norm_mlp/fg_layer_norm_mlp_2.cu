@@ -40,7 +40,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// What the math reads besides what it is called with.
+// Operands that the math loads.
 struct Operands {
     const bf16* fc2_bias_ptr;
 };
@@ -101,46 +101,46 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
         : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
 }
 
-// Tiles of C are TILE_M x TILE_N; one stage of the ring holds TILE_K of the depth, a full 128-byte line of the swizzle.
-constexpr i32 CONSUMERS = 2;  // warpgroups that multiply, 64 rows of the tile each
+// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
+constexpr i32 CONSUMERS = 2;  // consumer warpgroups, 64 rows of the tile each
 constexpr i32 TILE_M = 64 * CONSUMERS;
 constexpr i32 TILE_N = 256;
 constexpr i32 TILE_K = 64;
-constexpr i32 PRODUCTS = 1;  // matrices B that meet the same A
+constexpr i32 PRODUCTS = 1;  // matrices B that are multiplied by the same A
 constexpr i32 STAGES = 4;
-constexpr i32 GROUP = 8;  // rows of tiles that are walked together, so that L2 keeps what they share
+constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 
 constexpr i32 WARPGROUP = 128;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 BLOCKS_PER_SM = 1;
-constexpr i32 RESULTS = TILE_N / 2;  // of a thread
+constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: a warpgroup's rows of A, or one box of an operand that is not K-major.
+// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not K-major.
 constexpr i32 SLAB = 64;
 constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
 constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
 
 constexpr i32 COLUMNS = 4096;
-constexpr i32 WIDTH = 16;  // tiles side by side
+constexpr i32 WIDTH = 16;  // tiles per row of tiles
 
-// Results leave through shared memory, a chunk of a warpgroup's 64 rows at a time: 128 bytes of each.
+// Results are stored through shared memory in chunks: 128 bytes of each of a warpgroup's 64 rows.
 constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
 constexpr i32 CHUNK_BUFFERS = 2;
 using Index = i32;
-constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side
+constexpr i32 OCTET = 8;  // columns of an n8 fragment, held by the four lanes of a row
 
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
     bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
     u8 chunks[CONSUMERS][CHUNK_BUFFERS][CHUNK_BYTES];
-    u64 full[STAGES];   // the copy engine has delivered a stage
-    u64 empty[STAGES];  // every warp that multiplies is done with a stage
+    u64 full[STAGES];   // mbarriers: TMA has filled a stage
+    u64 empty[STAGES];  // mbarriers: all consumer warps have released a stage
 };
 static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
 
-// Position in the ring of stages; the parity tells one turn from the next.
+// Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
     i32 stage = 0;
     u32 parity = 0;
@@ -158,14 +158,14 @@ struct Tile {
     i32 row, col;
 };
 
-// Row and column, within a warpgroup's part of the tile, of the first value that a thread holds.
+// Row and column of a thread's first value within the tile of a warpgroup.
 struct Place {
     i32 row, col;
 };
 
-// The tiles of this block: every `stride`-th, in an order that goes down GROUP rows before it goes right.
+// The tiles of this block: every `stride`-th. The order is swizzled for L2: GROUP tiles down, then one to the right.
 struct Schedule {
-    i32 height;  // of C in tiles
+    i32 height;  // rows of tiles in C
     i32 index, stride;
 
     __device__ __forceinline__ Schedule(i64 rows)
@@ -184,18 +184,18 @@ struct Schedule {
     }
 };
 
-// Fetches one stage of A.
+// Loads one stage of A.
 __device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
     tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
 }
 
-// Fetches one stage of the B of one product.
+// Loads one stage of B of one product.
 __device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
     bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
     tma_load_2d(tile, map, &shared.full[stage], k, col);
 }
 
-// One thread keeps the ring full, across the borders of tiles: the next tile's loads run during this one's epilogue.
+// The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map,
                                         SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
@@ -209,15 +209,15 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
     }
 }
 
-// Tells the producer that this warp no longer reads a stage.
+// Releases a stage to the producer, for this warp.
 __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
     if (lane_id() == 0) mbarrier_arrive(&shared.empty[stage]);
 }
 
-// Issues the products of one stage.
+// Issues the wgmma of one stage.
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared, i32 stage,
                                                i32 consumer, bool first) {
-    constexpr i32 DEPTH = 16;  // of one instruction
+    constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
     constexpr u32 A_STEP = DEPTH * sizeof(bf16);
     constexpr u32 B_STEP = DEPTH * sizeof(bf16);
@@ -232,8 +232,7 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS
     wgmma_commit();
 }
 
-// Multiplies one tile. A stage is released only when the products of the next one are queued behind it, so that the tensor
-// cores never run dry.
+// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
@@ -251,26 +250,26 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// Shared-memory address of a byte within a chunk, swizzled as the copy engine expects it: the 16-byte units of a 128-byte
-// line are permuted by the line's number, which also keeps the warp's writes off each other's banks.
+// Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted by the
+// line number, which also avoids bank conflicts.
 __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
 }
 
-// Stores a warpgroup's 64 rows of a result by way of shared memory; the copy engine clips what lies outside of C.
+// Stores a warpgroup's 64 rows of a result with TMA through shared memory; TMA clips at the borders of C.
 template <typename T, i32 WORDS>
 __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared, Tile tile,
                                            Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
     constexpr i32 PAIR_WORDS = sizeof(T) / 2;
-    constexpr i32 HELD = CHUNK / 4 * PAIR_WORDS;  // words of a thread in one chunk
+    constexpr i32 HELD = CHUNK / 4 * PAIR_WORDS;  // registers of a thread per chunk
     const bool leader = thread_id() % WARPGROUP == 0;
     const i32 barrier = 1 + consumer;
 #pragma unroll
     for (i32 first = 0; first < WORDS; first += HELD) {
         const i32 number = first / HELD;
         u8* chunk = shared.chunks[consumer][number % CHUNK_BUFFERS];
-        // The last chunk of what was stored before may lie in the buffer of the first one here; its store is long done.
+        // The last chunk of the previous store may be in the buffer of the first chunk here; that store has completed.
         if (leader) number == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
@@ -293,9 +292,9 @@ __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const Te
     }
 }
 
-// What a thread holds of a warpgroup's 64 rows, finished; what lies outside of C is left out.
+// Applies the epilogue to a thread's values of a warpgroup's 64 rows, except outside of C.
 // A pair of 16-bit results shares a register.
-// A tile that is INSIDE has no tests and hence no branches, so that the loads of many operands are in flight together.
+// INSIDE: a full tile has no bounds checks and no branches, so that many loads of operands are in flight.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
@@ -325,7 +324,7 @@ __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS],
     store_tile<bf16>(y, y_map, shared, tile, place, consumer);
 }
 
-// Multiplies and stores this block's tiles.
+// Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
                                         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};

@@ -33,8 +33,8 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_11_ptr, bool* value_7_ptr, i64 ignore_index) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 4096;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 

@@ -46,13 +46,13 @@ __device__ __forceinline__ float linear_cross_entropy_2_row_1(float total_2, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 512;  // that share a row
-constexpr i32 MEETING = 16;  // lanes that take a warp's part each: a power of two
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 1;  // groups of lanes that a thread holds
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 512;  // per row
+constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 1;  // vectors per thread
 
-// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
-    // What all rows share is asked for together with the row.
+    // Operands that all rows share are loaded together with the row.
     bool value_7_raw[CHUNKS][LANES];
     bf16 value_12_raw[CHUNKS][LANES];
 #pragma unroll

@@ -60,17 +60,17 @@ __device__ __forceinline__ float linear_cross_entropy_rows_0_1_row_2(float value
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 512;  // that share a row
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;
-constexpr i32 MEETING = 16;  // lanes that take a warp's part each: a power of two
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 8;  // groups of lanes that a thread holds
-constexpr i32 SLOTS = 13;  // groups of lanes that a thread has room for in shared memory, used in turn
-constexpr i32 AHEAD = SLOTS - CHUNKS;  // how many of them belong to later rows
-constexpr i32 SLOT = THREADS * LANES;  // elements from one slot to the next
+constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 8;  // vectors per thread
+constexpr i32 SLOTS = 13;  // pipeline stages: vectors per thread in shared memory
+constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
+constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 
-// Leaves a warp's part of what the threads of a row combine; row_amax_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch)
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;
@@ -88,7 +88,7 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
     return value;
 }
 
-// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;
@@ -112,13 +112,13 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
     const Index column_count = 32000;
     const i32 thread = thread_id();
     // This block's share of the rows.
-    constexpr i32 PARTS = 264;  // at most: there are no blocks without rows
+    constexpr i32 PARTS = 264;  // at most: every block has rows
     const Index part = block_id();
-    i32 turn = 0;  // rows alternate between two slots of scratch, so that one barrier a phase is enough
+    i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto value_4_staged = shared_array<bf16>(512);
-    i32 base = 0;  // the slot of the row's first group
+    i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return base + c < SLOTS ? base + c : base + c - SLOTS; };
-    // Starts the copy of group c of a row; one that does not exist still counts as a group of copies.
+    // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count && column < column_count) {
@@ -176,7 +176,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
             bf16 value_4_raw[LANES];
             shared_load_vec(value_4_raw, value_4_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(value_4_raw, value_4);
-            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the slot is free again
+            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
             float total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {

@@ -44,7 +44,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// What the math reads besides what it is called with.
+// Operands that the math loads.
 struct Operands {
     const bf16* bias_ptr;
     const float* scale_ptr;
@@ -116,42 +116,42 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
         : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
 }
 
-// Tiles of C are TILE_M x TILE_N; one stage of the ring holds TILE_K of the depth, a full 128-byte line of the swizzle.
-constexpr i32 CONSUMERS = 2;  // warpgroups that multiply, 64 rows of the tile each
+// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
+constexpr i32 CONSUMERS = 2;  // consumer warpgroups, 64 rows of the tile each
 constexpr i32 TILE_M = 64 * CONSUMERS;
 constexpr i32 TILE_N = 256;
 constexpr i32 TILE_K = 64;
-constexpr i32 PRODUCTS = 1;  // matrices B that meet the same A
+constexpr i32 PRODUCTS = 1;  // matrices B that are multiplied by the same A
 constexpr i32 STAGES = 4;
-constexpr i32 GROUP = 8;  // rows of tiles that are walked together, so that L2 keeps what they share
+constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 
 constexpr i32 WARPGROUP = 128;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 BLOCKS_PER_SM = 1;
-constexpr i32 RESULTS = TILE_N / 2;  // of a thread
+constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: a warpgroup's rows of A, or one box of an operand that is not K-major.
+// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not K-major.
 constexpr i32 SLAB = 64;
 constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
 constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
 
 constexpr i32 COLUMNS = 16384;
-constexpr i32 WIDTH = 64;  // tiles side by side
+constexpr i32 WIDTH = 64;  // tiles per row of tiles
 
 using Index = i32;
-constexpr i32 OCTET = 8;  // columns that the four lanes of a row hold side by side
+constexpr i32 OCTET = 8;  // columns of an n8 fragment, held by the four lanes of a row
 
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
     bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
-    u64 full[STAGES];   // the copy engine has delivered a stage
-    u64 empty[STAGES];  // every warp that multiplies is done with a stage
+    u64 full[STAGES];   // mbarriers: TMA has filled a stage
+    u64 empty[STAGES];  // mbarriers: all consumer warps have released a stage
 };
 static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
 
-// Position in the ring of stages; the parity tells one turn from the next.
+// Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
     i32 stage = 0;
     u32 parity = 0;
@@ -169,14 +169,14 @@ struct Tile {
     i32 row, col;
 };
 
-// Row and column, within a warpgroup's part of the tile, of the first value that a thread holds.
+// Row and column of a thread's first value within the tile of a warpgroup.
 struct Place {
     i32 row, col;
 };
 
-// The tiles of this block: every `stride`-th, in an order that goes down GROUP rows before it goes right.
+// The tiles of this block: every `stride`-th. The order is swizzled for L2: GROUP tiles down, then one to the right.
 struct Schedule {
-    i32 height;  // of C in tiles
+    i32 height;  // rows of tiles in C
     i32 index, stride;
 
     __device__ __forceinline__ Schedule(i64 rows)
@@ -195,18 +195,18 @@ struct Schedule {
     }
 };
 
-// Fetches one stage of A.
+// Loads one stage of A.
 __device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
     tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
 }
 
-// Fetches one stage of the B of one product.
+// Loads one stage of B of one product.
 __device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
     bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
     tma_load_2d(tile, map, &shared.full[stage], k, col);
 }
 
-// One thread keeps the ring full, across the borders of tiles: the next tile's loads run during this one's epilogue.
+// The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map,
                                         SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
@@ -220,15 +220,15 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
     }
 }
 
-// Tells the producer that this warp no longer reads a stage.
+// Releases a stage to the producer, for this warp.
 __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
     if (lane_id() == 0) mbarrier_arrive(&shared.empty[stage]);
 }
 
-// Issues the products of one stage.
+// Issues the wgmma of one stage.
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared, i32 stage,
                                                i32 consumer, bool first) {
-    constexpr i32 DEPTH = 16;  // of one instruction
+    constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
     constexpr u32 A_STEP = DEPTH * sizeof(bf16);
     constexpr u32 B_STEP = DEPTH * sizeof(bf16);
@@ -243,8 +243,7 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS
     wgmma_commit();
 }
 
-// Multiplies one tile. A stage is released only when the products of the next one are queued behind it, so that the tensor
-// cores never run dry.
+// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
@@ -262,9 +261,9 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// What a thread holds of a warpgroup's 64 rows, finished; what lies outside of C is left out.
+// Applies the epilogue to a thread's values of a warpgroup's 64 rows, except outside of C.
 // A pair of 8-bit results shares a register.
-// A tile that is INSIDE has no tests and hence no branches, so that the loads of many operands are in flight together.
+// INSIDE: a full tile has no bounds checks and no branches, so that many loads of operands are in flight.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
@@ -280,8 +279,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
     }
 }
 
-// Stores a warpgroup's 64 rows of a result of 8 bits. Lanes of a quad hold alternating pairs of columns; exchanged, each
-// stores eight that are contiguous.
+// Stores a warpgroup's 64 rows of a result of 8 bits. Lanes of a quad hold alternating pairs of columns; after a
+// transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y(f8e4m3* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
     constexpr i32 QUAD = 4;
@@ -320,7 +319,7 @@ __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS],
     scatter_y(out_ptr, y, operands, tile, place, rows);
 }
 
-// Multiplies and stores this block's tiles.
+// Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_ptr, SharedMemory& shared,
                                         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};

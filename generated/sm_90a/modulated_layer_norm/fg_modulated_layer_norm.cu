@@ -55,14 +55,14 @@ __device__ __forceinline__ float modulated_layer_norm_2(float x, float mean, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 192;  // that share a row
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 192;  // per row
 constexpr i32 WARPS = 6;
-constexpr i32 MEETING = 8;  // lanes that take a warp's part each: a power of two
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 3;  // groups of lanes that a thread holds
+constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 3;  // vectors per thread
 
-// Leaves a warp's part of what the threads of a row combine; row_sum_f32_meet takes all parts, behind a barrier.
+// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
-// Combines the parts of all warps; every thread receives the result.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     const i32 warp = lane_id() % MEETING;

@@ -31,8 +31,8 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_paged_attention_0(const i64* lengths_ptr, const i64* page_table_ptr, i64* value_11_ptr) {
-    constexpr i32 LANES = 2;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 2;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 8192;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 

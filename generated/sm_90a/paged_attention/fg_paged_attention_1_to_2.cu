@@ -41,8 +41,8 @@ __device__ __forceinline__ float paged_attention_1(float k_cache) {
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_cache_ptr, const i64* value_11_ptr, bf16* value_14_ptr, i64 k_cache_dim0) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 134217728;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
@@ -88,8 +88,8 @@ __device__ __forceinline__ float paged_attention_2(i64 lengths, float v_cache, i
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const i64* lengths_ptr, const bf16* v_cache_ptr, const i64* value_11_ptr, bf16* value_30_ptr, i64 k_cache_dim0) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 134217728;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 

@@ -43,7 +43,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// What the math reads besides what it is called with.
+// Operands that the math loads.
 struct Operands {
     const i64* lengths_ptr;
 };
@@ -112,23 +112,23 @@ __device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i
 // ---------------------------------------------------------------------------------------------------------------------
 constexpr i32 HEAD_DIM = 128;  // of queries and keys
 constexpr i32 VALUE_DIM = 128;
-constexpr i32 CONSUMERS = 2;  // warpgroups that compute
+constexpr i32 CONSUMERS = 2;  // consumer warpgroups
 constexpr i32 ROWS = 64;  // query rows of a consumer
 constexpr i32 TILE_Q = CONSUMERS * ROWS;
 constexpr i32 TILE_K = 128;
-constexpr i32 STAGES = 2;  // of keys, and as many of values
+constexpr i32 STAGES = 2;  // of keys, and the same number of values
 constexpr i32 Q_STAGES = 2;
-constexpr i32 SHARING = 4;  // heads of queries that read one head of keys and values
+constexpr i32 SHARING = 4;  // query heads of a GQA group
 
 constexpr i32 WARPGROUP = 128;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 K_STEP = 16;  // depth of one wgmma
-constexpr i32 LINE = 64;  // elements in the 128 bytes that the swizzle works on
+constexpr i32 LINE = 64;  // elements of a 128-byte line of the swizzle
 constexpr i32 LINE_BYTES = 128;
-constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // the copy engine fills the last one up with zeros
+constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // TMA pads the last one with zeros
 constexpr i32 VALUE_LINES = (VALUE_DIM + LINE - 1) / LINE;
 static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && TILE_K % K_STEP == 0, "whole vectors of 16 bytes, whole steps");
-constexpr i32 SCORES = ROWS * TILE_K / WARPGROUP;  // accumulators of a thread: products of one key tile
+constexpr i32 SCORES = ROWS * TILE_K / WARPGROUP;  // accumulators of a thread: scores of a key tile
 constexpr i32 CHANNELS = ROWS * VALUE_DIM / WARPGROUP;  // accumulators of a thread: output
 
 // d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
@@ -183,7 +183,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSE_B));
 }
 
-// Shared memory of a block. Tiles are columns of 128-byte lines, as the copy engine writes them.
+// Shared memory of a block. Tiles are columns of 128-byte lines, the layout of TMA.
 struct alignas(1024) SharedMemory {
     bf16 q[Q_STAGES][LINES][TILE_Q][LINE];
     bf16 k[STAGES][LINES][TILE_K][LINE];
@@ -194,7 +194,7 @@ struct alignas(1024) SharedMemory {
 };
 static_assert(sizeof(SharedMemory) == 197632, "the launch reserves what the kernel uses");
 
-// Position in a ring of stages. The phase flips at each lap: consumers wait for `phase`, the producer for its opposite.
+// Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its opposite.
 template <i32 COUNT>
 struct Cursor {
     i32 stage = 0;
@@ -208,7 +208,7 @@ struct Cursor {
     }
 };
 
-// One tile of queries. Neighbouring blocks work on the same head, whose keys and values they share in the L2 cache.
+// A query tile. Neighboring blocks work on the same head and share its keys and values in L2.
 struct Work {
     i32 batch, head, query;
 
@@ -216,13 +216,13 @@ struct Work {
         : batch(index / query_tiles / heads), head(index / query_tiles % heads), query(index % query_tiles * TILE_Q) {}
 };
 
-// What a thread knows of its two rows. `mass` covers this thread's columns only, until the rows are finished.
+// Statistics of a thread's two rows. `mass`, the row sum, covers this thread's columns only until the rows are finished.
 struct Rows {
     float peak[2] = {peak_identity(), peak_identity()};
     float mass[2] = {0.0f, 0.0f};
 };
 
-// Accumulator register pair p of a thread: which of its two rows, and how far its two columns are from the first.
+// Accumulator pair p of a thread: which of its two rows, and the offset of its two columns.
 __device__ __forceinline__ constexpr i32 pair_row(i32 p) { return p % 2; }
 __device__ __forceinline__ constexpr i32 pair_column(i32 p) { return p / 2 * 8; }
 
@@ -251,7 +251,7 @@ __device__ __forceinline__ void load_tile(bf16 (&tile)[LINES_OF_TILE][ROWS_OF_TI
     }
 }
 
-// Tiles in the order in which consumers want them; keys run from the last tile, the only ragged one, to the first.
+// Loads tiles in the order of the consumers. Keys run from the last tile, the only partial one, to the first.
 __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q_map, const TensorMap& k_map,
                                         const TensorMap& v_map, i32 works, i32 heads, i32 query_tiles, i32 key_tiles) {
     Cursor<Q_STAGES> q;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
     }
 }
 
-// Starts s = q . k^T for the warpgroup's rows.
+// Issues s = q . k^T for the rows of the warpgroup.
 __device__ __forceinline__ void start_scores(float (&s)[SCORES], u64 q, u64 k) {
     wgmma_fence();
 #pragma unroll
@@ -295,7 +295,7 @@ __device__ __forceinline__ void start_scores(float (&s)[SCORES], u64 q, u64 k) {
     wgmma_commit();
 }
 
-// Starts acc += weights . v. The weights are the operand in registers, v lies with its channels contiguous.
+// Issues acc += weights . v, with the weights in registers and v MN-major.
 __device__ __forceinline__ void start_values(float (&acc)[CHANNELS], const u32 (&weights)[SCORES / 2], u64 v) {
     wgmma_fence();
 #pragma unroll
@@ -317,8 +317,8 @@ __device__ __forceinline__ float quad_combine_mass(float mass) {
     return mass_combine(mass, shuffle_xor(mass, 2));
 }
 
-// Products of one key tile to weights, in place. `carried` is what the accumulators so far have to be multiplied with.
-// RAGGED: the tile may reach past the last key; such columns see the identity and weigh nothing.
+// Turns q . k^T of a key tile into weights, in place. `carried` is the rescale factor of the accumulators.
+// RAGGED: the tile may be partial; columns past the last key have weight 0.
 template <bool RAGGED>
 __device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&carried)[2], const Operands& operands,
                                       const Work& work, i32 first_query, i32 first_key, i32 queries, i32 keys) {
@@ -330,7 +330,7 @@ __device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&ca
     for (i32 p = 0; p < SCORES / 2; ++p) {
         const i32 row = pair_row(p);
         const i32 column = pair_column(p);
-        // A pair that lies wholly past the end is scored at the last one: the score may read its operands there.
+        // A pair past the end is scored at the last pair of keys, where the score may read its operands.
         const i32 key = RAGGED && column >= left ? (keys - 1) & ~1 : first_key + column;
         const float product[2] = {s[2 * p], s[2 * p + 1]};
         float scored[2];
@@ -360,7 +360,7 @@ __device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&ca
     }
 }
 
-// An accumulator's pairs are already in the order in which wgmma wants its operand in registers.
+// The layout of an accumulator equals that of the A operand of wgmma in registers.
 __device__ __forceinline__ void pack_weights(u32 (&weights)[SCORES / 2], const float (&s)[SCORES]) {
 #pragma unroll
     for (i32 p = 0; p < SCORES / 2; ++p) weights[p] = cvt_bf16x2(s[2 * p], s[2 * p + 1]);
@@ -374,14 +374,14 @@ __device__ __forceinline__ void apply_carry(float (&acc)[CHANNELS], const float 
     }
 }
 
-// Hands a stage back to the producer, for this warp, and moves on to the next.
+// Releases a stage to the producer, for this warp, and advances to the next.
 template <i32 COUNT>
 __device__ __forceinline__ void release(u64 (&empty)[COUNT], Cursor<COUNT>& cursor) {
     if (lane_id() == 0) mbarrier_arrive(&empty[cursor.stage]);
     cursor.advance();
 }
 
-// Lanes of a quad hold alternating pairs of a row's channels; exchanged, each stores eight that are contiguous.
+// Lanes of a quad hold alternating pairs of channels; after a transpose, each lane stores eight contiguous channels.
 __device__ __forceinline__ void store_rows(bf16* out, const float (&acc)[CHANNELS], const Rows& rows,
                                            const Operands& operands, const Work& work, i32 first_query, i32 queries) {
     const i32 quad_lane = lane_id() % 4;
@@ -428,14 +428,14 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
     for (i32 index = block_id(); index < works; index += block_count()) {
         const Work work(index, heads, query_tiles);
         const i32 first_query = work.query + own_row;
-        // The same for every work, yet what depends on it is not worth keeping in registers from one to the next.
+        // Opaque, so that values derived from it are not kept in registers across query tiles.
         const i32 last_key = opaque((key_tiles - 1) * TILE_K + own_key);
 
         Rows rows;
         float s[SCORES];
         u32 weights[SCORES / 2];
         float acc[CHANNELS] = {};
-        float carried[2];  // of no use yet after the first tile: acc is zero
+        float carried[2];  // unused after the first tile, where acc is zero
 
         mbarrier_wait(&shared.q_full[q.stage], q.phase);
         wait_for_keys();
@@ -457,7 +457,7 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
             wgmma_wait<1>(s);
             release(shared.k_empty, k);
             weigh<false>(s, rows, carried, operands, work, first_query, tile * TILE_K + own_key, queries, keys);
-            // Waiting for the next keys already here, a branch, keeps ptxas from moving the wait for acc above weigh.
+            // Waiting for the next keys here is a branch, which keeps ptxas from moving the wait for acc above weigh.
             if (tile > 0) wait_for_keys();
             wgmma_wait<0>(acc);
             release(shared.v_empty, v);
@@ -491,7 +491,7 @@ fg_paged_attention_3(
     if (thread_id() == 0) barriers_init(shared);
     block_sync();
 
-    // The last warpgroup produces; a single thread does all of it.
+    // One thread of the last warpgroup is the producer.
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();

@@ -1,4 +1,4 @@
-// One element from global memory. Never the read-only path: outputs may alias inputs.
+// Loads one element from global memory, not through the read-only path: outputs may alias inputs.
 __device__ __forceinline__ bool load(const bool* base, i64 i) {
   u16 bits;
   asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(base + i));

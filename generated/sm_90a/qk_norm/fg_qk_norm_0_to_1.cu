@@ -50,11 +50,11 @@ __device__ __forceinline__ float qk_norm_0_1(float q, float rstd, float q_weight
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 4;  // that share a row
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 ROWS = 64;  // under way in a block
-constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 4;  // per row
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 ROWS = 64;  // per block at a time
+constexpr i32 CHUNKS = 4;  // vectors per thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
     const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const i32 thread = thread_id() % THREADS;
-    const i32 group = thread_id() / THREADS;  // which of the block's rows
-    // Threads without a row go along with the last one, and have no columns.
+    const i32 group = thread_id() / THREADS;  // row within the block
+    // Threads without a row use the last row, with no columns.
     const Index own = static_cast<Index>(block) * ROWS + group;
     const bool exists = own < row_count;
     const Index row = exists ? own : row_count - 1;
@@ -157,11 +157,11 @@ __device__ __forceinline__ float qk_norm_1_1(float k_, float rstd, float k_weigh
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 8;  // that share a row
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 ROWS = 32;  // under way in a block
-constexpr i32 CHUNKS = 2;  // groups of lanes that a thread holds
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 8;  // per row
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 ROWS = 32;  // per block at a time
+constexpr i32 CHUNKS = 2;  // vectors per thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
@@ -173,8 +173,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
     const Index row_count = k_dim1 * q_dim0 * q_dim2;
     const i32 thread = thread_id() % THREADS;
-    const i32 group = thread_id() / THREADS;  // which of the block's rows
-    // Threads without a row go along with the last one, and have no columns.
+    const i32 group = thread_id() / THREADS;  // row within the block
+    // Threads without a row use the last row, with no columns.
     const Index own = static_cast<Index>(block) * ROWS + group;
     const bool exists = own < row_count;
     const Index row = exists ? own : row_count - 1;

@@ -34,8 +34,8 @@ __device__ __forceinline__ void rotary_0(float q, float cos_, float q_2, float s
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 64;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
@@ -109,8 +109,8 @@ __device__ __forceinline__ void rotary_1(float k_, float cos_, float k__2, float
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_1_ptr, i64 k_dim1, i64 q_dim0, i64 q_dim2) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = k_dim1 * q_dim0 * q_dim2 * 64;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 

@@ -97,21 +97,21 @@ __device__ __forceinline__ float sample_row_2(float largest, float chosen, float
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 1024;  // that share a row
-constexpr i32 CLUSTER = 4;  // blocks that they belong to
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 1024;  // per row
+constexpr i32 CLUSTER = 4;  // blocks per row
 constexpr i32 BLOCK = THREADS / CLUSTER;
 constexpr i32 WARPS = 32;
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 CHUNKS = 4;  // vectors per thread
 
-// Index of this warp among those of the row.
+// Index of this warp within the row.
 __device__ __forceinline__ i32 warp_of_row() {
     return cluster_rank() * (WARPS / CLUSTER) + warp_id();
 }
 
 // Combines one value of every thread of a row; all of them receive the result.
-// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
 template <typename Scratch>
 __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64* arrived) {
 #pragma unroll
@@ -127,7 +127,7 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
 }
 
 // Combines one value of every thread of a row; all of them receive the result.
-// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch, u64* arrived) {
 #pragma unroll
@@ -142,8 +142,8 @@ __device__ __forceinline__ float row_sum_f32(float value, Scratch scratch, u64* 
     return value;
 }
 
-// Combines one state of every thread of a row; all of them receive that of lane 0, since two lanes may round in another order.
-// Each warp sends its part to all blocks of the cluster, and waits until `arrived` has counted those of all warps.
+// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different orders.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
 template <typename Scratch0, typename Scratch1>
 __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch, Scratch1 indices_scratch, u64* arrived) {
 #pragma unroll
@@ -166,8 +166,8 @@ __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(256, 4)
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr, i64 logits_dim0) {
     const Index column_count = 32000;
-    const i32 thread = cluster_rank() * BLOCK + thread_id();  // among those of the row
-    u64* const arrived = &*shared_array<u64>(1280);  // a barrier for each reduction, of the bytes that warps send
+    const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
+    u64* const arrived = &*shared_array<u64>(1280);  // an mbarrier per reduction, for the bytes that warps send
     if (thread_id() == 0) {
         mbarrier_init(arrived + 0, 1);
         mbarrier_init(arrived + 1, 1);
@@ -214,7 +214,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], logits[v]);
         }
 #pragma unroll
-        for (i32 half = LANES / 2; half > 0; half /= 2) {  // the lanes among themselves first
+        for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
             for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v], place_values_part[v + half], place_indices_part[v + half], place_values_part[v], place_indices_part[v]);
         }
@@ -226,7 +226,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    cluster_wait();  // the other blocks have begun, and their barriers are there
+    cluster_wait();  // the other blocks have started and initialized their mbarriers
     row_max_f32(place_values, place_indices, shared_array<float>(0), shared_array<i64>(256), arrived + 0);
     largest = row_amax_f32(largest, shared_array<float>(512), arrived + 1);
 

@@ -57,11 +57,11 @@ __device__ __forceinline__ float scale_mask_softmax_2(float exp_value, float tot
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 32;  // that share a row
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 ROWS = 8;  // under way in a block
-constexpr i32 CHUNKS = 4;  // groups of lanes that a thread holds
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 32;  // per row
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 ROWS = 8;  // per block at a time
+constexpr i32 CHUNKS = 4;  // vectors per thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_amax_f32(float value) {
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_ptr, i64 scores_dim0, i64 scores_dim1, double scale) {
     const Index row_count = scores_dim0 * scores_dim1 * 1024;
     const i32 thread = thread_id() % THREADS;
-    const i32 group = thread_id() / THREADS;  // which of the block's rows
+    const i32 group = thread_id() / THREADS;  // row within the block
     const Index row = static_cast<Index>(block_id()) * ROWS + group;
     if (row >= row_count) return;
     const Index i0 = row / static_cast<Index>(scores_dim1 * 1024);

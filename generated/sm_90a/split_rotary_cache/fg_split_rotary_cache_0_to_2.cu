@@ -41,8 +41,8 @@ __device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, floa
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 8388608;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
@@ -120,8 +120,8 @@ __device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, floa
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 2097152;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 
@@ -199,8 +199,8 @@ __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
 using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const i64* slots_ptr, bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
-    constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
+    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 UNROLL = 1;   // vectors per thread in flight
     const Index element_count = 4194304;
     const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
 

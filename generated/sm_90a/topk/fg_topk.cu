@@ -108,11 +108,11 @@ __device__ __forceinline__ void topk_row_8(i64 smallest_8, i64& row_value_15, fl
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 LANES = 8;  // neighbours that one access moves
-constexpr i32 THREADS = 4;  // that share a row
-constexpr i32 SUMS = 4;  // that a thread has under way of what it reduces: an addition need not wait for the one before
-constexpr i32 ROWS = 64;  // under way in a block
-constexpr i32 CHUNKS = 2;  // groups of lanes that a thread holds
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 4;  // per row
+constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 ROWS = 64;  // per block at a time
+constexpr i32 CHUNKS = 2;  // vectors per thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ i64 row_amin_i64(i64 value) {
@@ -125,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) {
     const Index row_count = input_dim0;
     const i32 thread = thread_id() % THREADS;
-    const i32 group = thread_id() / THREADS;  // which of the block's rows
-    // Threads without a row go along with the last one, and have no columns.
+    const i32 group = thread_id() / THREADS;  // row within the block
+    // Threads without a row use the last row, with no columns.
     const Index own = static_cast<Index>(block_id()) * ROWS + group;
     const bool exists = own < row_count;
     const Index row = exists ? own : row_count - 1;
