@@ -212,14 +212,16 @@ def _check_autocast(signature: Signature, values: Sequence[Any]) -> None:
     current, built = autocast_dtype(kind), None if signature.autocast is None else signature.autocast.torch
     if current is not built:
         states = ("off" if dtype is None else f"on with {dtype}" for dtype in (current, built))
-        raise Mismatch("torch.autocast is {}, and was {} when it was built".format(*states))
+        raise Mismatch("torch.autocast is {}, built for {}".format(*states))
 
 
 def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
     names_by_id: dict[int, str] = {}
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Tensor) and names_by_id.setdefault(id(value), name) != name:
-            what = f"{names_by_id[id(value)]!r} and {name!r} are one tensor, built for two: the function compares identities"
+            what = (
+                f"{names_by_id[id(value)]!r} and {name!r} are one tensor, built for two tensors: the function compares identities"
+            )
             raise Mismatch(what)
 
 

@@ -89,7 +89,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume continues the record of --out", hint="fusegen bench --out FILE.json --resume")
     if options.show is not None and (option := _timing_option(options)):
-        raise ArgumentError(f"--show times nothing, and {option} selects what to time", hint="leave one of them out")
+        raise ArgumentError(f"--show times nothing, but {option} selects what to time", hint="leave one of them out")
     for option, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
             raise ArgumentError(f"--report would overwrite the record of {option}", hint="choose another file with --report")
@@ -237,5 +237,5 @@ def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen
         missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
         return ChosenProviders(tuple(provider for provider in chosen.providers if provider.name in OWN_PROVIDERS), missing)
     if unfit := [provider.name for provider in chosen.providers if provider.name not in OWN_PROVIDERS]:
-        raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", hint=f"--providers {','.join(OWN_PROVIDERS)}")
+        raise ArgumentError(f"{unfit[0]} cannot run your own kernel", hint=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen

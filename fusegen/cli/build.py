@@ -101,7 +101,7 @@ def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
     kernels = list(load_all(options.kernel, options).values())
     names = [kernel.name for kernel in kernels]
     if duplicates := [name for name in names if names.count(name) > 1]:
-        raise ArgumentError(f"two kernels are called {duplicates[0]}", hint="build them into two folders")
+        raise ArgumentError(f"two kernels have the name {duplicates[0]}", hint="build them into two folders")
     return kernels
 
 

@@ -123,4 +123,4 @@ def test_two_kernels_of_one_name(tmp_path: Path, user_file: Path, capsys: pytest
     other = user_file.with_name("other.py")
     other.write_text(USER)
     assert main(["build", f"{user_file}:gated", f"{other}:gated", "--out", str(tmp_path / "out")]) == 2
-    assert "two kernels are called gated" in capsys.readouterr().err
+    assert "two kernels have the name gated" in capsys.readouterr().err
