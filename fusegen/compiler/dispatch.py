@@ -157,7 +157,7 @@ class Dispatcher(CallBinder):
                 check_plain(self.name, name, value)
         if is_transformed() and not self._warned:
             self._warned = True
-            what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
+            what = f"{self.name} runs unfused under a transform of torch.func or forward-mode differentiation"
             warnings.warn(what, stacklevel=4)
         if self._recorded_call is not None and is_recorded_as_operators():
             return self._recorded_call(self, args, kwargs)
@@ -190,7 +190,7 @@ class Dispatcher(CallBinder):
             layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
         except RecursionError:
             what = f"{self.name}: a list, tuple or dict among the arguments contains itself, or is nested too deeply"
-            raise ArgumentError(what, hint="give containers of tensors, numbers and shallow containers") from None
+            raise ArgumentError(what, hint="pass shallow containers of tensors and numbers") from None
         if all(layout is None for _, layout in layouts):
             return None
         with self._lock:
@@ -353,7 +353,7 @@ class FlatDispatcher(Dispatcher):
         parameters = self._kernel.parameters
         layouts, leaves = spread(parameters.given, parameters.bind(args, kwargs), parameters.variadic)
         if layouts != self._layouts:
-            what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than at first"
+            what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than in the first call"
             raise ArgumentError(what, hint="call fg.vjp again for the new arguments")
         return leaves
 

@@ -376,7 +376,7 @@ def encode(spec: TensorMapSpec, tensor: Tensor, sizes: Mapping[str, int]) -> Emu
         and all(size > 0 for size in shape)
     )
     if not legal:
-        raise EmulationError(f"no tensor map: shape {shape}, strides of {strides} bytes, box {list(box)}, at {base:#x}")
+        raise EmulationError(f"invalid tensor map: shape {shape}, strides of {strides} bytes, box {list(box)}, at {base:#x}")
     padding = [0] * (_RANKS - len(shape))
     arrays = ((ctypes.c_int64 * _RANKS)(*values, *padding) for values in (shape, strides, box))
     return EmulatedMap(base, itemsize, len(shape), *arrays, 0)

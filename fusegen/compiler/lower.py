@@ -83,7 +83,9 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
     """
     for step in steps:
         if isinstance(step, Launch) and target.shared_bytes and step.shared_bytes > target.shared_bytes:
-            what = f"{step.kernel.name} takes {step.shared_bytes} bytes of shared memory, {target.name} has {target.shared_bytes}"
+            what = (
+                f"{step.kernel.name} needs {step.shared_bytes} bytes of shared memory, but {target.name} has {target.shared_bytes}"
+            )
             raise VerificationError(what, hint="please report the declaration and its shapes")
 
 

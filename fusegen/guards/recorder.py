@@ -169,7 +169,9 @@ class StateRecorder:
     def side_effect(self, effect: str, where: str | None) -> None:
         """Rejects an irreversible side effect, if changes are rejected. The text completes "it ..."."""
         if self._changes is not None:
-            raise ChangeError(f"it {effect}, which a kernel's later calls would not do again", where=where, hint="do that outside")
+            raise ChangeError(
+                f"it {effect}; later calls of the kernel would not repeat that", where=where, hint="do that outside of the kernel"
+            )
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Records torch's global module hooks. A module's own hooks are recorded as its attributes."""

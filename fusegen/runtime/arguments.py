@@ -165,7 +165,7 @@ def check_surroundings(kernel: str) -> None:
     if recorder is None and torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         recorder = "torch.jit.trace"
     if recorder is not None:
-        raise ArgumentError(f"{kernel} is called under {recorder}, which does not see what a kernel does", hint=_OUTSIDE)
+        raise ArgumentError(f"{kernel} is called under {recorder}, which cannot record kernels", hint=_OUTSIDE)
 
 
 def check_plain(kernel: str, name: str, value: object) -> None:
@@ -173,7 +173,7 @@ def check_plain(kernel: str, name: str, value: object) -> None:
     if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", hint="pass a float")
     if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
-        what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
+        what = f"{kernel}: {name!r} is a {type(value).__name__} of tensors"
         raise ArgumentError(what, hint="pass tensors one by one: built kernels and commands name each parameter")
     try:
         hash(value)
@@ -225,7 +225,7 @@ def _unsupported_storage(tensor: Tensor) -> tuple[str, str] | None:
     if torch._is_functional_tensor(tensor):
         return "is a tensor of torch's functionalization", _OUTSIDE
     if tensor._is_zerotensor():
-        return "is a tensor of zeros without memory", "pass {name}.clone()"
+        return "is a zero tensor without memory", "pass {name}.clone()"
     if tensor.is_neg():
         return "has the negative bit, as .conj().imag gives it", "pass {name}.resolve_neg()"
     return None
@@ -290,7 +290,7 @@ def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
 def refuse_gradients(kernel: str, names: Collection[str]) -> None:
     """Raises `GradientError` if inputs of a call that writes in place require a gradient."""
     if names:
-        what = f"{kernel} writes in place, which records no gradient, and {', '.join(sorted(names))} requires one"
+        what = f"{kernel} writes in place, which records no gradient, but {', '.join(sorted(names))} requires one"
         raise GradientError(what, hint="return new values, and write them outside of the kernel; or call it under torch.no_grad()")
 
 
@@ -303,7 +303,7 @@ def check_no_aliasing(names: Sequence[str], tensors: Sequence[Tensor], written: 
     """
     for position in written:
         if tensors[position].is_inference() and not torch.is_inference_mode_enabled():
-            what = f"{names[position]!r} is written to, and is a tensor of inference mode"
+            what = f"{names[position]!r} is written to, but is a tensor of inference mode"
             raise ArgumentError(what, hint="call the kernel in inference mode, or pass a clone")
         for index, tensor in enumerate(tensors):
             if index != position and overlap(tensors[position], tensor):

@@ -112,13 +112,15 @@ def fill_out(name: str, out: Any, result: Any) -> Tensor:
         ArgumentError: one of them is not a tensor, or they differ in shape or dtype.
     """
     if not isinstance(out, Tensor):
-        raise ArgumentError(f"{name}: out is a {type(out).__name__}", hint="pass a tensor of the result's shape and dtype")
+        raise ArgumentError(
+            f"{name}: out is a {type(out).__name__}, not a tensor", hint="pass a tensor of the result's shape and dtype"
+        )
     if not isinstance(result, Tensor):
-        what = f"{name}: out= of a function that does not return one tensor"
+        what = f"{name}: out= needs a function that returns one tensor"
         raise ArgumentError(what, hint="declare parameters for the results, and write to them: mutates=(...)")
     if result.dtype is not out.dtype or tuple(result.shape) != tuple(out.shape):
         kinds = [f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in (out, result)]
-        what = f"{name}: out is {kinds[0]}, the result {kinds[1]}"
+        what = f"{name}: out is {kinds[0]}, but the result is {kinds[1]}"
         raise ArgumentError(what, hint="pass a tensor of the result's shape and dtype")
     return out.copy_(result)
 

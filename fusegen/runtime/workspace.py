@@ -39,7 +39,7 @@ class Workspace:
 
     def __init__(self, size: int, device: torch.device | str = "cuda") -> None:
         if type(size) is not int or size <= 0:
-            raise ArgumentError(f"fg.Workspace: its size is {size!r}", hint="give the number of bytes")
+            raise ArgumentError(f"fg.Workspace: its size is {size!r}", hint="give a number of bytes, e.g. fg.Workspace(1 << 20)")
         with torch.inference_mode(mode=False):
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
@@ -72,10 +72,10 @@ class Workspace:
     def check(self, name: str, needed: int, device: torch.device) -> None:
         """Raises `ArgumentError` if a call of a kernel needs more bytes, or runs on another device."""
         if needed > self.size:
-            what = f"{name} needs a workspace of {needed} bytes ({human_bytes(needed)}), and this one has {self.size}"
+            what = f"{name} needs a workspace of {needed} bytes ({human_bytes(needed)}), but this one has {self.size}"
             raise ArgumentError(what, hint=f"make it larger: fg.Workspace({needed})")
         if self.memory.device != device:
-            what = f"{name} runs on {device}, and its workspace is on {self.memory.device}"
+            what = f"{name} runs on {device}, but its workspace is on {self.memory.device}"
             raise ArgumentError(what, hint=f"create a workspace on this device: fg.Workspace({needed}, device={str(device)!r})")
 
     def run(self, run: RunCall, tensors: Any, scalars: Any) -> Any:

@@ -307,7 +307,7 @@ def test_an_attribute_that_a_metaclass_makes_is_refused() -> None:
 
 def test_an_iterator_is_refused() -> None:
     values = iter([1.0, 2.0])
-    with pytest.raises(TraceError, match="'values', which is an iterator"):
+    with pytest.raises(TraceError, match="'values', an iterator"):
         fg.kernel(lambda x: x * next(values))(X)
 
 

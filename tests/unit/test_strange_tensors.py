@@ -96,7 +96,7 @@ STRANGE: dict[str, tuple[Callable[[], Tensor], str]] = {
     "negative": (lambda: randn(COUNT, dtype=torch.complex64).conj().imag, r"negative bit.*\n.*x\.resolve_neg\(\)"),
     "negative-aligned": (lambda: torch._neg_view(randn(COUNT)), "negative bit"),
     "negative-double": (lambda: randn(COUNT, dtype=torch.complex128).conj().imag.unsqueeze(-1), "negative bit"),
-    "zeros": (lambda: torch._efficientzerotensor(COUNT), r"zeros without memory.*\n.*x\.clone\(\)"),
+    "zeros": (lambda: torch._efficientzerotensor(COUNT), r"zero tensor without memory.*\n.*x\.clone\(\)"),
     "freed": (lambda: freed(0), "storage of 0 bytes"),
     "wrapper": (lambda: Wrapper(randn(COUNT)), "is a Wrapper, whose class"),
     "dispatching": (lambda: Dispatching(randn(COUNT)), "is a Dispatching, whose class"),
@@ -254,7 +254,7 @@ def test_meta_tensors_give_shapes() -> None:
 
 def test_a_transform_says_once_that_nothing_is_fused() -> None:
     kernel, x = fg.kernel(doubled), randn(3, COUNT)
-    with pytest.warns(UserWarning, match="doubled runs as torch runs its function"):
+    with pytest.warns(UserWarning, match="doubled runs unfused"):
         torch.vmap(kernel)(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
