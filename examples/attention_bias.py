@@ -1,4 +1,4 @@
-"""Attention with a bias of one's own on the scores, written as torch writes it: nothing here says how to stream it.
+"""Attention with a custom bias on the scores, written in plain torch; fusegen derives the streaming kernel.
 
 python examples/attention_bias.py
 """
@@ -11,7 +11,7 @@ import fusegen as fg
 
 @fg.kernel
 def soft_window_attention(q: Tensor, k: Tensor, v: Tensor, width: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d − (distance/width)²)·v: each head looks around the query, as far as its width.
+    """softmax(q·kᵀ/√d − (distance/width)²)·v: the bias limits each head to keys within about its width of the query.
 
     q, k, v: (batch, heads, positions, d); width: (heads).
     """
@@ -23,7 +23,7 @@ def soft_window_attention(q: Tensor, k: Tensor, v: Tensor, width: Tensor) -> Ten
 
 
 def main() -> None:
-    """Runs the kernel, compares it with torch in float32, and says what ran."""
+    """Runs the kernel, compares it with torch in float32, and prints its launches."""
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     q, k, v = (torch.randn(2, 4, 256, 64, device=device, dtype=dtype) for _ in range(3))
     width = torch.tensor([4.0, 16.0, 64.0, 256.0], device=device)

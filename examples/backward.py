@@ -1,4 +1,4 @@
-"""A norm with its gradients: the backward pass of a kernel, derived from its graph, as torch's autograd calls it.
+"""A norm and its gradients: fusegen derives the backward pass from the kernel's graph, and autograd calls it.
 
 python examples/backward.py
 """
@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Compares the gradients with torch's for several batch sizes, and says what runs."""
+    """Compares the gradients with torch's for several batch sizes, and prints the launches of both passes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     weight = torch.randn(1024, device=device, requires_grad=True)
     for tokens in (8, 77, 500):  # another batch compiles nothing

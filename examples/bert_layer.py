@@ -1,7 +1,7 @@
-"""A BERT layer as `fusegen.nn.FusedTransformerLayer`, beside transformers' own: forward and backward, times and memory.
+"""Compares a BERT layer of transformers with `fusegen.nn.FusedTransformerLayer`: errors, times and memory of both passes.
 
 python examples/bert_layer.py                  # BERT-large on a GPU, a small layer on a CPU; needs transformers
-python examples/bert_layer.py --out run.json   # and stores the run
+python examples/bert_layer.py --out run.json   # also stores the run
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ WIDTH, HEADS = (1024, 16) if IS_GPU else (64, 4)
 BATCHES = ((8, 128), (8, 512), (64, 128)) if IS_GPU else ((2, 16), (2, 48))
 DROPOUT = 0.1
 GRAPHED = "fused, CUDA graph"
-COMPILED_GRAPHS = "torch.compile, CUDA graphs"  # whose memory torch does not count as allocated
+COMPILED_GRAPHS = "torch.compile, CUDA graphs"  # torch does not count the memory of these graphs as allocated
 
 Call = Callable[[], object]
 Row = dict[str, str | float | None]
-"""A figure of a batch, by layer; None where it was not taken."""
+"""A figure of a batch by layer; None if it was not measured."""
 
 
 def layers(dropout: float) -> tuple[nn.Module, nn.Module]:
-    """A layer of transformers, and a fused one with its weights."""
+    """A layer of transformers, and a fused layer with the same weights."""
     settings: dict[str, Any] = {
         "hidden_size": WIDTH,
         "num_attention_heads": HEADS,
@@ -73,7 +73,7 @@ def layers(dropout: float) -> tuple[nn.Module, nn.Module]:
 
 
 def result(layer: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """The hidden states behind a layer; transformers may return them in a tuple."""
+    """The hidden states that a layer returns; transformers may return them in a tuple."""
     found = layer(x)
     first: Tensor = found[0] if isinstance(found, tuple) else found
     return first
@@ -81,12 +81,12 @@ def result(layer: Callable[[Tensor], Any], x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def forward(layer: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-    """A forward pass that saves nothing."""
+    """Runs a forward pass that saves no values for a backward pass."""
     return result(layer, x)
 
 
 def step(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-    """The result of a layer, and the gradients of the hidden states."""
+    """Runs both passes of a layer; returns its result and the gradient of x."""
     layer.zero_grad()
     x.grad = None
     found = result(layer, x)
@@ -96,18 +96,18 @@ def step(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
 
 
 def batch_of(batch: int, sequence: int) -> tuple[Tensor, Tensor]:
-    """Hidden states that want gradients, and a gradient of the result."""
+    """Hidden states that require gradients, and an upstream gradient."""
     x, gradient = (torch.randn(batch, sequence, WIDTH, device=DEVICE, dtype=DTYPE) for _ in range(2))
     return x.requires_grad_(), gradient
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The root of the mean square of a difference, of that of what is expected."""
+    """RMS of the difference over RMS of the expected values."""
     return float((found.double() - expected).norm() / expected.norm())
 
 
 def errors() -> list[tuple[str, float, float]]:
-    """The errors of both layers without dropout against float64: by name, that of transformers and that of the fused one."""
+    """The errors of both layers against float64, without dropout: name, error of transformers, error of the fused layer."""
     plain, fused = layers(0.0)
     x, gradient = batch_of(*BATCHES[0])
     wide, _ = layers(0.0)
@@ -118,7 +118,7 @@ def errors() -> list[tuple[str, float, float]]:
 
 
 def peak_bytes(call: Call) -> int:
-    """The most bytes that a call holds at once beside what there is before."""
+    """The peak memory of a call above the memory allocated before it."""
     call()
     torch.cuda.synchronize(DEVICE)
     torch.cuda.reset_peak_memory_stats(DEVICE)
@@ -128,10 +128,10 @@ def peak_bytes(call: Call) -> int:
 
 
 def microseconds(calls: Mapping[str, Call]) -> dict[str, float]:
-    """The times of calls, host included.
+    """The times of calls in µs, including host time.
 
     Raises:
-        SystemExit: one cannot be timed.
+        SystemExit: a call cannot be timed.
     """
     found = interleaved(calls, DEVICE, with_host=True)
     failed = [f"{name}: {each}" for name, each in found.items() if isinstance(each, Exception)]
@@ -141,18 +141,18 @@ def microseconds(calls: Mapping[str, Call]) -> dict[str, float]:
 
 
 def graphed(x: Tensor) -> nn.Module:
-    """A fused layer whose two passes are CUDA graphs, for inputs of this shape: torch's own way."""
+    """A fused layer whose passes torch replays as CUDA graphs, for inputs of this shape."""
     layer = layers(DROPOUT)[1]
-    torch.cuda.make_graphed_callables(layer, (x,))  # which replaces the forward pass of the layer itself
+    torch.cuda.make_graphed_callables(layer, (x,))  # replaces the layer's forward pass in place
     return layer
 
 
 def compared_layers() -> dict[str, nn.Module]:
-    """The layers that are compared, by name. torch.compile begins anew: it gives up on code that it has compiled too often."""
+    """The compared layers by name. Resets torch.compile first, because it stops compiling after several recompilations."""
     torch.compiler.reset()
     plain, fused = layers(DROPOUT)
     named: dict[str, nn.Module] = {"transformers": plain, "fused": fused}
-    if IS_GPU:  # Inductor takes longer to compile for a CPU than this example should
+    if IS_GPU:  # on a CPU, Inductor would take most of this example's time
         for name, mode in (("torch.compile", "default"), (COMPILED_GRAPHS, "reduce-overhead")):
             compiled = layers(DROPOUT)[0]
             compiled.compile(mode=mode)
@@ -161,7 +161,7 @@ def compared_layers() -> dict[str, nn.Module]:
 
 
 def rows(batch: int, sequence: int) -> list[Row]:
-    """The figures of a batch."""
+    """The figures of one batch size."""
     named = compared_layers()
     x, gradient = batch_of(batch, sequence)
     trained = {**named, **({GRAPHED: graphed(x)} if IS_GPU else {})}
@@ -179,7 +179,7 @@ def rows(batch: int, sequence: int) -> list[Row]:
 
 
 def cell(row: Row, name: str) -> str:
-    """A figure with its unit."""
+    """The figure of a layer with its unit."""
     value = row.get(name)
     if not isinstance(value, float):
         return ""
@@ -187,9 +187,9 @@ def cell(row: Row, name: str) -> str:
 
 
 def main() -> None:
-    """Compares results and gradients, then times and memory, and stores the run on request."""
+    """Compares results, gradients, times and memory; stores the run on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a JSON file for the run")
+    parser.add_argument("--out", type=Path, help="JSON file to store the run in")
     options = parser.parse_args()
     if IS_GPU:  # calls before the native module is built would be timed in Python
         wait()
@@ -205,9 +205,9 @@ def main() -> None:
     for row in found:
         table.add_row(str(row["batch"]), str(row["what"]), *(cell(row, name) for name in columns))
     Console(width=120).print(table)
-    print("errors are root mean squares against float64, without dropout")
+    print("errors are RMS errors against float64, without dropout")
     if not IS_GPU:
-        print("peak memory is counted on GPUs alone; times of so small a layer on a CPU say nothing about a GPU")
+        print("peak memory is measured only on GPUs; CPU times of this small layer do not predict GPU times")
     if options.out is not None:
         dtype, timer = str(DTYPE).removeprefix("torch."), timer_name(DEVICE, with_host=True)
         machine = {"device": where, "dtype": dtype, "torch": torch.__version__, "fusegen": fg.__version__, "timer": timer}

@@ -1,4 +1,4 @@
-"""A named operator: a model is exported and saved here, and loaded in another process that declares the same kernel.
+"""A named operator: this process exports and saves a model; another process, which declares the same kernel, loads it.
 
 python examples/exported.py
 """
@@ -17,7 +17,7 @@ import fusegen as fg
 
 @fg.kernel(op="fusegen_example::scaled_norm")
 def scaled_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean(x²) + ε) · weight, as torch.ops.fusegen_example.scaled_norm."""
+    """x / sqrt(mean(x²) + ε) · weight; the operator is torch.ops.fusegen_example.scaled_norm."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -40,7 +40,7 @@ def save(path: Path) -> None:
 
 
 def load(path: Path) -> None:
-    """Runs the saved program, and compares it with the model."""
+    """Runs the saved program and compares it with the model."""
     program = torch.export.load(path)
     x = torch.randn(7, 32)
     torch.testing.assert_close(program.module()(x), Model(32)(x), rtol=1e-5, atol=1e-5)
@@ -48,7 +48,7 @@ def load(path: Path) -> None:
 
 
 def main() -> None:
-    """Saves in this process, and loads in another one."""
+    """Saves the model in this process and loads it in another one."""
     if len(sys.argv) > 1:
         load(Path(sys.argv[1]))
         return

@@ -1,4 +1,4 @@
-"""Chains worth fusing in a GPT-2-like model of plain torch: where they are, and what each would save on an H200.
+"""Finds the chains worth fusing in a GPT-2-like model of plain torch, with the expected saving of each on an H200.
 
 python examples/find_fusions.py
 fusegen find examples/find_fusions.py:Gpt
@@ -14,7 +14,7 @@ WIDTH, HEADS, LAYERS, WORDS, POSITIONS = 256, 4, 4, 1000, 128
 
 
 class Block(nn.Module):
-    """A layer of GPT-2, with attention and GELU as the first implementations wrote them."""
+    """A layer of GPT-2, with attention and GELU as in the first implementations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ class Gpt(nn.Module):
 
 
 def batch() -> Tensor:
-    """Eight sequences, of the length that the model has positions for."""
+    """Eight sequences of the model's greatest length."""
     return torch.zeros(8, POSITIONS, dtype=torch.int64)
 
 
 def main() -> None:
-    """Looks at the model, shows the finding that saves most, and prints the table."""
+    """Prints the finding that saves most, the summary and the table."""
     found = fg.find(Gpt().bfloat16(), batch(), target="sm_90a")
     best = found[0]
     print(best)

@@ -1,7 +1,7 @@
-"""Tokens a second of `generate` with a static cache: as it is, as it compiles itself, patched, and patched with CUDA graphs.
+"""Tokens per second of `generate` with a static cache: eager, compiled by `generate`, patched, and patched with CUDA graphs.
 
-python examples/generate.py                 # 8 layers of 2048 channels, and 4 of Llama-3-8B, on a GPU; a small one on a CPU
-python examples/generate.py --out FOLDER    # and stores the run and a plot; needs transformers
+python examples/generate.py                 # GPU: 8 layers of 2048 channels, and 4 of Llama-3-8B; CPU: a small model
+python examples/generate.py --out FOLDER    # also stores the run and a plot; needs transformers
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
 PROMPT = 16
 RATE = "tokens a second"
-FIRST_CALLS = 3  # they trace, compile and record
+FIRST_CALLS = 3  # these calls trace, compile and record
 ROUNDS = 5 if IS_GPU else 1
 BATCHES = (1, 16) if IS_GPU else (2,)
-SAME_EACH_TIME = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # cuDNN's gives other bits at times
+SAME_EACH_TIME = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # cuDNN's bits vary
 WAYS = ("eager", "compile", "patched", "with graphs", "by hand")
 SMALL = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, vocab_size=256)
 MODELS = {
@@ -63,12 +63,12 @@ MODELS = {
         vocab_size=128256,
     ),
 }
-"""By name, with a part of the layers."""
+"""Configs by name, each with only some of the model's layers."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of one model and one batch, by the way of `WAYS` in which it generates."""
+    """A figure of one model and batch size, for each of `WAYS`."""
 
     model: str
     what: str
@@ -76,15 +76,15 @@ class Row:
     figures: dict[str, float]
 
     def stored(self) -> dict[str, object]:
-        """The row as a file has it; None where a figure was not taken."""
+        """The row for the file; a figure that was not measured is None."""
         return {"model": self.model, "what": self.what, "unit": self.unit, **{way: self.figures.get(way) for way in WAYS}}
 
 
 class ByHand:
-    """A model's step of one token as a CUDA graph that nothing checks: the least that a graph can cost.
+    """A model's one-token step as a CUDA graph that is replayed without checks: a lower bound on the cost of a graph.
 
     Args:
-        model: a patched one, whose forward pass this becomes, in the place of another one of these.
+        model: a patched model. This object replaces its forward pass, or an earlier `ByHand`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -99,7 +99,7 @@ class ByHand:
         model.forward = self
 
     def __call__(self, **given: Any) -> Any:
-        """The result of a forward pass; that of a replay lies in the graph's memory until the next one."""
+        """Runs or replays a forward pass. The next replay overwrites a replay's result."""
         self.steps += is_step(given)
         if not is_step(given) or self.steps <= FIRST_CALLS:
             return self.original(**given)
@@ -112,7 +112,7 @@ class ByHand:
         return self.result
 
     def capture(self, given: Mapping[str, Any]) -> None:
-        """Records a step, which does not run yet."""
+        """Records a step without running it."""
         self.cache = cache_of(given)
         self.inputs = {
             name: value if value is self.cache else tree_map_only(Tensor, Tensor.clone, value) for name, value in given.items()
@@ -121,7 +121,7 @@ class ByHand:
             self.result = self.original(**self.inputs)
 
     def adopt(self, cache: Any) -> None:
-        """Moves what a new cache holds to the memory that the graph reads."""
+        """Moves the tensors of a new cache to the memory that the graph reads."""
         for ours, theirs in zip(self.cache.layers, cache.layers, strict=True):
             for name, tensor in vars(ours).items():
                 if isinstance(tensor, Tensor):
@@ -131,31 +131,31 @@ class ByHand:
 
 
 def is_step(given: Mapping[str, Any]) -> bool:
-    """True if a call of a model is one of one token a sequence."""
+    """True if a call has one token per sequence."""
     return bool(given["input_ids"].shape[1] == 1)
 
 
 def cache_of(given: Mapping[str, Any]) -> Any:
-    """The cache among the arguments of a call, whose name differs between versions of transformers."""
+    """The cache among the arguments of a call; its parameter's name depends on the version of transformers."""
     return next(value for value in given.values() if hasattr(value, "layers"))
 
 
 def tensors_of(given: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments of a call, without those of its cache."""
+    """The tensors among the arguments of a call, without the cache's tensors."""
     cache = cache_of(given)
     values = [value for value in given.values() if value is not cache]
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def generated(model: Any, ids: Tensor, tokens: int, *, compiled: bool = False) -> Tensor:
-    """The most probable tokens behind a prompt."""
+    """The tokens that greedy decoding generates after a prompt."""
     options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     found: Tensor = model.generate(ids, **options, cache_implementation="static", disable_compile=not compiled)
     return found[:, ids.shape[1] :]
 
 
 def step_inputs(model: Any, generate: Callable[[], object]) -> dict[str, Any]:
-    """What `generate` gives to the model for its last token."""
+    """The arguments that `generate` passes to the model for the last token."""
     found: list[dict[str, Any]] = []
     hook = model.register_forward_pre_hook(lambda _, args, given: found.append(given), with_kwargs=True)
     generate()
@@ -164,7 +164,7 @@ def step_inputs(model: Any, generate: Callable[[], object]) -> dict[str, Any]:
 
 
 def seconds(call: Callable[[], object], count: int = 1) -> float:
-    """The time of some calls, the host's and the GPU's."""
+    """The mean seconds of a call, including host and GPU time."""
     synchronize()
     start = time.perf_counter()
     for _ in range(count):
@@ -174,7 +174,7 @@ def seconds(call: Callable[[], object], count: int = 1) -> float:
 
 
 def step_seconds(model: Any, given: Mapping[str, Any], count: int) -> float:
-    """The time of a step of one token, from an empty cache on, so that all steps fit."""
+    """The mean seconds of a one-token step. The cache is emptied first, so that all steps fit."""
     cache_of(given).reset()
     with torch.no_grad():
         return seconds(partial(model, **given), count)
@@ -187,7 +187,7 @@ def synchronize() -> None:
 
 
 def memory(call: Callable[[], object]) -> tuple[float, float]:
-    """The MiB that the first calls take of the GPU: at most, and for good."""
+    """The GPU memory of the first calls in MiB: the peak, and the part that stays allocated."""
     before = held_bytes()
     torch.cuda.reset_peak_memory_stats()
     for _ in range(FIRST_CALLS):
@@ -197,7 +197,7 @@ def memory(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def held_bytes() -> int:
-    """What of the GPU's memory is taken, and cannot be given back."""
+    """The bytes that torch's allocator still reserves after it has freed its unused blocks."""
     gc.collect()
     synchronize()
     torch.cuda.empty_cache()
@@ -205,7 +205,7 @@ def held_bytes() -> int:
 
 
 def medians(calls: Mapping[str, Callable[[], float]], label: str) -> dict[str, float]:
-    """The medians of what calls give, in turn, round by round."""
+    """The medians of the calls' results. In each round, every call runs once."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in shown(range(ROUNDS), label):
         for name, call in calls.items():
@@ -214,37 +214,37 @@ def medians(calls: Mapping[str, Callable[[], float]], label: str) -> dict[str, f
 
 
 def shown(several: Iterable[T], label: str) -> Iterable[T]:
-    """Things one by one, with a bar that says how many are done."""
+    """Yields the items and shows a progress bar."""
     several = list(several)
     return track(several, f"{label:44}", len(several), console=Console(stderr=True))
 
 
 def models_of(plain: Any) -> tuple[dict[str, Any], Report]:
-    """A model in the ways that it can generate, and the report of the one with graphs."""
+    """The model for each of `WAYS` that this machine supports, and the patch report of the model with graphs."""
     patched, graphs = copy.deepcopy(plain), copy.deepcopy(plain)
     fg.patch(patched)
     report = fg.patch(graphs, cuda_graphs=True)
     models = {"eager": plain, "patched": patched, "with graphs": graphs}
-    if IS_GPU:  # on a CPU `generate` compiles nothing, and there are no graphs
+    if IS_GPU:  # on a CPU, `generate` does not compile, and there are no graphs
         models |= {"compile": copy.deepcopy(plain), "by hand": copy.deepcopy(plain)}
         fg.patch(models["by hand"])
     return {way: models[way] for way in WAYS if way in models}, report
 
 
 def rows(label: str, models: Mapping[str, Any], batch: int, tokens: int) -> Iterator[Row]:
-    """All figures of a model and a batch."""
+    """All figures of a model at one batch size."""
     torch.compiler.reset()
     ids = torch.randint(models["eager"].config.vocab_size, (batch, PROMPT), device=DEVICE)
     if "by hand" in models:
         ByHand(models["by hand"])
-    compiled = ("compile", "with graphs")  # graphs take the place of what `generate` compiles
+    compiled = ("compile", "with graphs")  # with graphs, the patch prevents the compilation
     calls = {way: partial(generated, model, ids, tokens, compiled=way in compiled) for way, model in models.items()}
     name = f"{label}, batch {batch}"
     given = step_inputs(models["eager"], calls["eager"])
     taken = {way: memory(call) for way, call in shown(calls.items(), f"{name}: first calls")} if IS_GPU else {}
     with sdpa_kernel(SAME_EACH_TIME):
         if not torch.equal(calls["patched"](), calls["with graphs"]()):
-            raise SystemExit(f"{name}: other tokens with graphs than without")
+            raise SystemExit(f"{name}: the tokens with and without graphs differ")
     times = medians({way: partial(seconds, call) for way, call in calls.items()}, f"{name}: generate")
     yield Row(label, f"{RATE}, batch {batch}", "", {way: batch * tokens / each for way, each in times.items()})
     plain = {way: model for way, model in models.items() if way != "compile"}
@@ -260,12 +260,12 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
     """All figures of a model."""
     config = copy.deepcopy(SMALL if options.small else MODELS[name])
     config.num_hidden_layers = options.layers or config.num_hidden_layers
-    config.eos_token_id = None  # so that all generate as many tokens
+    config.eos_token_id = None  # all models must generate the same number of tokens
     torch.manual_seed(0)
     with DEVICE:
         plain: Any = LlamaForCausalLM(config)
     models, report = models_of(plain.to(DTYPE).eval())
-    if IS_GPU:  # which has graphs
+    if IS_GPU:  # before the native module is built, Python would check the graphs' state
         wait()
     for batch in options.batches:
         yield from rows(f"{name}, {config.num_hidden_layers} layers of {config.hidden_size}", models, batch, options.tokens)
@@ -273,7 +273,7 @@ def measured(name: str, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def table_of(found: Iterable[Row], title: str) -> Table:
-    """Figures with a column for each way."""
+    """The figures, with a column for each of `WAYS`."""
     table = Table("model", "", *WAYS, title=title)
     for row in found:
         table.add_row(row.model, row.what, *(number(row.figures.get(way), row.unit) for way in WAYS))
@@ -281,12 +281,12 @@ def table_of(found: Iterable[Row], title: str) -> Table:
 
 
 def number(value: float | None, unit: str) -> str:
-    """A figure with three digits."""
+    """A figure with at least three digits."""
     return "" if value is None else f"{value:.0f} {unit}".strip() if value >= 100 else f"{value:.3g} {unit}".strip()
 
 
 def plot(found: Iterable[Row], title: str, path: Path) -> str:
-    """Draws the rates, a part of the figure for each model and batch; says where they are."""
+    """Draws the rates, one plot per model and batch size. Returns a line with the file's path."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -305,7 +305,7 @@ def plot(found: Iterable[Row], title: str, path: Path) -> str:
 
 
 def machine(options: argparse.Namespace) -> dict[str, str]:
-    """The circumstances of a run."""
+    """The device, the versions and the method of a run."""
     import transformers
 
     return {
@@ -314,13 +314,13 @@ def machine(options: argparse.Namespace) -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "fusegen": fg.__version__,
-        "tokens": f"{options.tokens} behind {PROMPT}",
+        "tokens": f"{options.tokens} after {PROMPT}",
         "timer": f"wall clock around generate, prefill included, median of {ROUNDS} rounds",
     }
 
 
 def store(found: Iterable[Row], where: Mapping[str, str], folder: Path) -> None:
-    """Writes the run and a plot to a folder."""
+    """Stores the run and a plot in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "generate.json"
     run = {"machine": dict(where), "rows": [row.stored() for row in found]}
@@ -330,20 +330,20 @@ def store(found: Iterable[Row], where: Mapping[str, str], folder: Path) -> None:
 
 
 def main() -> None:
-    """Measures the models, prints the table, and stores the run on request."""
+    """Measures the models and prints a table; stores the run on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS)[: 2 if IS_GPU else 1])
-    parser.add_argument("--layers", type=int, help="of each model")
-    parser.add_argument("--tokens", type=int, default=128 if IS_GPU else 4, help="new ones (default: %(default)s)")
+    parser.add_argument("--layers", type=int, help="layers of each model (default: as in the list of models)")
+    parser.add_argument("--tokens", type=int, default=128 if IS_GPU else 4, help="tokens to generate (default: %(default)s)")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
-    parser.add_argument("--small", action="store_true", default=not IS_GPU, help="a model of 64 channels, as always on a CPU")
-    parser.add_argument("--out", type=Path, help="a folder for the run and a plot")
+    parser.add_argument("--small", action="store_true", default=not IS_GPU, help="use a model of 64 channels (default on a CPU)")
+    parser.add_argument("--out", type=Path, help="folder to store the run and a plot in")
     options = parser.parse_args()
     where = machine(options)
     found = [row for name in options.models for row in measured(name, options)]
     Console(width=140).print(table_of(found, f"{where['device']}, {where['dtype']}, {where['tokens']} tokens"))
     if not IS_GPU:
-        print("times of small models on a CPU say nothing about a GPU")
+        print("CPU times of small models do not predict GPU times")
     if options.out is not None:
         store(found, where, options.out)
 

@@ -1,4 +1,4 @@
-"""GPT-2's GELU as one operator: eight operations of torch in the model's MLP become one launch.
+"""GPT-2's GELU as one operator: eight torch operations in the model's MLP become one launch.
 
 python examples/gpt2_gelu.py   # GPT-2 small on a GPU, a small model on a CPU; needs transformers
 """
@@ -38,19 +38,19 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def gelu_new(x: Tensor) -> Tensor:
-    """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), as GPT-2 writes it."""
+    """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), in the operations of GPT-2's source."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
 @fg.kernel(op="fg::fused_gelu")
 def fused_gelu(x: Tensor) -> Tensor:
-    """`gelu_new`, as torch.ops.fg.fused_gelu."""
+    """`gelu_new` as one kernel; the operator is torch.ops.fg.fused_gelu."""
     return gelu_new(x)
 
 
 @fg.kernel(op="fg::fused_gelu_fast", fast_math=True)
 def fused_gelu_fast(x: Tensor) -> Tensor:
-    """The same with the GPU's approximate functions, as torch.ops.fg.fused_gelu_fast."""
+    """`fused_gelu` with the GPU's approximate functions; the operator is torch.ops.fg.fused_gelu_fast."""
     return gelu_new(x)
 
 
@@ -63,7 +63,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @contextmanager
 def mlp_with(activation: Activation) -> Iterator[None]:
-    """Replaces the forward pass of GPT-2's MLP."""
+    """Replaces the forward pass of GPT-2's MLP within the context."""
 
     def forward(self: Any, hidden_states: Tensor | None) -> Tensor:
         hidden = self.c_fc(hidden_states)
@@ -82,11 +82,11 @@ def mlp_with(activation: Activation) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Profile:
-    """The launches of a forward pass on a GPU, the operations of torch on a CPU, and their time in microseconds.
+    """The launches (on a CPU, the torch operations) of a forward pass, and their time in µs.
 
     Attributes:
-        launches, time: of the model.
-        own_launches, own_time: of its activations.
+        launches, time: figures of the whole model.
+        own_launches, own_time: figures of its activations alone.
     """
 
     launches: int
@@ -96,7 +96,7 @@ class Profile:
 
 
 def profiled(call: Callable[[], object]) -> Profile:
-    """Profiles one call, after one that compiles."""
+    """Profiles one call after a warm-up call, which compiles."""
     call()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if IS_GPU else [])]
     with profile(activities=activities) as found:
@@ -112,7 +112,7 @@ def profiled(call: Callable[[], object]) -> Profile:
 
 
 def cost(events: list[Any]) -> tuple[int, float]:
-    """The launches and the microseconds of operations: of their kernels on a GPU, of the operations themselves on a CPU."""
+    """The number and the µs of the operations' kernels; on a CPU, of the operations themselves."""
     if not IS_GPU:
         return len(events), sum(event.cpu_time_total for event in events)
     kernels = [kernel for event in events for kernel in kernels_of(event)]
@@ -120,7 +120,7 @@ def cost(events: list[Any]) -> tuple[int, float]:
 
 
 def kernels_of(event: Any) -> Iterator[Any]:
-    """All that an operation and those inside of it have launched."""
+    """The kernels that an operation and its inner operations launched."""
     yield from event.kernels
     for child in event.cpu_children:
         yield from kernels_of(child)
@@ -135,7 +135,7 @@ def model_and_ids() -> tuple[Any, Tensor]:
 
 @torch.no_grad()
 def main() -> None:
-    """Runs the model with each activation, and compares."""
+    """Runs the model with each activation and compares launches, times and logits."""
     model, ids = model_and_ids()
 
     def logits(activation: Activation) -> Tensor:
@@ -151,7 +151,7 @@ def main() -> None:
 
     counted = "launches" if IS_GPU else "operations"
     size = f"{model.config.n_layer} layers of {model.config.n_embd} channels, {BATCH}×{SEQUENCE} tokens"
-    table = Table("GELU", counted, "its own", "its share", "forward", "logits differ by")
+    table = Table("GELU", counted, "of the GELU", "share of the time", "forward", "difference of logits")
     for name, each in profiles.items():
         took = times[name]
         shown = str(took) if isinstance(took, Exception) else f"{took.median / 1e3:.2f} ms"
@@ -160,10 +160,10 @@ def main() -> None:
     table.title = f"GPT-2: {size}, {DTYPE}\non {torch.cuda.get_device_name() if IS_GPU else 'a CPU'}"
     Console().print(table)
     if not IS_GPU:
-        print("fast_math has no effect on a CPU; views count as operations here, and are no launches on a GPU")
+        print("fast_math has no effect on a CPU; views count as operations here, but are not launches on a GPU")
     largest = plain.abs().max().item()
     if max(apart.values()) > (2e-2 if IS_GPU else 1e-5) * largest:
-        raise SystemExit("the logits do not agree")
+        raise SystemExit("the logits differ by more than the tolerance")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Llama of transformers, patched: its layers and its loss as kernels, by one line and without a change of its source.
+"""A patched Llama of transformers: one line replaces its layers and its loss with kernels, without a change to its source.
 
 python examples/llama_patch.py   # 8 layers of 2048 channels on a GPU, a small model on a CPU; needs transformers
 """
@@ -49,13 +49,13 @@ def llama() -> Any:
 
 @torch.no_grad()
 def logits(model: Any, ids: Tensor) -> Tensor:
-    """Those of a forward pass without a cache."""
+    """The logits of a forward pass without a cache."""
     found: Tensor = model(ids, use_cache=False).logits
     return found
 
 
 def step(model: Any, ids: Tensor) -> Tensor:
-    """The loss of a batch, whose gradients take the place of those before."""
+    """Runs a forward and backward pass on fresh gradients; returns the loss."""
     model.zero_grad()
     loss = model(ids, labels=ids, use_cache=False).loss
     loss.backward()
@@ -64,7 +64,7 @@ def step(model: Any, ids: Tensor) -> Tensor:
 
 
 def trained(model: Any, ids: Tensor) -> list[float]:
-    """The losses of some steps of a copy."""
+    """The losses of a copy of the model in its first training steps."""
     learner = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-4)
     losses = []
@@ -75,19 +75,19 @@ def trained(model: Any, ids: Tensor) -> list[float]:
 
 
 def generated(model: Any, ids: Tensor) -> Tensor:
-    """The most probable tokens behind a short prompt."""
+    """The tokens that greedy decoding generates after a short prompt."""
     found: Tensor = model.generate(ids[:, :8], max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
     return found[:, 8:]
 
 
 def times(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
-    """The milliseconds of calls, host included."""
+    """The times of calls, including host time, as text in ms."""
     found = interleaved(calls, DEVICE, quick=True, with_host=True)
     return {name: str(each) if isinstance(each, Exception) else f"{each.median / 1e3:.2f} ms" for name, each in found.items()}
 
 
 def main() -> None:
-    """Patches a model, compares it with the plain one, and takes the patch back."""
+    """Patches a model, compares it with the plain one, and undoes the patch."""
     plain = llama()
     model = copy.deepcopy(plain)
     ids = torch.randint(plain.config.vocab_size, (BATCH, SEQUENCE), device=DEVICE)
@@ -110,19 +110,19 @@ def main() -> None:
     size = f"{plain.config.num_hidden_layers} layers of {plain.config.hidden_size} channels, {BATCH}×{SEQUENCE} tokens"
     where = torch.cuda.get_device_name() if IS_GPU else "a CPU"
     table = Table("", "plain", "patched", title=f"Llama: {size}, {DTYPE}\non {where}")
-    table.add_row("launches of what is patched, forward", *launches.values())
+    table.add_row("launches of the patched modules, forward", *launches.values())
     table.add_row("forward", *forward.values())
     table.add_row("forward and backward", *training.values())
     table.add_row(f"loss after {STEPS} steps", *(f"{each[-1]:.6f}" for each in losses.values()))
     table.add_row("largest difference of losses", "", f"{loss_apart:.1e}")
-    table.add_row("logits differ by, of the largest", "", f"{apart:.1e}")
-    table.add_row("generated tokens that are the same", "", f"{same} of {tokens['plain'].numel()}")
-    table.add_row("after undo(), the plain model's logits", "", "in every bit" if is_undone else "no")
+    table.add_row("difference of logits over the largest logit", "", f"{apart:.1e}")
+    table.add_row("equal generated tokens", "", f"{same} of {tokens['plain'].numel()}")
+    table.add_row("logits after undo() equal the plain model's", "", "in every bit" if is_undone else "no")
     Console().print(table)
     if not IS_GPU:
-        print("launches of a patched model are steps of the CPU's programs here; times on a CPU say nothing about a GPU")
+        print("on a CPU, the launches of a patched model are steps of its programs; CPU times do not predict GPU times")
     if apart > (5e-2 if IS_GPU else 1e-4) or loss_apart > (5e-2 if IS_GPU else 1e-4) or not is_undone:
-        raise SystemExit("the models do not agree")
+        raise SystemExit("logits or losses differ by more than the tolerance, or undo() did not restore the model")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From an idea to a shipped kernel: declare it, compare it with torch, look at it, train with it, build it, load it elsewhere.
+"""From an idea to a shipped kernel: declare it, compare it with torch, inspect it, train with it, build it, load it elsewhere.
 
 python examples/own_fusion.py
 fusegen explain examples/own_fusion.py:gated_residual --shape x=8192x4096 residual=8192x4096 weight=4096
@@ -31,7 +31,7 @@ ROWS, WIDTH = (8192, 4096) if IS_GPU else (256, 512)
 Gradients = tuple[Tensor, ...]
 
 
-# 1. The idea: a residual sum whose branch is gated by its own norm.
+# 1. The idea: a residual sum in which a norm of the branch gates the branch.
 
 
 @fg.kernel
@@ -42,28 +42,28 @@ def gated_residual(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
 
 
 def operands(dtype: torch.dtype = DTYPE) -> tuple[Tensor, Tensor, Tensor]:
-    """The same values in every process."""
+    """The operands; they are the same in every process."""
     torch.manual_seed(0)
     x, residual, weight = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH), torch.randn(WIDTH)
     return x.to(DEVICE, dtype), residual.to(DEVICE, dtype), weight.to(DEVICE, dtype)
 
 
-# 2. The comparison with torch, in float64 as well.
+# 2. The comparison with torch, against float64.
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The root of the mean square of a difference, of that of what is expected."""
+    """RMS of the difference over RMS of the expected values."""
     return float((found.double() - expected).norm() / expected.norm())
 
 
 def forward_errors() -> tuple[float, float]:
-    """The errors of torch and of the kernel, against float64."""
+    """The errors of torch and of the kernel against float64."""
     given = operands()
     expected = gated_residual.function(*(each.double() for each in given))
     return relative_error(gated_residual.function(*given), expected), relative_error(gated_residual(*given), expected)
 
 
-# 3. Gradients: derived from the math above.
+# 3. Gradients: fusegen derives them from the math above.
 
 
 def gradients(function: Callable[..., Tensor], given: Gradients) -> Gradients:
@@ -73,7 +73,7 @@ def gradients(function: Callable[..., Tensor], given: Gradients) -> Gradients:
 
 
 def gradient_errors() -> tuple[float, float]:
-    """The worst errors of the gradients of torch and of the kernel, against float64."""
+    """The worst gradient errors of torch and of the kernel against float64."""
     given = operands()
     expected = gradients(gated_residual.function, tuple(each.double() for each in given))
     plain, fused = gradients(gated_residual.function, given), gradients(gated_residual, given)
@@ -84,39 +84,39 @@ def gradient_errors() -> tuple[float, float]:
     return worst(plain), worst(fused)
 
 
-# 4. Shipping: built here, loaded in another process, which calls it without a compiler.
+# 4. Shipping: this process builds the kernel; another process loads and calls it without a compiler.
 
 
 def build(folder: Path) -> None:
-    """Builds the kernel by the command line, for this machine."""
+    """Builds the kernel for this machine with the command line."""
     shapes = [f"x={ROWS}x{WIDTH}", f"residual={ROWS}x{WIDTH}", f"weight={WIDTH}"]
     options = [part for shape in shapes for part in ("--shape", shape)]
-    options += [] if IS_GPU else ["--arch", "cpu"]  # by default that of the GPU
+    options += [] if IS_GPU else ["--arch", "cpu"]  # the default is the GPU's architecture
     command = [sys.executable, "-m", "fusegen", "build", f"{__file__}:gated_residual", "--dtype", SHORT]
     subprocess.run([*command, *options, "--out", str(folder)], check=True, stdout=subprocess.DEVNULL)
 
 
 def load(folder: Path) -> None:
-    """Loads a built kernel and compares it with the declared one."""
+    """Loads a built kernel and prints whether its result equals the declared kernel's."""
     shipped = fg.load(folder)["gated_residual"]
     print("in every bit" if torch.equal(shipped(*operands()), gated_residual(*operands())) else "no")
 
 
 def shipped_result(folder: Path) -> str:
-    """The words of another process that has loaded the kernel."""
+    """The output of another process, which loads the kernel and compares its result."""
     build(folder)
     found = subprocess.run([sys.executable, __file__, str(folder)], check=True, stdout=subprocess.PIPE, text=True)
     return found.stdout.strip()
 
 
 def main() -> None:
-    """Goes through all steps, and says how each has ended."""
+    """Runs all steps and prints a table of their results."""
     if len(sys.argv) > 1:
         load(Path(sys.argv[1]))
         return
     given = operands()
     low = gated_residual.lower(*given)
-    print(low.explain())  # the launches, and the bytes that each moves
+    print(low.explain())  # the launches and their memory traffic
     passes = fg.vjp(gated_residual, *given)
     print(passes.backward.lower().explain())
     eager = eager_cost(gated_residual.function, dict(zip(("x", "residual", "weight"), given, strict=True)))
@@ -135,10 +135,10 @@ def main() -> None:
     table.add_row("launches", str(eager.launches), str(low.step_count))
     table.add_row("bytes moved", f"{eager.moved / 2**20:.1f} MiB", f"{moved / 2**20:.1f} MiB")
     table.add_row("time", *times)
-    table.add_row("the shipped kernel's result is the declared one's", "", shipped)
+    table.add_row("shipped kernel equals the declared one", "", shipped)
     Console().print(table)
     if errors[1] > 1.5 * errors[0] + 1e-7 or worst[1] > 1.5 * worst[0] + 1e-7 or shipped == "no":
-        raise SystemExit("the kernel is not what was meant")
+        raise SystemExit("the kernel is less accurate than torch, or the shipped kernel differs from the declared one")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Models of transformers as they are, compiled, patched, and with CUDA graphs: times, launches, accuracy, losses.
+"""Compares models of transformers in eager, compiled, patched, and with CUDA graphs: times, launches, accuracy, losses.
 
-python examples/patched_models.py                          # GPT-2 and Llama; small ones on a CPU
-python examples/patched_models.py --models BERT ViT T5     # others of the list
-python examples/patched_models.py --out run.json           # and stores the run; needs transformers
+python examples/patched_models.py                          # GPT-2 and Llama; small models on a CPU
+python examples/patched_models.py --models BERT ViT T5     # other models
+python examples/patched_models.py --out run.json           # also stores the run; needs transformers
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
 STEPS = 10
-HOST_TOKENS, HOST_CALLS = 32, 20  # a forward pass so short that its time is the host's
+HOST_TOKENS, HOST_CALLS = 32, 20  # the forward pass is so short that the GPU waits for the host
 
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of one model: as it is, under torch.compile, patched, patched with CUDA graphs. None where it was not taken."""
+    """A figure of one model in eager, under torch.compile, patched, and patched with CUDA graphs; None if not measured."""
 
     model: str
     what: str
@@ -53,35 +53,35 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """A model with random weights, and without dropout (losses of different masks cannot be compared), and its input."""
+    """A model with random weights and its input; without dropout, because losses of different masks cannot be compared."""
 
     model: str  # a class of transformers
     config: dict[str, Any]
     small: dict[str, Any]  # settings on a CPU
     batch: int
-    tokens: int = 0  # decoded ones in an encoder-decoder model; 0 for images
-    encoded: int = 0  # tokens of an encoder
-    is_causal: bool = True  # a model of text has a loss a token, the others one a batch row
+    tokens: int = 0  # tokens of the decoder in an encoder-decoder model; 0 for images
+    encoded: int = 0  # tokens of the encoder
+    is_causal: bool = True  # True: one label per token; False: one label per sequence
     learning_rate: float = 0.1
 
     def make(self) -> Any:
-        """The model in float32."""
+        """Creates the model in float32."""
         kind = getattr(transformers, self.model)
         return kind(kind.config_class(**self.config | ({} if IS_GPU else self.small)))
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Batch, tokens, tokens of the encoder."""
+        """Batch size, tokens, and tokens of the encoder."""
         return (self.batch, self.tokens, self.encoded) if IS_GPU else (2, min(self.tokens, 32), min(self.encoded, 32))
 
     @property
     def label(self) -> str:
-        """The size, as tables name it."""
+        """The size as text for tables."""
         batch, tokens, encoded = self.size
         return f"{batch} images" if not tokens else f"{batch}×{encoded}/{tokens}" if encoded else f"{batch}×{tokens}"
 
     def inputs(self, config: Any) -> dict[str, Any]:
-        """A batch, as keyword arguments, with labels."""
+        """A batch with labels, as keyword arguments."""
         batch, tokens, encoded = self.size
         if not tokens:
             pixels = torch.randn(batch, config.num_channels, config.image_size, config.image_size, device=DEVICE)
@@ -129,11 +129,11 @@ MODELS = {
     "ViT": Case("ViTForImageClassification", _NO_DROPOUT, _SMALL_ENCODER | {"image_size": 32}, batch=32, learning_rate=0.01),
     "T5": Case("T5ForConditionalGeneration", {"dropout_rate": 0.0}, _SMALL_T5, batch=8, tokens=128, encoded=512),
 }
-"""By name, as ``--models`` takes it."""
+"""Models by their names in ``--models``."""
 
 
 def step(model: Any, inputs: dict[str, Any]) -> Tensor:
-    """The loss of a batch, whose gradients take the place of those before."""
+    """Runs a forward and backward pass on fresh gradients; returns the loss."""
     model.zero_grad()
     loss = model(**inputs).loss
     loss.backward()
@@ -143,13 +143,13 @@ def step(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 @torch.no_grad()
 def logits(model: Any, inputs: dict[str, Any]) -> Tensor:
-    """Those of a forward pass without a cache."""
+    """The logits of a forward pass."""
     found: Tensor = model(**inputs).logits
     return found
 
 
 def cut(inputs: dict[str, Any], rows: int, tokens: int | None = None) -> dict[str, Any]:
-    """The first rows of a batch, or the first tokens of them, without labels."""
+    """The first rows of a batch, optionally cut to their first tokens, without labels."""
 
     def first(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -160,7 +160,7 @@ def cut(inputs: dict[str, Any], rows: int, tokens: int | None = None) -> dict[st
 
 
 def losses(case: Case, model: Any, inputs: dict[str, Any], dtype: torch.dtype = DTYPE, *, patched: bool = False) -> Tensor:
-    """The losses of some steps of a copy."""
+    """The losses of a copy of the model in its first training steps."""
     learner = copy.deepcopy(model).to(dtype).train()
     if patched:
         fg.patch(learner)
@@ -173,12 +173,12 @@ def losses(case: Case, model: Any, inputs: dict[str, Any], dtype: torch.dtype = 
 
 
 def as_type(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Inputs with images of a dtype."""
+    """The inputs with images converted to a dtype."""
     return {key: value.to(dtype) if key == "pixel_values" else value for key, value in inputs.items()}
 
 
 def host_time(model: Any, inputs: dict[str, Any]) -> float:
-    """The microseconds that the host takes for a short forward pass."""
+    """The host time of a short forward pass in µs."""
     for _ in range(5):
         logits(model, inputs)
     if IS_GPU:
@@ -190,12 +190,12 @@ def host_time(model: Any, inputs: dict[str, Any]) -> float:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """The root of the mean square of an error, of that of what is expected."""
+    """RMS of the error over RMS of the expected values."""
     return float((found.double() - expected).norm() / expected.norm())
 
 
 def times(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The milliseconds of calls, host included."""
+    """The times of calls in ms, including host time."""
     found = interleaved(calls, DEVICE, with_host=True)
     failed = [f"{name}: {each}" for name, each in found.items() if isinstance(each, Exception)]
     if failed:
@@ -221,7 +221,7 @@ def rows(name: str) -> Iterator[Row]:
     patched = copy.deepcopy(plain)
     report = fg.patch(patched)
     models = {"eager": plain, "patched": patched}
-    if IS_GPU:  # Inductor takes longer to compile for a CPU than this example should, and a CPU has no graphs
+    if IS_GPU:  # on a CPU, Inductor would take most of this example's time, and there are no graphs
         models |= {key: copy.deepcopy(plain) for key in ("compile", "graphs")}
         models["compile"].compile()
         fg.patch(models["graphs"], cuda_graphs=True)
@@ -244,15 +244,17 @@ def rows(name: str) -> Iterator[Row]:
 
 
 def number(value: float | None, unit: str) -> str:
-    """A figure with three digits."""
+    """A figure with at least three digits."""
     return "" if value is None else f"{value:.0f} {unit}".strip() if value >= 100 else f"{value:.3g} {unit}".strip()
 
 
 def main() -> None:
-    """Measures models, prints the table, and stores the run on request."""
+    """Measures the models and prints a table; stores the run on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=["GPT-2", "Llama"], help="default: GPT-2 and Llama")
-    parser.add_argument("--out", type=Path, help="a JSON file for the run")
+    parser.add_argument(
+        "--models", nargs="*", choices=MODELS, default=["GPT-2", "Llama"], help="models to measure (default: GPT-2 and Llama)"
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to store the run in")
     options = parser.parse_args()
     machine = {
         "device": torch.cuda.get_device_name() if IS_GPU else "CPU",
@@ -261,7 +263,7 @@ def main() -> None:
         "fusegen": fg.__version__,
         "timer": timer_name(DEVICE, with_host=True),
     }
-    if IS_GPU:  # which has graphs
+    if IS_GPU:  # before the native module is built, Python would check the graphs' state
         wait()
     found = [row for name in options.models for row in rows(name)]
     table = Table("model", "", "eager", "torch.compile", "patched", "with graphs", title=f"{machine['device']}, {machine['dtype']}")
@@ -269,7 +271,7 @@ def main() -> None:
         table.add_row(row.model, row.what, *(number(each, row.unit) for each in (row.eager, row.compile, row.patched, row.graphs)))
     Console(width=120).print(table)
     if not IS_GPU:
-        print("times of small models on a CPU say nothing about a GPU")
+        print("CPU times of small models do not predict GPU times")
     if options.out is not None:
         stored = {"machine": machine, "rows": [asdict(row) for row in found]}
         options.out.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")

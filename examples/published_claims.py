@@ -1,10 +1,10 @@
-"""The figures that tutorials, articles and papers publish about kernel fusion, measured again: torch eager beside fusegen.
+"""Repeats published measurements of kernel fusion, from tutorials, articles and papers, with torch eager and fusegen.
 
 python examples/published_claims.py                  # needs transformers
-python examples/published_claims.py --out run.json   # and stores the run
+python examples/published_claims.py --out run.json   # also stores the run
 
 Sources: [K] a tutorial on kernel fusion; [D] DeepSpeed's fused transformer layer; [S] Deep Kernel Fusion for Transformers, arXiv
-2602.11808; [G] an article that replaces GPT-2's GELU. Where a source names no sizes, those of the table are chosen here.
+2602.11808; [G] an article that replaces GPT-2's GELU. If a source gives no sizes, this example chooses them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ except ImportError:
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
-TARGET = None if IS_GPU else "sm_90a"  # launches and bytes are counted for it, not timed
+TARGET = None if IS_GPU else "sm_90a"  # without a GPU, launches and bytes are counted for this target
 
 Call = Callable[[], Any]
 Results = Tensor | tuple[Tensor, ...]
@@ -49,7 +49,7 @@ Gain = Literal["factor", "share", "difference", "eager"]
 
 @dataclass(frozen=True)
 class Measured:
-    """The two sides of a claim, or the reason why there are none."""
+    """The figures of eager and of fusegen, or the reason why they are missing."""
 
     eager: float = math.nan
     fused: float = math.nan
@@ -62,12 +62,12 @@ class Claim:
 
     Attributes:
         text: the claim in the source's terms.
-        source: its letter.
-        least: the figure; of a range, its lower end.
-        gain: of both sides: eager/fused, 1 − fused/eager, eager − fused, or eager alone.
+        source: the letter of the source.
+        least: the published figure, or the lower end of its range.
+        gain: the kind of figure: eager/fused, 1 − fused/eager, eager − fused, or eager alone.
         work: the sizes.
-        unit: of both sides.
-        measure: runs or counts them.
+        unit: the unit of the measured figures.
+        measure: measures or counts the figures of eager and fusegen.
     """
 
     text: str
@@ -81,7 +81,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """A claim that has been measured; `holds` is None where a CPU's times stand in for a GPU's."""
+    """A measured claim; `holds` is None if CPU times cannot be compared with the published GPU times."""
 
     claim: str
     source: str
@@ -113,17 +113,17 @@ def row_of(claim: Claim) -> Row:
 
 
 def timed(eager: Call, fused: Call, *, with_host: bool = False, is_random: bool = False) -> Measured:
-    """The microseconds of two calls that compute the same.
+    """The times of two equivalent calls in µs.
 
     Args:
-        with_host: on a GPU, calls as the host makes them, in place of CUDA graphs.
-        is_random: their results are not compared.
+        with_host: on a GPU, times eager calls, including host gaps, instead of CUDA graphs.
+        is_random: the results are random, and are not compared.
 
     Raises:
         SystemExit: the results differ.
     """
     if not is_random and (apart := difference(fused(), eager())) > (2e-2 if IS_GPU else 1e-5):
-        raise SystemExit(f"results differ by {apart:.1e}, which no time makes up for")
+        raise SystemExit(f"the results differ by {apart:.1e}, more than the tolerance")
     found = interleaved({"eager": eager, "fused": fused}, DEVICE, quick=not IS_GPU, with_host=with_host)
     failed = [f"{name}: {each}" for name, each in found.items() if isinstance(each, Exception)]
     times = {name: each.median for name, each in found.items() if not isinstance(each, Exception)}
@@ -131,20 +131,20 @@ def timed(eager: Call, fused: Call, *, with_host: bool = False, is_random: bool 
 
 
 def difference(found: Results, expected: Results) -> float:
-    """The largest of results: the root of the mean square of a difference, of that of what is expected."""
+    """RMS of the difference over RMS of the expected values; the largest over all results."""
     pairs = [(found, expected)] if isinstance(found, Tensor) and isinstance(expected, Tensor) else zip(found, expected, strict=True)
     return max(float((ours.float() - wanted.float()).norm() / wanted.float().norm()) for ours, wanted in pairs)
 
 
 def counted(function: Callable[..., Any], arguments: Mapping[str, Tensor]) -> EagerCost:
-    """The launches and bytes of torch eager, by shapes."""
+    """The launches and bytes of torch eager, counted from shapes."""
     found = eager_cost(function, arguments)
     assert found is not None  # these functions run on tensors without values
     return found
 
 
 def normal(*shape: int) -> Tensor:
-    """Operands of a scale that keeps the results of matmuls near 1."""
+    """A random operand, scaled so that the results of matmuls are near 1."""
     return torch.randn(shape, device=DEVICE, dtype=DTYPE) / math.sqrt(shape[-1])
 
 
@@ -157,7 +157,7 @@ def on_meta(*shape: int) -> Tensor:
 
 
 def gelu_launches() -> Measured:
-    """GPT-2's GELU as its model writes it, and as one kernel."""
+    """Launches of GPT-2's GELU in the model's operations, and as one kernel."""
     x = on_meta(8, 1024, 3072)
     return Measured(counted(ops.gelu_new.function, {"x": x}).launches, ops.gelu_new.lower(x, target=TARGET).step_count)
 
@@ -182,7 +182,7 @@ GPT2_TOKENS = (8, 1024) if IS_GPU else (2, 32)
 
 @torch.no_grad()
 def gelu_share() -> Measured:
-    """The time of GPT-2 with the GELU as its model writes it, and with one kernel."""
+    """Time of GPT-2 with the GELU in the model's operations, and as one kernel."""
     model: Any = GPT2LMHeadModel(GPT2Config(**GPT2))
     model.to(DEVICE, DTYPE).eval()
     ids = torch.randint(model.config.vocab_size, GPT2_TOKENS, device=DEVICE)
@@ -197,13 +197,13 @@ def gelu_share() -> Measured:
 
 
 def norm_gelu_dropout_add(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """The tutorial's chain in four operations of torch."""
+    """The tutorial's chain in four torch operations."""
     hidden = F.gelu(F.layer_norm(x, (x.shape[-1],), weight, bias))
     return torch.native_dropout(hidden, 0.1, True)[0] + residual
 
 
 def chain_traffic() -> Measured:
-    """The MiB that the chain moves."""
+    """Memory traffic of the chain in MiB."""
     x, weight = on_meta(8192, 4096), on_meta(4096)
     eager = counted(norm_gelu_dropout_add, {"x": x, "weight": weight, "bias": weight, "residual": x})
     low = ops.layer_norm_gelu_dropout_add.lower(x, weight, weight, x, target=TARGET)
@@ -214,7 +214,7 @@ EMBEDDED = (8, 2048, 32000, 4096) if IS_GPU else (2, 32, 100, 64)  # batch, posi
 
 
 def embedding_rotary() -> Measured:
-    """Rows of a table, rotated by position."""
+    """An embedding, rotated by position."""
     batch, positions, vocabulary, features = EMBEDDED
     ids = torch.randint(vocabulary, (batch, positions), device=DEVICE)
     table, (cos, sin) = normal(vocabulary, features), (normal(positions, 64) for _ in range(2))
@@ -235,7 +235,7 @@ LINEAR = (8192, 1024, 3072) if IS_GPU else (64, 64, 192)  # tokens, inputs, outp
 
 
 def norm_linear() -> Measured:
-    """A norm and the projection behind it."""
+    """A norm and the projection of its result."""
     tokens, inputs, outputs = LINEAR
     x, gamma, beta, weight, bias = normal(tokens, inputs), normal(inputs), normal(inputs), normal(outputs, inputs), normal(outputs)
 
@@ -249,7 +249,7 @@ QKV = (4, 2048, 2048, 16) if IS_GPU else (2, 32, 64, 4)  # batch, positions, cha
 
 
 def qkv() -> Measured:
-    """Three projections that are split into heads, by views in eager torch."""
+    """Three projections, split into heads; eager torch splits by views."""
     batch, positions, channels, heads = QKV
     x, weight, bias = normal(batch, positions, channels), normal(3 * channels, channels), normal(3 * channels)
     parts = [(w.clone(), b.clone()) for w, b in zip(weight.chunk(3), bias.chunk(3), strict=True)]
@@ -264,7 +264,7 @@ ATTENTION = (4, 16, 2048, 128) if IS_GPU else (1, 4, 64, 16)  # batch, heads, po
 
 
 def attention() -> Measured:
-    """Causal attention with its scores in memory, and without."""
+    """Causal attention with and without materialized scores."""
     q, k, v = (normal(*ATTENTION) for _ in range(3))
     positions, channels = ATTENTION[2:]
     later = torch.ones(positions, positions, dtype=torch.bool, device=DEVICE).triu(1)
@@ -281,7 +281,7 @@ MLP_TOKENS = 4096 if IS_GPU else 64
 
 
 def swiglu_mlp(tokens: int) -> Measured:
-    """Three matmuls and two pointwise operations, as Llama writes them."""
+    """Llama's MLP: three matmuls and two pointwise operations."""
     inputs, hidden = MLP
     x, gate, up, down = normal(tokens, inputs), normal(hidden, inputs), normal(hidden, inputs), normal(inputs, hidden)
 
@@ -292,7 +292,7 @@ def swiglu_mlp(tokens: int) -> Measured:
 
 
 def swiglu_decode(tokens: int) -> Measured:
-    """The design of SGLang and vLLM, cuBLAS and one kernel for SwiGLU, beside fusegen's MLP."""
+    """Compares the MLP of SGLang and vLLM (cuBLAS and one kernel for SwiGLU) with fusegen's MLP."""
     inputs, hidden = MLP
     x, packed, down = normal(tokens, inputs), normal(2 * hidden, inputs), normal(inputs, hidden)
 
@@ -306,7 +306,7 @@ SAMPLED = (64, 32000) if IS_GPU else (4, 256)  # requests, vocabulary
 
 
 def sampling() -> Measured:
-    """A token by temperature, top k and top p, with its log-probability."""
+    """Samples a token by temperature, top k and top p; returns it with its log-probability."""
     requests, vocabulary = SAMPLED
     logits = 8 * torch.randn(requests, vocabulary, device=DEVICE)
     temperature, top_k, top_p = (torch.full((requests, 1), value, device=DEVICE) for value in (0.8, 20, 0.9))
@@ -335,7 +335,7 @@ LLAMA: dict[str, Any] = {
 
 
 def layer_launches() -> Measured:
-    """A decoder layer of Llama, in transformers and as one kernel."""
+    """Launches of a Llama decoder layer, in transformers and as one kernel."""
     decoder_layer: Any = LlamaDecoderLayer
     with torch.device("meta"):
         layer = decoder_layer(LlamaConfig(**LLAMA), 0).to(torch.bfloat16).eval()
@@ -349,7 +349,7 @@ BERT: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "interme
 
 
 def encoder_layers(device: torch.device | str, dtype: torch.dtype) -> tuple[Any, FusedTransformerLayer]:
-    """BERT-large's layer in transformers, with its attention in operations of torch, and fused."""
+    """BERT-large's layer in transformers, with attention in torch operations, and the fused layer with the same weights."""
     bert_layer: Any = BertLayer
     config: Any = BertConfig(**BERT)
     with torch.device(device):
@@ -361,7 +361,7 @@ def encoder_layers(device: torch.device | str, dtype: torch.dtype) -> tuple[Any,
 
 
 def encoder_launches() -> Measured:
-    """The launches of BERT-large's layer."""
+    """Launches of BERT-large's layer."""
     plain, fused = encoder_layers("meta", torch.bfloat16)
     low = fused.passes(1, 16, target=TARGET).forward.lower()
     return Measured(counted(plain, {"hidden_states": on_meta(1, 16, 1024)}).launches, low.step_count)
@@ -369,7 +369,7 @@ def encoder_launches() -> Measured:
 
 @torch.no_grad()
 def encoder_time() -> Measured:
-    """The time of BERT-large's layer for 16 tokens, which the host's launches take on a GPU."""
+    """Time of BERT-large's layer for 16 tokens. On a GPU, the host's launches determine it."""
     plain, fused = encoder_layers(DEVICE, DTYPE)
     x = torch.randn(1, 16, 1024, device=DEVICE, dtype=DTYPE)
 
@@ -382,13 +382,13 @@ def encoder_time() -> Measured:
 
 
 def launch_time() -> Measured:
-    """The same by launch."""
+    """`encoder_time` per launch."""
     launches, time = encoder_launches(), encoder_time()
     return Measured(time.eager / launches.eager, time.fused / launches.fused, time.reason)
 
 
 def claims() -> Iterator[Claim]:
-    """All figures."""
+    """Yields all claims."""
     by = "×"
     yield Claim("GELU: 8 launches → 1", "G", 8, "factor", "8×1024×3072", "launches", gelu_launches)
     text = "GELU fused: 12.2% of GPT-2's CUDA time gone"
@@ -419,14 +419,14 @@ def claims() -> Iterator[Claim]:
 
 
 def in_unit(value: float, gain: Gain, unit: str) -> str:
-    """A gain in words."""
+    """The gain as text with its unit."""
     if math.isnan(value):
         return "–"
     return {"factor": f"{value:.2f}×", "share": f"{value:.1%}"}.get(gain, f"{number(value)} {unit}")
 
 
 def number(value: float) -> str:
-    """A number with three digits at least."""
+    """A number with at least three digits."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -438,7 +438,7 @@ def shown(row: Row) -> list[str]:
 
 
 def machine() -> dict[str, str]:
-    """The circumstances of a run."""
+    """The device, the versions and the methods of a run."""
     return {
         "device": torch.cuda.get_device_name() if IS_GPU else "CPU",
         "dtype": str(DTYPE).removeprefix("torch."),
@@ -450,9 +450,9 @@ def machine() -> dict[str, str]:
 
 
 def main() -> None:
-    """Measures all figures, prints the table, and stores the run on request."""
+    """Measures all claims and prints a table; stores the run on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a JSON file for the run")
+    parser.add_argument("--out", type=Path, help="JSON file to store the run in")
     options = parser.parse_args()
     rows = [row_of(claim) for claim in claims()]
     where = machine()
@@ -461,7 +461,7 @@ def main() -> None:
         table.add_row(*shown(row))
     Console(width=120).print(table)
     if not IS_GPU:
-        print("Times are those of a CPU at small sizes: figures of a CPU are not comparable with the sources'.")
+        print("Times are of a CPU at small sizes, and are not comparable with the published figures.")
         print(f"Launches and bytes are counted for {TARGET}.")
     if options.out is not None:
         values = [{name: None if value != value else value for name, value in asdict(row).items()} for row in rows]

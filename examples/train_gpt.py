@@ -1,6 +1,6 @@
-"""A GPT learns to add, with and without fusegen, from the same seed: loss curves, step times and peak memory side by side.
+"""Trains a GPT to add, with and without fusegen, from the same seed; compares losses, step times and peak memory.
 
-python examples/train_gpt.py                                        # a small one, on any machine
+python examples/train_gpt.py                                        # a small model, on any machine
 python examples/train_gpt.py --layers 8 --width 512 --context 512   # on a GPU
 """
 
@@ -30,7 +30,7 @@ CHARACTERS = "0123456789+=\n"
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a model: its layers, the channels of a position, heads of attention, and positions of a sequence."""
+    """The size of a model: layers, channels per position, attention heads, positions per sequence."""
 
     layers: int
     width: int
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, position, channel) to the same."""
+        """Takes and returns (batch, position, channel)."""
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         result: Tensor = self.out(found.transpose(1, 2).flatten(2))
@@ -65,14 +65,14 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(shape.width, 4 * shape.width), nn.Linear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, position, channel) to the same."""
+        """Takes and returns (batch, position, channel)."""
         x = x + self.attention(self.attention_norm(x))
         result: Tensor = x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
         return result
 
 
 class Ends(nn.Module):
-    """What is before the layers, and what is behind them."""
+    """The parameters before and after the layers: embeddings and the last norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -82,27 +82,27 @@ class Ends(nn.Module):
 
 
 class First(nn.Module):
-    """Characters and their positions as channels."""
+    """The sum of the embeddings of characters and positions."""
 
     def __init__(self, ends: Ends) -> None:
         super().__init__()
         self.ends = ends
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(batch, position) to (batch, position, channel)."""
+        """Takes (batch, position), returns (batch, position, channel)."""
         result: Tensor = self.ends.characters(ids) + self.ends.positions
         return result
 
 
 class Loss(nn.Module):
-    """The last norm, logits by the table of characters, and their cross entropy."""
+    """The last norm, the logits (with the weights of the character embedding), and their cross entropy."""
 
     def __init__(self, ends: Ends) -> None:
         super().__init__()
         self.ends = ends
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """(batch, position, channel) and (batch, position) to a number."""
+        """Takes (batch, position, channel) and (batch, position), returns a scalar."""
         logits = F.linear(self.ends.norm(x), self.ends.characters.weight)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
@@ -116,14 +116,14 @@ def model_of(shape: Shape, seed: int) -> list[nn.Module]:
 
 
 def sums(count: int, seed: int) -> str:
-    """Lines such as ``437+85=522``: a text that has something to learn."""
+    """A training text of lines such as ``437+85=522``."""
     draw = random.Random(seed)
     pairs = ((draw.randrange(1000), draw.randrange(1000)) for _ in range(count))
     return "".join(f"{a}+{b}={a + b}\n" for a, b in pairs)
 
 
 def batches(text: str, size: int, context: int, steps: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of a text, and the same one character further."""
+    """Yields batches of pieces of the text, and the same pieces shifted by one character as targets."""
     ids = torch.tensor([CHARACTERS.index(c) for c in text])
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -134,7 +134,7 @@ def batches(text: str, size: int, context: int, steps: int, seed: int) -> Iterat
 
 @dataclass(frozen=True)
 class Run:
-    """What a training gave: losses, the median time of a step in seconds, and the peak of allocated bytes (GPUs alone)."""
+    """The losses of a training, the median seconds of a step, and the peak of allocated bytes (None on a CPU)."""
 
     losses: list[float]
     step: float
@@ -142,7 +142,7 @@ class Run:
 
 
 def train(name: str, options: argparse.Namespace, fuse: Callable[[nn.Module], nn.Module]) -> Run:
-    """Trains a fresh model of which each module went through ``fuse``."""
+    """Trains a new model, after ``fuse`` was applied to each of its modules."""
     device, shape = torch.device(options.device), Shape(options.layers, options.width, options.heads, options.context)
     modules = [module.to(device) for module in model_of(shape, options.seed)]
     parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
@@ -170,16 +170,16 @@ def train(name: str, options: argparse.Namespace, fuse: Callable[[nn.Module], nn
 
 
 def print_table(runs: dict[str, Run]) -> None:
-    """Both runs beside each other."""
+    """Prints both runs side by side."""
     table = Table("", "first loss", "last loss", "step", "peak memory")
     for name, run in runs.items():
-        memory = "counted on GPUs alone" if run.memory is None else f"{run.memory / 2**20:.0f} MiB"
+        memory = "only on GPUs" if run.memory is None else f"{run.memory / 2**20:.0f} MiB"
         table.add_row(name, f"{run.losses[0]:.4f}", f"{run.losses[-1]:.4f}", f"{run.step * 1e3:.2f} ms", memory)
     Console().print(table)
 
 
 def plot(runs: dict[str, Run], path: Path) -> str:
-    """Draws the losses; says where they are."""
+    """Draws the losses. Returns a line with the file's path."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -194,13 +194,14 @@ def plot(runs: dict[str, Run], path: Path) -> str:
 
 
 def main() -> None:
-    """Trains twice and compares."""
+    """Trains with and without fusegen and compares the losses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     for name, default in (("layers", 4), ("width", 256), ("heads", 8), ("context", 64), ("batch", 8), ("steps", 50), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of AdamW (default: 0.001)")
-    parser.add_argument("--plot", type=Path, default=Path(tempfile.gettempdir()) / "train_gpt.png", help="(default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of AdamW (default: 0.001)")
+    plot_file = Path(tempfile.gettempdir()) / "train_gpt.png"
+    parser.add_argument("--plot", type=Path, default=plot_file, help="file of the plot (default: %(default)s)")
     options = parser.parse_args()
     runs = {"torch": train("torch", options, lambda module: module), "fusegen": train("fusegen", options, fg.kernel)}
     print_table(runs)
@@ -208,7 +209,7 @@ def main() -> None:
     apart = max(abs(a - b) for a, b in zip(*(run.losses for run in runs.values()), strict=True))
     print(f"largest difference of the losses: {apart:.1e}")
     if apart > (0.1 if options.device.startswith("cuda") else 1e-3):
-        raise SystemExit("the losses do not agree")
+        raise SystemExit("the losses differ by more than the tolerance")
 
 
 if __name__ == "__main__":

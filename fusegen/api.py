@@ -154,7 +154,7 @@ class Kernel(Generic[P, R]):
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
         """Returns the operator that represents a call in a graph of torch.compile, torch.export or make_fx.
 
-        It is ``torch.ops.fusegen.<name>_<digest>``, or has the name that the kernel was declared with.
+        Its name is ``torch.ops.fusegen.<name>_<digest>``, or the one declared with ``op=``.
 
         It takes the call's tensors, the captured tensors, sizes and run-time numbers, in the order of its schema. The operator
         of a random kernel also takes the key of the random bits, one int64.
@@ -182,11 +182,11 @@ class Kernel(Generic[P, R]):
     @overload
     def __get__(self: Kernel[Concatenate[S, Q], R], instance: S, owner: type) -> Method[Q, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Binds a kernel that a class declares as a method to an object, which becomes the first argument."""
+        """Binds a kernel that is declared as a method to its object, the first argument of each call."""
         return self if instance is None else Method(self, instance)
 
     def fresh(self, function: Callable[P, R] | None = None, *, options: Options | None = None) -> Kernel[P, R]:
-        """Returns a copy of the kernel with an empty cache, not registered as an operator; arguments replace its own."""
+        """Returns a copy with an empty cache and no registered operator, optionally with another function or other options."""
         return Kernel(self.function if function is None else function, options=self.options if options is None else options)
 
     def __copy__(self) -> Kernel[P, R]:
@@ -198,7 +198,7 @@ class Kernel(Generic[P, R]):
 
     @property
     def _declared(self) -> tuple[str, None, Options]:
-        """The constructor arguments after the function; a copy is not registered as an operator."""
+        """The constructor arguments after the function. They register no operator, since they make copies."""
         return self._dispatcher.name, None, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -224,7 +224,7 @@ class Method(Generic[Q, R]):
     """A kernel that a class declares as a method, bound to an object."""
 
     def __init__(self, kernel: Kernel[..., R], instance: object) -> None:
-        self.kernel, self.instance = kernel, instance  # torch.compile would take ``__func__`` for a method of Python
+        self.kernel, self.instance = kernel, instance  # not ``__func__``: torch.compile expects a Python method there
         self.__name__, self.__doc__ = kernel.function.__name__, kernel.__doc__
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
@@ -269,8 +269,8 @@ def vjp(
 ) -> Vjp:
     """Returns the forward and backward pass of a kernel.
 
-    A tensor that is saved for the backward pass must not be modified in between: `Backward` checks its version counter. Tensors of
-    inference mode have no version counter, and `Forward` refuses to save them; use ``torch.no_grad()`` instead.
+    A saved tensor must not be modified before the backward pass: `Backward` checks its version counter. Inference tensors have no
+    version counter, so `Forward` refuses to save them; use ``torch.no_grad()`` instead of inference mode.
 
     Args:
         kernel: the kernel, or a module that was declared as one.
@@ -324,7 +324,7 @@ def _lookup(module: str, path: str) -> object:
 
 
 def _check_target_name(kernel: str, target: object) -> None:
-    """Raises `ArgumentError` for a ``target=`` that is not a string: the kernel itself has a parameter of that name."""
+    """Raises `ArgumentError` for a ``target=`` that is not a string: it may be meant for a parameter of the kernel."""
     if target is not None and not isinstance(target, str):
         what = f"{kernel}: target= must be the name of a target, not a {type(target).__name__}"
         raise ArgumentError(what, hint="pass the kernel's own parameter of that name by position")

@@ -51,8 +51,8 @@ def kernel(
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
     Tensor parameters are inputs; ints and floats are run-time values. ``bool``, ``str``, ``None`` and parameters annotated
-    ``fg.Static[T]`` are constants that select code. So is an int or a float whose value is needed during tracing, as a dim or in
-    Python code. A branch on numbers becomes a guard that each call checks.
+    ``fg.Static[T]`` are constants that select code. An int or float becomes a constant too if tracing needs its value, e.g. for a
+    dim or in Python code. A branch on numbers becomes a guard that each call checks.
 
     A ``functools.partial`` and an object with ``__call__`` count as functions.
 
@@ -64,15 +64,16 @@ def kernel(
         op: a name, ``library::name``, that registers the kernel as the operator ``torch.ops.library.name``. An exported program
             that contains it can be loaded wherever the kernel is declared. All parameters and the result must be annotated. The
             kernel must not capture tensors, draw random numbers without a seed, or write in place. In a graph that torch records,
-            its backward pass runs the forward pass again. ``torch.autocast`` does not affect the operator: under it, a recorded
-            call of the kernel uses an operator without this name.
+            the operator's backward pass runs the forward pass again. The operator ignores ``torch.autocast``; a call recorded under
+            autocast uses an unnamed operator instead.
         recompute: which values the backward pass computes again instead of reading saved ones. "auto" moves the fewest bytes.
             "all" saves only arguments, results and the random key. "none" recomputes only free operations: views, casts,
             broadcasts, and minimum or maximum elements. An inlined kernel follows the outer kernel's rule.
         compiler: "nvrtc" compiles by NVRTC (by the host's compiler on the CPU target) and launches from Python. "extension" builds
             a C++ operator with `torch.utils.cpp_extension` and ninja, and launches from C++; results are bitwise equal. Its first
             call takes about 15 s for torch's headers; later processes load the library from the cache. None means
-            ``FUSEGEN_COMPILER``, or "nvrtc" if that is unset; operators in recorded graphs follow that variable alone.
+            ``FUSEGEN_COMPILER``, or "nvrtc" if that is unset; operators in recorded graphs ignore this argument and read only the
+            variable.
         fast_math: True lets float32 math on a GPU use the hardware's approximate functions, like nvcc's ``--use_fast_math``: exp,
             expm1, log, log1p, sin, cos, tanh, sqrt, rsqrt, sigmoid, GELU and division. It also contracts ``a * b + c`` into one
             instruction. Gradients and operators of recorded calls follow it; an inlined kernel follows the outer kernel's rule.

@@ -60,7 +60,7 @@ _NOTES = {"attention_backward": ": adds in no fixed order unless torch.use_deter
 """Remarks on library functions."""
 
 
-_IDLE = 2  # most of the GPU idles if there are at least this many SMs per block
+_IDLE = 2  # SMs per block from which on most of the GPU idles
 _WORTH_A_LAUNCH = 1 << 18  # bytes that a block moves in about the latency of a launch
 
 
@@ -93,7 +93,8 @@ class SavedValue:
     Attributes:
         name: name of the argument, the result, or the operation that computes the value.
         shape: shape with symbolic sizes.
-        owner: ``an argument`` or ``a result`` if that keeps the value alive anyway; empty if only the pass does.
+        owner: ``an argument`` or ``a result`` if the value is one, and thus alive anyway; empty for a value kept only for the
+            backward pass.
     """
 
     name: str

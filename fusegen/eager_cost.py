@@ -62,7 +62,8 @@ def eager_cost(
 
     Args:
         arguments: arguments by parameter; only shapes and dtypes of tensors matter.
-        lowered: device type and dtype of the active autocast. It ignores meta tensors, so the function runs on fake ones.
+        lowered: device type and dtype of the active autocast. Autocast ignores meta tensors, so the function then runs on fake
+            tensors.
     """
     device = "meta" if lowered is None else lowered[0]
     counter = _Counter(device)
@@ -82,7 +83,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.passed_through = device, "meta" if device == "meta" else None  # fake tensors have any device
+        self.device, self.passed_through = device, "meta" if device == "meta" else None  # fake tensors may have any device
         self.operations: list[str] = []
         self.read = 0
         self.written = 0

@@ -42,7 +42,7 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
         return self._replace(mutates=names)
 
     def over(self, declared: Options) -> Options:
-        """Returns the options of a declared kernel, in which the non-default ones of these take precedence; ``mutates`` stays."""
+        """Overrides the options of a declared kernel, except ``mutates``, by the non-default options of this object."""
         rules = {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
         return declared._replace(**rules | {"mutates": declared.mutates})
 

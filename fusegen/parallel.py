@@ -33,10 +33,10 @@ from fusegen.specs.elementwise import activate
 
 # Collectives.
 #
-# The collectives are torch's functional operators, which take the group's name: torch.compile records them, and a module that holds
-# a name can be copied and pickled, unlike one with a `ProcessGroup`. An all-reduce of partial results has the identity as its
-# backward pass; the backward pass of a broadcast copy is an all-reduce. torch cannot tell the two apart, so each has its own
-# `autograd.Function`, whose backward pass is the other one.
+# The collectives are torch's functional operators, because torch.compile can record them. They take the group's name: a module
+# can be copied and pickled with a name, but not with a `ProcessGroup`. The backward pass of an all-reduce of partial results is the
+# identity, and the backward pass of a copy to all ranks is an all-reduce. Each has its own `autograd.Function`, since torch cannot
+# know which of the two a collective is.
 
 
 GroupLike: TypeAlias = ProcessGroup | DeviceMesh | None
@@ -60,7 +60,7 @@ class Ranks:
                 raise ArgumentError(f"the mesh has {group.ndim} dims, not one", hint="pass one of its dims, such as mesh['tp']")
             group = group.get_group()
         chosen = dist.group.WORLD if group is None else group
-        assert chosen is not None  # as it is initialized
+        assert chosen is not None  # torch.distributed is initialized
         if not isinstance(chosen, ProcessGroup):
             what = f"{chosen!r} is not a process group" + (" that contains this rank" if isinstance(chosen, int) else "")
             raise ArgumentError(what, hint="pass a group of torch.distributed.new_group, on its ranks only, or a mesh")

@@ -22,7 +22,7 @@ _TICK = 0.1  # seconds
 
 @dataclass
 class Layers:
-    """The layers of a model that have one class, each a kernel; ``done`` counts those that have been called."""
+    """The layers of one class in a model, each with its own kernel; ``done`` counts the layers called so far."""
 
     name: str
     count: int

@@ -134,7 +134,7 @@ def _captured(call: TimedCall) -> torch.cuda.CUDAGraph:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, buffer: torch.Tensor) -> Span:
-    """Queues a replay between two events. The GPU clears its cache first, which gives the host time to queue all of it."""
+    """Queues a replay between two events. The GPU first clears its cache, so that the host has time to queue the whole replay."""
     buffer.zero_()
     return _span(graph.replay)
 

@@ -30,7 +30,7 @@ _TOLERANCES = {
     torch.float8_e5m2: 2**-3, torch.float8_e4m3fn: 2**-4,
     torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30,
 }  # fmt: skip
-"""Relative RMS difference allowed between the results of two plans, which sum in different orders."""
+"""Relative RMS difference allowed between the results of two plans: plans sum in different orders."""
 
 _DISCONTINUOUS_SHARE = 1e-4
 """Share of elements that may differ at a discontinuity, such as a power-of-two scale or the index of equal values."""
@@ -159,7 +159,7 @@ def _measured_by_rank_0(measure: Callable[[], Tuning]) -> Tuning:
     if dist.get_rank() == 0:
         try:
             message = [measure()]
-        except FusegenError as error:  # an error is sent too, because the other ranks wait for a message
+        except FusegenError as error:  # rank 0 sends the error too, because the other ranks wait for a message
             message = [error]
     dist.broadcast_object_list(message)
     if isinstance(message[0], FusegenError):

@@ -86,8 +86,8 @@ def _expand_unruled(value: Value) -> Value:
 def _is_loss_of_logits(graph: Graph) -> bool:
     """True if the only float result is a loss of values that are never materialized whole, e.g. logits.
 
-    All gradients are then multiples of the loss's gradient, so that the forward pass computes them for a gradient of 1 while it
-    holds a block of these values. Not in float16, where small gradients would underflow without the GradScaler's factor.
+    All gradients are then multiples of the loss's gradient, so the forward pass computes them for a gradient of 1 while it holds a
+    block of these values. False in float16, since small gradients would underflow without the GradScaler's factor.
     """
     floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
     if len(floats) != 1 or not all(same(dim, 1) for dim in graph.nodes[floats[0]].shape):

@@ -1,17 +1,16 @@
 """Chooses which forward values the backward pass saves: the minimum cut by bytes.
 
-Inputs and results are materialized anyway, so that they cost their bytes once, for the backward pass's read. Any other value
-costs its bytes twice, since the forward pass has to write it first. `cheapest_cut` returns the cheapest set of values from which
-the backward pass can recompute all others that it needs, pointwise. Ties prefer materialized values, then values that the forward
-pass computes, then the set with the least recomputation. Exceptions:
+Inputs and results are materialized anyway, so they cost their bytes once: the backward pass reads them. Any other value costs its
+bytes twice, since the forward pass has to write it first. `cheapest_cut` returns the cheapest set of values from which the backward
+pass can recompute all others that it needs, pointwise. Ties prefer materialized values, then values that the forward pass computes,
+then the set with the least recomputation. Exceptions:
 
-- Matmuls and other library calls are not recomputed, nor are statistics: reductions to at most an eighth of their operand's
-  elements.
+- Matmuls, other library calls and statistics are not recomputed. Statistics are reductions to at most an eighth of the elements.
 - A statistic is saved in its computing type, since its error enters everything that depends on it. A result that the forward pass
   rounds to 16 bits is no substitute.
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
-  saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These are
-  saved in their computing type.
+  saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
+  gradients are saved in their computing type.
 - A maximum or minimum is always recomputed: it is compared with its elements, and a rounded one may equal none of them.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
@@ -132,7 +131,7 @@ def _producers(graph: Graph, nodes: Collection[int]) -> set[int]:
 
 
 def _draws(node: Node) -> bool:
-    """True if torch draws random bits for a node, which would differ in a second call."""
+    """True if torch draws random bits for a node: they would differ in a second call."""
     return bool(dict(node.attrs).get("dropout"))
 
 
@@ -205,7 +204,7 @@ def cheapest_cut(
     args: Mapping[int, Sequence[int]], costs: Mapping[int, int | None], origins: Collection[int], targets: Collection[int]
 ) -> frozenset[int]:
     """Returns the node set of least cost that cuts all paths from origins, which have no operands, to targets. Of equal sets, it is
-    the one nearest to the targets, which needs the least recomputation. A cost of None exceeds all others.
+    the one nearest to the targets: it needs the least recomputation. A cost of None exceeds all others.
 
     Each node is an edge with its cost as capacity. Dinic, Algorithm for Solution of a Problem of Maximum Flow in Networks with
     Power Estimation (1970).

@@ -135,7 +135,8 @@ def _round(call: TimedCall, x: Tensor) -> float:
 
 
 def _known(x: Tensor) -> Tensor:
-    """Computes the same as `_fresh` functions with a fixed constant, so that its extension, slow to build, is cached on disk."""
+    """Computes the same as `_fresh` functions, with a fixed constant: the disk cache then has its extension, which is slow to
+    build."""
     return torch.tanh(x * 1.5) + x
 
 

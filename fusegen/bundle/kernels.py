@@ -219,9 +219,7 @@ def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
     names_by_id: dict[int, str] = {}
     for name, value in zip(names, values, strict=True):
         if isinstance(value, Tensor) and names_by_id.setdefault(id(value), name) != name:
-            what = (
-                f"{names_by_id[id(value)]!r} and {name!r} are one tensor, built for two tensors: the function compares identities"
-            )
+            what = f"{names_by_id[id(value)]!r} and {name!r} are one tensor, but were two at the build: the function compares them"
             raise Mismatch(what)
 
 

@@ -31,7 +31,7 @@ from fusegen.target import Target
 
 _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
-"""Names of dtypes."""
+"""Dtypes by name."""
 
 _SHAPE = re.compile(r"((?P<name>\w+)=)?(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
 _FEATURES, _ROWS = (4096, 8192, 2048), (1024, 16, 8, 32)
@@ -57,7 +57,9 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     shape_help = "shapes of tensors (x=16384x4096:bf16 w=4096) and sizes of named dims (rows=512)"
     parser.add_argument("--shape", metavar="NAME=SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=shape_help)
-    parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments (eps=1e-6)")
+    parser.add_argument(
+        "--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="values of other arguments (eps=1e-6)"
+    )
 
 
 def lowered(options: argparse.Namespace) -> tuple[NamedKernel, dict[str, Any], Lowered]:
@@ -81,9 +83,7 @@ def _check_sizes(low: Lowered) -> None:
     for buffer in low.program.buffers:
         elements = math.prod(size(low.sizes) for size in buffer.shape)
         if elements > _MOST_SIZE // buffer.dtype.itemsize:
-            raise ArgumentError(
-                f"{low.graph.name} creates a tensor of {elements} elements, which is too large", hint="give smaller sizes"
-            )
+            raise ArgumentError(f"{low.graph.name} creates a tensor of {elements} elements, too large", hint="give smaller sizes")
 
 
 def chosen_target(name: str | None) -> Target:
@@ -254,7 +254,7 @@ def _literal(text: str) -> Any:
 
 
 def nvidia_gpu() -> torch.device | None:
-    """This machine's GPU; None where torch sees none, or one that is not NVIDIA's."""
+    """This machine's GPU; None if torch sees no GPU, or is built for AMD GPUs."""
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return None
     return torch.device("cuda", torch.cuda.current_device())
@@ -264,7 +264,7 @@ def chosen_device(name: str | None) -> torch.device:
     """The device of a name; by default the GPU if there is one.
 
     Raises:
-        ArgumentError: there is no GPU, or kernels would run in the emulator, whose times are meaningless.
+        ArgumentError: there is no GPU, or kernels would run in the emulator.
     """
     gpu = nvidia_gpu()
     if name == "cuda" and gpu is None:
@@ -277,7 +277,7 @@ def chosen_device(name: str | None) -> torch.device:
     return torch.device("cpu")
 
 
-# A user's own kernels among the names of a command.
+# A user's own kernels as arguments of a command.
 
 
 @dataclass(frozen=True)
@@ -310,13 +310,13 @@ def are_user_kernels(names: Sequence[str], options: argparse.Namespace, of_prebu
     own = [name for name in names if is_location(name)]
     prebuilt = [name for name in names if not is_location(name)]
     if own and prebuilt:
-        what = f"{own[0]} is a kernel of yours, and {prebuilt[0]} a prebuilt one, which has fixed cases"
+        what = f"{own[0]} is your own kernel, and {prebuilt[0]} is a prebuilt one with fixed cases"
         raise ArgumentError(what, hint="run the command once for each")
     if not own and (option := next((option for option in ("shape", "arg") if getattr(options, option)), None)):
-        what = f"--{option} is for a kernel of yours: prebuilt ones have fixed cases"
-        raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
+        what = f"--{option} applies to your own kernels: prebuilt ones have fixed cases"
+        raise ArgumentError(what, hint="name your kernel, as in path/to/file.py:kernel")
     if own and (option := next((option for option in of_prebuilt if getattr(options, option)), None)):
-        raise ArgumentError(f"--{option} is for prebuilt kernels", hint=f"leave it out for {own[0]}")
+        raise ArgumentError(f"--{option} applies to prebuilt kernels only", hint=f"leave it out for {own[0]}")
     return bool(own)
 
 

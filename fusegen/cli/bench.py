@@ -46,22 +46,24 @@ _TEXT_COLUMNS = ("group", "case", "shape", "dtype", "called", "best peer", "slow
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     providers = ",".join(each.name for each in PROVIDERS)
-    parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups), or FILE.py:NAME")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of each group), or FILE.py:NAME")
     groups = ", ".join(GROUPS)
     parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"one or more of {groups} (default: public)")
     dtype_help = "dtype of your kernel's tensors without one in --shape (default: a module's own, else bf16; f32 on a CPU)"
     parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
     add_inputs(parser)
-    parser.add_argument("--providers", metavar="A,B,C", help=f"implementations to time, of {providers} (default: all available)")
+    parser.add_argument("--providers", metavar="A,B,C", help=f"implementations to time, from {providers} (default: all available)")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record in this file, case by case")
-    parser.add_argument("--resume", action="store_true", help="keep the cases that the file of --out has, and time the others")
+    parser.add_argument("--resume", action="store_true", help="keep the cases that --out already stores, and time the others")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as an HTML page")
-    parser.add_argument("--compare", metavar="OLD.json", type=Path, help="report what became slower; if anything did, exit with 1")
+    parser.add_argument(
+        "--compare", metavar="OLD.json", type=Path, help="list cases that became slower; exit with 1 if there are any"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="device to run on (default: the GPU if there is one)")
-    parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
+    parser.add_argument("--quick", action="store_true", help="measure for a fifth of the usual time")
     parser.add_argument("--tune", action="store_true", help="measure each kernel's plans first, and use the fastest")
-    parser.add_argument("--latency", action="store_true", help="time the host instead of kernels: first calls, and later calls")
+    parser.add_argument("--latency", action="store_true", help="measure the host time of first and later calls instead of kernels")
 
 
 def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
@@ -84,8 +86,8 @@ def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     if options.show is None and not are_user_kernels(options.names, options, _CASE_OPTIONS) and options.dtype is not None:
-        what = "--dtype is for a kernel of yours: prebuilt ones have fixed cases"
-        raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
+        what = "--dtype applies to your own kernels: prebuilt ones have fixed cases"
+        raise ArgumentError(what, hint="name your kernel, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume continues the record of --out", hint="fusegen bench --out FILE.json --resume")
     if options.show is not None and (option := _timing_option(options)):
@@ -115,7 +117,7 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
         check_same_device(old.environment, record.environment)
     ensure_native()
     if reason():
-        terminal.progress(f"without the native module: {reason()} …")
+        terminal.progress(f"calls run without the native module: {reason()} …")
     wait()  # calls before it is loaded would be timed in Python
     if options.latency:
         terminal.progress("timing first calls …")
@@ -230,12 +232,12 @@ def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen
     """The named providers; by default all on this device that can compute any kernel.
 
     Raises:
-        ArgumentError: as for `choose`; or a provider can only compute certain prebuilt kernels.
+        ArgumentError: as for `choose`; or a provider computes only certain prebuilt kernels.
     """
     chosen = choose(names, device)
     if names is None:
         missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
         return ChosenProviders(tuple(provider for provider in chosen.providers if provider.name in OWN_PROVIDERS), missing)
     if unfit := [provider.name for provider in chosen.providers if provider.name not in OWN_PROVIDERS]:
-        raise ArgumentError(f"{unfit[0]} cannot run your own kernel", hint=f"--providers {','.join(OWN_PROVIDERS)}")
+        raise ArgumentError(f"{unfit[0]} cannot compute your own kernels", hint=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen

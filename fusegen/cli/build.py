@@ -22,21 +22,21 @@ from fusegen.target import Target
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to create")
-    arch_help = "comma-separated or repeated: sm_80 … sm_120, cpu (default: this machine's GPU, else sm_90a)"
+    arch_help = "targets, comma-separated or repeated: sm_80 … sm_120, cpu (default: this machine's GPU, else sm_90a)"
     format_help = (
         "bundle (for fusegen.load; the default), extension (a shared library of torch operators), or sources (CUDA, CMake)"
     )
     parser.add_argument("--format", choices=("bundle", "extension", "sources"), default="bundle", help=format_help)
-    library_help = "name of an extension, whose operators are torch.ops.NAME.… (default: the folder's name)"
+    library_help = "name of the library; an extension's operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     dtype_help = (
-        "comma-separated or repeated, one build each: dtypes of tensors without one in --shape (default: a module's own, else "
+        "dtypes of tensors without one in --shape, one build each; comma-separated or repeated (default: a module's own, else "
         "bf16; f32 on a CPU)"
     )
     parser.add_argument("--dtype", metavar="DTYPES", action="append", help=dtype_help)
     add_inputs(parser)
-    call_help = "argument shapes to build for, repeatable: x=1x4096:bf16,w=4096; --shape applies to all of them"
+    call_help = "argument shapes of one call to build for; may be repeated (x=1x4096:bf16,w=4096); --shape applies to all calls"
     parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
 
 
@@ -84,7 +84,7 @@ def _run_sources(kernels: Sequence[NamedKernel], targets: Sequence[Target], opti
         return 0
     for name in names:
         terminal.line(f"{name}: {name}.h, {name}.cu")
-    terminal.line(f"CMake builds {library} from them; each file also compiles alone with nvcc")
+    terminal.line(f"CMake builds {library} from these files; nvcc also compiles each file alone")
     return 0
 
 

@@ -112,7 +112,7 @@ def _print_measured(measured: Measured | ToolNotFoundError, terminal: Terminal) 
         return
     columns = ("", "median µs", "bytes needed / time", "speed-up", "rms error", "greatest error")
     terminal.table(columns, [_row(timing, measured) for timing in measured.timings], right=columns[1:])
-    first = f"first call {measured.first_call_ms:.0f} ms: tracing, the compiler or its cache, loading"
+    first = f"the first call took {measured.first_call_ms:.0f} ms: tracing, compiling or reading the cache, loading"
     terminal.line(f"errors are against float64; {first}")
     for source in measured.sources:
         terminal.line(f"source: {source}")
@@ -130,7 +130,7 @@ def _row(timing: DemoTiming, measured: Measured) -> tuple[str, ...]:
 # Two fusions, stage by stage; each is compiled for every architecture and run on this machine.
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
-_SHOWN = "sm_90a"  # the target whose code is printed if there is no GPU
+_SHOWN = "sm_90a"  # its code is printed if there is no GPU
 _LINE_TEXT = re.compile(r"(# line \d+): .*")  # the declaration is printed above
 EAGER = "torch eager"
 _HIDDEN, _WIDE = (8, 1024, 768), (8, 1024, 3072)
@@ -298,7 +298,7 @@ def _source_path(source: Source, target: Target) -> Path:
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
 
 
-# Errors against the float64 oracle, slice by slice: the oracle keeps all intermediates.
+# Errors against the float64 oracle. They are computed sample by sample, because the oracle keeps all intermediates.
 
 
 @dataclass(frozen=True)

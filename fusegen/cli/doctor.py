@@ -117,8 +117,8 @@ _STATE = (
 _TORCH = Probe("torch", "everything", probes.probe_torch)
 _GPU = Probe("GPU", "running CUDA kernels", probes.probe_gpu)
 _FOR_GPUS = (
-    Probe("NVRTC", f"{_CUDA}; without a GPU, to look at PTX", probes.probe_nvrtc),
-    Probe("cuda.core", f"{_CUDA}; without a GPU, to compile them", probes.probe_core),
+    Probe("NVRTC", f"{_CUDA}; without a GPU, inspecting PTX", probes.probe_nvrtc),
+    Probe("cuda.core", f"{_CUDA}; without a GPU, compiling them", probes.probe_core),
 )
 _FOR_HOSTS = (Probe("C++ compiler", _CPU, probes.probe_compiler),)
 _FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", probes.probe_extensions),)
@@ -185,7 +185,7 @@ def run_cache(options: argparse.Namespace, terminal: Terminal) -> int:
         return 0
     _print_usage(options.action, str(folder), kinds, terminal)
     if foreign:
-        verb = "left alone" if options.action == "clear" else "not fusegen's"
+        verb = "kept" if options.action == "clear" else "not fusegen's"
         terminal.line(f"{verb}: {len(foreign)} other entr{'y' if len(foreign) == 1 else 'ies'} in the folder")
     return 0
 

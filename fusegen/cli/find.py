@@ -26,7 +26,7 @@ _OPTION = "--batch 8x1024:i64"
 def add_find_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "FILE.py:NAME of a model, a function, or a function that creates a model; or a profiler's trace (.json, .json.gz)"
     parser.add_argument("source", metavar="SOURCE", help=help_text)
-    batch = "arguments of the model: 8x1024:i64 or input_ids=8x1024:i64 (default: batch in the file)"
+    batch = "arguments of the model: 8x1024:i64 or input_ids=8x1024:i64 (default: the variable or function batch of the file)"
     parser.add_argument("--batch", metavar="[NAME=]SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=batch)
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120 (default: the trace's GPU, else sm_90a)")
 
@@ -40,7 +40,7 @@ def run_find(options: argparse.Namespace, terminal: Terminal) -> int:
     if findings:
         terminal.table(COLUMNS, findings.rows(), RIGHT)
     else:
-        terminal.line("no chain worth fusing was found")
+        terminal.line("no chain is worth fusing")
     for line in findings.summary():
         terminal.line(line)
     for finding in findings:

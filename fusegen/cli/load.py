@@ -46,7 +46,7 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Nam
     imported = dict[str, ModuleType]()
     kernels = {name: load(name, imported) for name in dict.fromkeys(names)}
     if len(kernels) > 1 and (options.shape or options.arg):
-        raise ArgumentError("--shape and --arg describe one kernel", hint="name one kernel a command")
+        raise ArgumentError("--shape and --arg describe one kernel", hint="name one kernel per command")
     return kernels
 
 
@@ -158,7 +158,7 @@ def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
 
 
 def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
-    """Returns a kernel without the calls that the file made at import, which could make further sizes run-time values."""
+    """Returns a kernel without the calls that the file made at import: these could turn further sizes into run-time values."""
     kernel = declared.kernel if isinstance(declared, Method) else declared
     return kernel.fresh(declared.function)
 

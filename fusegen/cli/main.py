@@ -74,10 +74,10 @@ COMMANDS = {
     "find": Command("fusegen.cli.find", "find chains worth fusing in your model or in a profiler's trace"),
     "build": Command("fusegen.cli.build", "compile kernels into a folder; fg.load calls them from there without a compiler"),
     "demo": Command("fusegen.cli.demo", "generate, compile and time two fusions of GPT-2 on this machine"),
-    "bench": Command("fusegen.cli.bench", "time kernels against torch, other libraries and a copy; compare with an older record"),
+    "bench": Command("fusegen.cli.bench", "time kernels, torch, other libraries and a copy; compare with an older record"),
     "tune": Command("fusegen.cli.tune", "measure the plans of kernels on this machine's GPU; later calls use the fastest"),
     "verify": Command(
-        "fusegen.cli.verify", "check kernels on this machine against float64 and torch eager; update the stored records"
+        "fusegen.cli.verify", "check kernels on this machine against float64 and torch eager; store records of prebuilt ones"
     ),
     "doctor": Command("fusegen.cli.doctor", "report what this machine has, what is missing, and how to get it"),
     "cache": Command("fusegen.cli.doctor", "show or clear the cache of compiled kernels"),
@@ -161,7 +161,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        subparser.add_argument("--json", action="store_true", help="print one JSON document instead")
+        subparser.add_argument("--json", action="store_true", help="print the results as one JSON document")
         if name == first:
             command.function(f"add_{name}_arguments")(subparser)
     return parser

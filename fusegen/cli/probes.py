@@ -1,4 +1,4 @@
-"""The doctor's probes. Imports nothing that may be broken: the doctor must run even if nothing else does."""
+"""The doctor's probes. This module imports nothing that may be broken: the doctor must run even if nothing else does."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _gpu_without_torch(has_cuda: bool, version: str | None) -> ProbeResult:
     if version is None:
         return missing("no GPU: kernels run on the CPU")
     hint = "check CUDA_VISIBLE_DEVICES and nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
-    return broken("there is a GPU, and torch does not see it", hint, version=version)
+    return broken("torch does not see this machine's GPU", hint, version=version)
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +189,7 @@ from cuda.core import LaunchConfig, ObjectCode, Program, ProgramOptions, launch
 from cuda.core.utils import FileStreamProgramCache
 import cuda.core
 made = Program('extern "C" __global__ void fg_probe() {}', "c++", ProgramOptions(arch="sm_80", std="c++17")).compile("cubin")
-assert bytes(made.code)[:4] == b"\\x7fELF", "it compiles to something else than a cubin"
+assert bytes(made.code)[:4] == b"\\x7fELF", "it does not compile to a cubin"
 answer(where=cuda.core.__file__)
 """
 _INSTALL_CUDA = "pip install 'cuda-bindings[all]' cuda-core"
@@ -296,8 +296,10 @@ def probe_native() -> ProbeResult:
     """Probes the native module, which is built at its first use."""
     problem = ask("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
     if problem:
-        return missing(f"calls run in Python, slower: {problem}", "set FUSEGEN_NATIVE=1 and install a working C++ compiler")
-    return found(detail="calls run in C++ once the module is built, at the first use")
+        return missing(
+            f"calls run in Python, which is slower: {problem}", "set FUSEGEN_NATIVE=1 and install a working C++ compiler"
+        )
+    return found(detail="calls run in C++; the first use builds the module")
 
 
 def probe_extensions() -> ProbeResult:
@@ -381,7 +383,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 def failure(process: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in (process.stderr + process.stdout).splitlines() if line.strip()]
     if process.returncode < 0:
-        return f"crashed by {_signal(-process.returncode)}"
+        return f"killed by {_signal(-process.returncode)}"
     return lines[-1] if lines else f"exit code {process.returncode}"
 
 

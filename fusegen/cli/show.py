@@ -30,7 +30,7 @@ _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
-    stage_help = "print one stage, or all (default: up to the source)"
+    stage_help = "print only this stage, or all stages (default: the stages up to the source)"
     parser.add_argument("--stage", choices=(*STAGES, "all"), help=stage_help)
 
 
@@ -107,7 +107,7 @@ def stage_text(low: Lowered, stage: str) -> str:
 
 
 def own_text(low: Lowered) -> str:
-    """The source of the kernels without the primitives, and a line on how to print everything."""
+    """The source of the kernels without the primitives, and a line that names the command for the complete source."""
     language = low.sources[0].language
     own = "\n".join(f"{source.banner}\n{source.kernel_text}" for source in low.sources)
     names = dict.fromkeys(primitive.name for source in low.sources for primitive in source.primitives)
@@ -151,7 +151,7 @@ def _step(step: Step, sizes: Mapping[str, int]) -> str:
         return f"{step.function}: {operands} -> {results}"
     if isinstance(step, LoopStep):
         first, *_ = blocks = step.call.blocks(sizes)
-        lines = [f"{len(blocks)} times, here for the first block:", *(_step(inner, first) for inner in step.body.steps)]
+        lines = [f"{len(blocks)} iterations; steps of the first block:", *(_step(inner, first) for inner in step.body.steps)]
         return f"{step.body.graph.name}: " + "\n   ".join("\n".join(lines).splitlines())
     return f"{step.kernel.name}: {_layout(step, sizes)}\n   {_fields(step.kernel.body)}"
 
@@ -221,7 +221,7 @@ class StepFact:
         grid, block: sizes of the launch; None for a library call.
         shared_bytes: per block.
         flops_per_byte: ``flops`` over the bytes read and written.
-        flops_uncounted: kinds of operations that ``flops`` does not count.
+        flops_uncounted: kinds of operations that are not in ``flops``.
         ridge_flops_per_byte: ridge point of the target's GPU; None if its peaks are unknown.
         bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None if the peaks are unknown.
         reason: why this implementation was chosen; may be empty.
@@ -304,7 +304,7 @@ _LIST_COLUMNS = ("name", "variants", "gradients", "verified on", "formula")
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--family", choices=FAMILIES, help="list the fusions of one family only")
+    parser.add_argument("--family", choices=FAMILIES, help="list only the fusions of this family")
 
 
 def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
@@ -319,7 +319,7 @@ def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
         terminal.table(_LIST_COLUMNS, [_spec_row(spec, records[spec.name]) for spec in specs if spec.family == family])
     unverified = [spec.name for spec in specs if not _verified_on(spec, records[spec.name])]
     if unverified:
-        terminal.line(f"{len(unverified)} have no GPU record for all dtypes; on a machine with a GPU: {COMMAND} NAME", "yellow")
+        terminal.line(f"{len(unverified)} lack a GPU record for some dtype; on a machine with a GPU, run {COMMAND} NAME", "yellow")
     return 0
 
 

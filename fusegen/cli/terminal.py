@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _WIDE = 10_000  # columns of plain text: a pipe has no width
 _NARROWEST = 20  # columns; narrower tables lose cells
-_BAR, _BESIDE_BAR = 10, 30  # columns of the bar, and of all that stands before the text
+_BAR, _BESIDE_BAR = 10, 30  # columns of the bar, and of everything before the text
 _ERASE_LINE = "\r\x1b[K"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,25 +20,28 @@ from fusegen.errors import ArgumentError, TargetError
 from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
 from fusegen.verify.cases import cases
-from fusegen.verify.check import LOST, Outcome, is_alive, verify_own
+from fusegen.verify.check import LOST, Outcome, verify_own
 from fusegen.verify.lowering import can_run
-from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
+from fusegen.verify.record import LIST, TARGETS, environment_of, folder_to_write, own_folder, path_of, read
 from fusegen.verify.run import SpecResult, ask_for_every_case, problems, store, verify
 
-_COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "largest rms of eager's", "at")
-_NUMBER_COLUMNS = ("worst error", "eager's", "largest rms of eager's")
+_COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "rms / eager's rms", "at")
+_NUMBER_COLUMNS = ("worst error", "eager's", "rms / eager's rms")
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="prebuilt fusions (default: all), or FILE.py:NAME")
     add_inputs(parser)
     parser.add_argument(
-        "--target", metavar="TARGET", action="append", help="target to emit code for (default: all shipped ones that run here)"
+        "--target",
+        metavar="TARGET",
+        action="append",
+        help="target to emit code for (default: all shipped targets that this machine runs)",
     )
     parser.add_argument(
-        "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; for your kernel, as for show)"
+        "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; for your kernel, as in fusegen show)"
     )
-    parser.add_argument("--case", metavar="CASE", action="append", help="run only this case, as in --case odd; store nothing")
+    parser.add_argument("--case", metavar="CASE", action="append", help="run only this case, such as odd; store nothing")
     parser.add_argument("--record", metavar="DIR", type=Path, help="folder of the records (default: generated/ of a checkout)")
     parser.add_argument("--stale", action="store_true", help="run only the kernels whose records are missing or out of date")
     parser.add_argument("--dry-run", action="store_true", help="store nothing")
@@ -73,7 +77,7 @@ def _check(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termina
     for line in stale or ["all records are up to date"]:
         terminal.line(line)
     if missing and not stale:
-        terminal.line(f"{len(missing)} kernels have no record; they are listed in {LIST}")
+        terminal.line(f"{len(missing)} kernels have no record; {LIST} lists them")
     return 1 if stale else 0
 
 
@@ -87,8 +91,21 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
     folder = folder_to_write(options.record) if stores else None
     names = _case_names(options.case, specs)
     known = (options.record or own_folder()) if options.stale and device.type == "cuda" else None
-    rows = verify(specs, dtypes, _targets(options.target, device), device, terminal.progress, names, known)
-    written = store(rows, folder, device) if folder is not None and is_alive(device) else []
+    save = partial(store, folder=folder, environment=environment_of(device)) if folder is not None else None
+    runnable = _targets(options.target, device)
+    rows: list[SpecResult] = []
+    written: list[Path] = []
+    pending = [spec.name for spec in specs if not set(dtypes).isdisjoint(spec.dtypes)]
+    try:
+        for finished in verify(specs, dtypes, runnable, device, terminal.progress, names, known):
+            written += save(finished) if save is not None else []
+            rows += finished
+            pending.remove(finished[0].spec.name)
+    except BaseException:
+        if rows and not options.json:
+            _print(rows, written, terminal)
+        terminal.note(f"not verified: {', '.join(pending)}")
+        raise
     if options.json:
         print_document(terminal, "verify", rows=[_plain_row(row) for row in rows], written=written)
     else:
@@ -145,7 +162,7 @@ def _print(rows: Sequence[SpecResult], written: Sequence[Path], terminal: Termin
     if any(outcome.skipped == LOST for row in rows for _, outcome in row.cases):
         terminal.line(f"{LOST}: all cases after it", "red")
     folder = f" below {written[0].parents[2]}" if written else ""
-    terminal.line(f"{len(written)} records written{folder}; a spec is recorded for a target if all its cases pass")
+    terminal.line(f"{len(written)} records written{folder}; a record is written only if all cases of its spec and target pass")
 
 
 def _head(row: SpecResult) -> tuple[str, str, str]:
@@ -158,7 +175,7 @@ def _outcomes(row: SpecResult) -> dict[str, Outcome]:
 
 def _line(head: tuple[str, str, str], outcomes: Mapping[str, Outcome], stored: int = 0) -> tuple[str, ...]:
     passed = f"{sum(outcome.passed for outcome in outcomes.values())}/{len(outcomes)}"
-    verdict = (next(iter(outcomes.values())).word if len(outcomes) == 1 else passed) + (f" + {stored} as before" if stored else "")
+    verdict = (next(iter(outcomes.values())).word if len(outcomes) == 1 else passed) + (f" + {stored} kept" if stored else "")
     errors = [(verdict.errors, name) for name, outcome in outcomes.items() for verdict in outcome.verdicts]
     if not errors:
         return (*head, verdict, "–", next(iter(outcomes), ""), "–", "–", "")

@@ -97,7 +97,7 @@ def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machin
     """The machine of a device.
 
     Args:
-        compiler: by default from the settings. The emulator has its own.
+        compiler: by default the one of the settings. The emulator has its own.
     """
     machine = _machine_of(device)
     return machine if settings().emulate and device.type == "cpu" else replace(machine, compiler=compiler or settings().compiler)
@@ -167,7 +167,7 @@ def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None
 
     Args:
         sources: emitted C++, with distinct entries.
-        flags: of the compiler; by default `host_flags`.
+        flags: compiler flags; by default `host_flags`.
 
     Raises:
         ToolNotFoundError: there is no compiler.

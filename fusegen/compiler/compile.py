@@ -55,11 +55,11 @@ class Request:
         sizes: the symbolic sizes.
         device: the value of ``x.device`` in the function.
         index64: whether indices need 64 bits.
-        numbers: in this call, the values of the scalars and of ints that are used as sizes.
+        numbers: this call's values of the scalars, and of ints that are used as sizes.
         one_tensor_twice: parameters that receive the same tensor.
         mutates: parameters that the function may write to.
         tied: ints used as sizes that share a symbol with dims of equal size.
-        fast_math: from the declaration.
+        fast_math: the option of the declaration.
     """
 
     name: str
@@ -112,7 +112,7 @@ class CompiledGraph:
 
     @property
     def call(self) -> LaunchPlan:
-        """The steps of a call, as data."""
+        """The launch plan of a call."""
         return self.specialization.call
 
     @property
@@ -127,7 +127,8 @@ class CompiledGraph:
 
     @property
     def planned(self) -> Specialization:
-        """The specialization with its graph, groups and program. One read from the cache is planned again, which takes time."""
+        """The specialization with its graph, groups and program. A specialization from the cache is planned again, which takes
+        time."""
         return self.specialization if isinstance(self.specialization, Specialization) else self.cache.planned(self.sizes)
 
     @property
@@ -147,10 +148,10 @@ class Variant(CompiledGraph):
 
     Attributes:
         request: the request, without ``statics``, which a variant must not keep alive.
-        trace: the trace, without the tensors that the function closes over.
+        trace: the trace, without the captured tensors.
         guards: relations of sizes that must hold.
         conditions: relations of run-time scalars that must hold.
-        state: all other Python state that the function read, closed-over tensors included.
+        state: all other Python state that the function read, captured tensors included.
         switches_gradients: whether torch's autograd would record something that the graph does not show.
         constants: values of promoted literals, see `tracing.Promotions`.
     """
@@ -239,7 +240,7 @@ class StoredSpecialization:
     """A specialization as the disk cache keeps it.
 
     Attributes:
-        call: the steps of a call.
+        call: the launch plan of a call.
         texts: the text of each launch; empty if no call has run it yet.
     """
 
@@ -268,7 +269,7 @@ class SpecializationCache:
         index64: whether indices need 64 bits.
 
     Attributes:
-        target: of the machine.
+        target: the target of the machine.
     """
 
     def __init__(self, graph: Graph, target: Target, *, index64: bool) -> None:
@@ -291,7 +292,7 @@ class SpecializationCache:
         return self._get(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
     def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnySpecialization:
-        """The specialization for some sizes with measured plans. It is run, and never explained.
+        """The specialization for some sizes with measured plans. It only runs: `explain` never shows it.
 
         Args:
             sizes: values of all sizes and strides.
@@ -326,7 +327,7 @@ class SpecializationCache:
         traced = run(graph, rules, Stage.TRACED)
         by_library = run(traced, rules, Stage.LIBRARY)
         own = by_library
-        if target.wgmma:  # generated attention, except with dropout; torch's kernels index with 32 bits in places
+        if target.wgmma:  # kernels compute attention without dropout; some of torch's use 32-bit indices
             own = traced if self._index64 else run(traced, replace(rules, only_dropout=True), Stage.LIBRARY)
         has_choice = by_library != own and not self._index64
         library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
@@ -334,7 +335,7 @@ class SpecializationCache:
         return Specializer(ready, target, index64=self._index64, library=library)
 
     def _get(self, name: str, plan: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
-        """The specialization of a file, or a new one, which is written at once if only its sizes determine its text."""
+        """The specialization of a file, or a new one. A new one is written at once if its sizes alone determine its text."""
         with self._lock:
             if name in self._known:
                 return self._known[name]
@@ -401,7 +402,7 @@ def specializations_of(graph: Graph, _locations: Sequence[Location | None], targ
     """The specializations of a graph, shared by all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph. Graph equality ignores them, but emitted text contains them.
+        _locations: locations of the graph. Graph equality ignores them, but emitted text contains them.
     """
     return SpecializationCache(graph, target, index64=index64)
 

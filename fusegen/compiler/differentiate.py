@@ -33,8 +33,8 @@ class BoundVjp(BoundCall):
     """Runs the forward pass of a call.
 
     Args:
-        dispatcher: the kernel's.
-        passes: of the variant's graph.
+        dispatcher: the kernel's dispatcher.
+        passes: the passes of the variant's graph.
         captured: the captured tensors.
         sizes: values of all sizes and strides.
     """
@@ -94,7 +94,7 @@ class VjpCalls(CallBinder):
     """Finds the passes for a call.
 
     Args:
-        dispatcher: the kernel's.
+        dispatcher: the kernel's dispatcher.
         variant_of: finds a call's variant.
         wrt: the inputs to differentiate, by the user's names; None for all float arguments and all captured tensors that require a
             gradient.
@@ -138,7 +138,7 @@ class VjpCalls(CallBinder):
         results: tuple[Any, SavedForBackward] = forward(values, captured)
         return results
 
-    # As a `CallBinder`.
+    # The interface `CallBinder`.
 
     def statics(self) -> list[bool]:
         """For each parameter, whether its value selects a program."""

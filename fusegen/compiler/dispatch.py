@@ -48,7 +48,7 @@ from fusegen.trace.values import TracedTensor
 
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 
-_MOST_LAYOUTS = 64  # of arguments that hold tensors, which a kernel remembers
+_MOST_LAYOUTS = 64  # layouts of container arguments that a kernel remembers
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Dispatcher(CallBinder):
 
     Args:
         name: the kernel's name.
-        options: of its declaration.
+        options: the options of its declaration.
         recorded: runs a call that torch records in a graph of operators; None to run the function itself.
         requires: raises an error for variants that the kernel does not allow.
         origin: as in `VariantCache`.
 
     Attributes:
-        variants: of the function.
+        variants: the variants of the function.
         executable: runs calls outside of torch's modes.
     """
 
@@ -98,7 +98,7 @@ class Dispatcher(CallBinder):
         self.executable = Executable(self)
         self._lock = new_lock()
         self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
-        self._warned = False  # the user knows that nothing is fused under a transform
+        self._warned = False  # True after a warning that nothing is fused under a transform
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """The dispatcher of the copied function, with empty caches."""
@@ -120,7 +120,7 @@ class Dispatcher(CallBinder):
             TraceError: the function does something that no kernel can do.
         """
         if RUNNING.count:
-            self.parameters.bind(args, kwargs)  # checks the arguments as a call outside does
+            self.parameters.bind(args, kwargs)  # checks the arguments like a call outside of a trace
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
         match = None if function_modes() and is_intercepted(values) else self.executable.recent_match(values)
@@ -157,7 +157,7 @@ class Dispatcher(CallBinder):
                 check_plain(self.name, name, value)
         if is_transformed() and not self._warned:
             self._warned = True
-            what = f"{self.name} runs unfused under a transform of torch.func or forward-mode differentiation"
+            what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs unfused"
             warnings.warn(what, stacklevel=4)
         if self._recorded_call is not None and is_recorded_as_operators():
             return self._recorded_call(self, args, kwargs)
@@ -220,7 +220,7 @@ class Dispatcher(CallBinder):
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    # As a `CallBinder`.
+    # The interface `CallBinder`.
 
     def statics(self) -> list[bool]:
         """For each parameter, whether its value selects a program."""
@@ -419,8 +419,8 @@ class Named:
     """The pattern of calls whose only container is ``**kwargs``: its names, and the types of all leaves.
 
     Attributes:
-        names: in ``**kwargs``.
-        types: of all leaves.
+        names: the names in ``**kwargs``.
+        types: the types of all leaves.
     """
 
     names: list[str]

@@ -1,9 +1,9 @@
 """Runs emitted CUDA text on the CPU, with every memory access checked.
 
 Math and pipelines are compiled unchanged; only the bodies of primitives are replaced by host versions
-(``templates/emulator/primitives/<name>.hpp``). A primitive whose CUDA file holds no ``asm`` and no intrinsic needs none. Their
-runtime (``templates/emulator/interface.hpp``) is a library of its own, compiled once, since it is much longer than a kernel. The
-threads of a block are fibers. ``templates/emulator/runtime`` documents the checks.
+(``templates/emulator/primitives/<name>.hpp``). A primitive whose CUDA file holds no ``asm`` and no intrinsic needs no host version.
+The emulator's runtime (``templates/emulator/interface.hpp``) is a separate library that is compiled once, since it is much longer
+than a kernel. The threads of a block are fibers. ``templates/emulator/runtime`` documents the checks.
 """
 
 from __future__ import annotations
@@ -338,8 +338,8 @@ def _value(
 
 
 _RANKS = 4
-_ALIGNMENT, _FARTHEST = 16, 1 << 40  # bytes: of addresses and strides; limit of a stride
-_LONGEST_SIDE, _LINE_BYTES = 256, 128  # of a box, in elements; and of its lines
+_ALIGNMENT, _FARTHEST = 16, 1 << 40  # bytes: of addresses and strides; the limit of a stride
+_LONGEST_SIDE, _LINE_BYTES = 256, 128  # elements along a side of a box; bytes of its lines
 
 
 class EmulatedMap(ctypes.Structure):
@@ -376,7 +376,7 @@ def encode(spec: TensorMapSpec, tensor: Tensor, sizes: Mapping[str, int]) -> Emu
         and all(size > 0 for size in shape)
     )
     if not legal:
-        raise EmulationError(f"invalid tensor map: shape {shape}, strides of {strides} bytes, box {list(box)}, at {base:#x}")
+        raise EmulationError(f"invalid tensor map: shape {shape}, strides of {strides} bytes, box {list(box)}, address {base:#x}")
     padding = [0] * (_RANKS - len(shape))
     arrays = ((ctypes.c_int64 * _RANKS)(*values, *padding) for values in (shape, strides, box))
     return EmulatedMap(base, itemsize, len(shape), *arrays, 0)

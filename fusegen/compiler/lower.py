@@ -41,9 +41,9 @@ def lower(
     """The program of a graph.
 
     Args:
-        graph: in primitives.
-        groups: from fusion, in order.
-        plans: of matmul launches.
+        graph: the graph, in primitives.
+        groups: the groups of fusion, in order.
+        plans: the plans of matmul launches.
         index64: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: requested plans of other launches.
         bodies: programs of loop bodies.
@@ -83,9 +83,7 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
     """
     for step in steps:
         if isinstance(step, Launch) and target.shared_bytes and step.shared_bytes > target.shared_bytes:
-            what = (
-                f"{step.kernel.name} needs {step.shared_bytes} bytes of shared memory, but {target.name} has {target.shared_bytes}"
-            )
+            what = f"{step.kernel.name} needs {step.shared_bytes} bytes of shared memory; {target.name} has {target.shared_bytes}"
             raise VerificationError(what, hint="please report the declaration and its shapes")
 
 
@@ -141,16 +139,16 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
             yield base
 
 
-# Programmatic dependent launch: a launch overlaps with the end of the one before it, so that the next kernel's start costs no time.
+# Programmatic dependent launch: a launch overlaps with the end of the previous one, so that the next kernel's start costs no time.
 #
-# It starts as soon as all blocks of the launch before have ended, when their last writes may still be in flight. The first
-# statement of its text waits for them (``templates/cuda/primitives/wait_for_previous.cuh``), and that orders the two:
-# - Its inputs are complete: the wait ends when the launch before has completed and its writes are visible.
-# - It may overwrite what the launch before has read, for the same reason: the workspace can be reused.
+# It starts as soon as all blocks of the previous launch have ended, when their last writes may still be in flight. The first
+# statement of its text waits for them (``templates/cuda/primitives/wait_for_previous.cuh``). This orders the two launches:
+# - Its inputs are complete: the wait ends when the previous launch has completed and its writes are visible.
+# - It may overwrite what the previous launch has read, for the same reason: the workspace can be reused.
 # - It runs after all earlier launches too, since every thread of each launch waits first.
-# The first launch of a call does not overlap: the earlier work in the stream is unknown. Nor does a launch after a library matmul,
-# whose kernels may not wait. No kernel triggers the next launch early: waiting blocks would take the place of its own last
-# ones.
+# The first launch of a call does not overlap: the earlier work in the stream is unknown. A launch after a library matmul does not
+# overlap either, because the library's kernels may not wait. No kernel triggers the next launch early: waiting blocks would take
+# the place of its own last ones.
 
 
 def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
@@ -173,7 +171,7 @@ def _overlapping_launch(before: Step, step: Step) -> Step:
 
 
 _MOST_PARTS = 8  # each adds its code to the kernel
-_LITTLE = 8 << 10  # bytes of shared memory up to which threads, not shared memory, limit the blocks of an SM
+_LITTLE = 8 << 10  # bytes of shared memory per block up to which it does not limit the blocks of an SM
 
 
 def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
@@ -204,8 +202,8 @@ def _position_to_join(steps: Sequence[Step], step: Launch) -> int | None:
 
 
 def with_equal_blocks(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], Plan]:
-    """Plans that give launches as many threads a block as their neighbours, so that they can be parts of one launch; by the
-    outputs of their groups. Row plans fix their threads; pointwise plans and plans of one block adapt."""
+    """Plans, by the outputs of their groups, that give launches as many threads per block as their neighbours, so that they can be
+    parts of one launch. Row plans fix their threads; pointwise plans and plans of one block adapt."""
     plans: dict[tuple[int, ...], Plan] = {}
     if not target.warp:
         return plans

@@ -46,7 +46,7 @@ class Parameters:
     Attributes:
         given: the user's names, in order.
         names: the names in graphs and emitted text, in order; equal to `given` if these are distinct identifiers there.
-        defaults: by the user's name.
+        defaults: default values by the user's name.
         mutates: parameters that the function may write to, by name in emitted text.
         variadic: ``*args`` and ``**kwargs``, by the user's name.
         takes_any_name: whether there is a ``**kwargs``.
@@ -248,7 +248,7 @@ ContainerLayout: TypeAlias = tuple[Any, ...] | None
 is ("setting", a comparable key, the element)."""
 
 ContainerLayouts: TypeAlias = tuple[tuple[str, ContainerLayout], ...]
-"""By parameter, in order."""
+"""The layout of each argument, by parameter, in order."""
 
 KINDS = (list, tuple, dict)
 _KEYS = (str, int, Enum)
@@ -270,7 +270,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
     """The layout of each argument, and all arguments, with containers of tensors replaced by their leaves.
 
     Args:
-        names: of the parameters.
+        names: the parameters' names.
         values: one for each parameter.
         variadic: the parameters ``*args`` and ``**kwargs``, which are always spread.
     """
@@ -325,7 +325,7 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
     """The function with a positional parameter for each leaf.
 
     Args:
-        layouts: of its arguments; an argument without a layout keeps its name.
+        layouts: the layouts of its arguments; an argument without a layout keeps its name.
     """
     generator = _Text(function, layouts)
     scope: dict[str, Any] = {"__name__": "arguments that hold tensors"}

@@ -50,7 +50,7 @@ class GraphKernel(CallBinder):
 
     Attributes:
         executable: runs calls.
-        names: of all values of a call.
+        names: names of all values of a call.
         further: names of the sizes that no input has.
     """
 
@@ -166,7 +166,7 @@ class GraphKernel(CallBinder):
                 raise self._misshapen(spec, tensor, sizes)
         for relation in (*limits(self.graph.multiples, self.graph.bounds), *self._relations):
             if not relation(sizes):
-                what = f"{self.graph.name} was traced for sizes with {relation}, but got {_text(sizes)}"
+                what = f"{self.graph.name} was traced for sizes with {relation}, but gets {_text(sizes)}"
                 raise ArgumentError(what, hint="trace, compile or export it again for these sizes")
         return dict(sizes)
 
@@ -262,7 +262,7 @@ def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Forward
         raise UnsupportedError(what, hint="differentiate a kernel that returns new values, and write them outside")
     require_history(variant)
     if variant.state.has_backward_hooks:
-        what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not show"
+        what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not contain"
         raise UnsupportedError(what, hint="remove the hooks, or call the module outside of the kernel")
     sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
     graph, target = variant.traced, variant.request.target
@@ -281,7 +281,7 @@ def _passes(
     """The passes of all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph. Graph equality ignores them, but emitted text contains them.
+        _locations: locations of the graph. Graph equality ignores them, but emitted text contains them.
     """
     return ForwardBackward.of(graph, sizes, wrt, target, options)
 
@@ -300,12 +300,12 @@ def require_history(variant: Variant) -> None:
     """
     if variant.switches_gradients:
         what = f"{variant.traced.name} calls a torch.autograd.Function, enables gradients, or writes while they are disabled"
-        hint = "call autograd Functions outside of the kernel, and do not write under torch.no_grad()"
-        raise UnsupportedError(f"{what}, which its graph does not show", hint=hint)
+        hint = "call such functions outside of the kernel; under torch.no_grad(), compute new values instead of writing"
+        raise UnsupportedError(f"{what}, which its graph does not contain", hint=hint)
 
 
 def _renamed(graph: Graph, suffix: str) -> Graph:
-    """The graph under a name whose kernel functions no input's name collides with."""
+    """The graph, renamed so that its kernel functions' names differ from all inputs' names."""
     name = f"{graph.name}_{suffix}"
     while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
         name += "_pass"

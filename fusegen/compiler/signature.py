@@ -1,10 +1,10 @@
 """Describes tensors to the compiler: literal and symbolic sizes, strides, alignment.
 
-The last dim of a tensor is a feature extent. It is literal until a call has another value; then it becomes symbolic, with a
-power-of-two bound and a power-of-two divisor, so that a loop over lengths does not compile at each step. Leading dims (rows,
-tokens, sequence lengths) are symbolic; those that were equal in all calls share a symbol. A leading dim is literal if it equals a
-literal extent and had no other value yet, or if a matmul needs to know it. A dim that must be the sum of others, and equals it in
-this call, becomes that sum: a mask's keys are those of the cache and the new ones.
+The last dim of a tensor is a feature extent. It is literal until a call has another value; then it becomes symbolic, with powers of
+two as bound and divisor. So a loop over lengths does not compile at each step. Leading dims (rows, tokens, sequence lengths) are
+symbolic; those that were equal in all calls share a symbol. A leading dim is literal if it equals a literal extent and had no other
+value yet, or if a matmul needs to know it. A dim that must be the sum of others, and equals it in this call, becomes that sum, e.g.
+a mask's keys: those of the cache plus the new ones.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SymbolicSizes:
             numbers: the ints, by parameter.
             tied: those that share the symbol of a dim of equal size, if there is one.
         """
-        dims = {value: symbol for symbol, value in reversed(self.hints)}  # the first of those that are equal
+        dims = {value: symbol for symbol, value in reversed(self.hints)}  # of equal values, the first symbol
         shared = {name: dims[value] for name, value in numbers.items() if name in tied and value in dims}
         named = {f"{plain(name)}_dim0": name for name in numbers if name not in shared}
         hints = tuple((symbol, numbers[name]) for symbol, name in named.items())
@@ -135,8 +135,8 @@ def input_specs(
     """Describes tensors to the compiler.
 
     Args:
-        tensors: by parameter, in order.
-        history: of the kernel; updated.
+        tensors: tensors by parameter, in order.
+        history: the kernel's history, which is updated.
         dim_names: the user's names of dims, as identifiers.
         captured: captured tensors, whose dims are all literal.
     """
@@ -167,8 +167,8 @@ class _Sizes:
 
     Args:
         dim_names: as in `input_specs`.
-        extents: of all dims that may be symbolic.
-        ranks: of the tensors.
+        extents: the extents of all dims that may be symbolic.
+        ranks: the tensors' ranks.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class _Sizes:
         return sum(self.extents[part] for part in total.parts) + total.number == self.extents[dim]
 
     def _sum(self, dim: DimRef) -> Dim:
-        """The sum that a dim equals. A term may be literal: one new position after a cache of any length."""
+        """The sum that a dim equals. A term may be literal, e.g. one new position after a cache of any length."""
         terms = self.history.sums[dim]
         total: Dim = terms.number
         for part in terms.parts:

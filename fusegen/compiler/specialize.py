@@ -70,7 +70,7 @@ class Specialization:
 
     @property
     def call(self) -> LaunchPlan:
-        """The steps of a call, as data."""
+        """The launch plan of a call."""
         return self.program.call
 
     @cached_property
@@ -88,7 +88,7 @@ class _Fused:
 
     Attributes:
         graph: has the matmuls of the original graph, in the same order.
-        groups: in order of their launches.
+        groups: its groups, in the order of their launches.
         kind: equal for graphs with the same operations at the same positions.
     """
 
@@ -109,8 +109,8 @@ class _MatmulDecision:
     Attributes:
         by_library: matmuls left to the library because that is expected to be faster.
         fused: the graph without them, fused.
-        plans: of the other matmul launches, by their matmuls in the fused graph.
-        choices: by matmul, those left to the library among them.
+        plans: plans of the other matmul launches, by their matmuls in the fused graph.
+        choices: choices by matmul, including those left to the library.
     """
 
     by_library: frozenset[int]
@@ -308,7 +308,7 @@ def _body_ids(bodies: Bodies) -> tuple[int, ...]:
     return tuple(id(program) for program, _ in bodies.values())
 
 
-# Equivalent graphs: torch's attention or ours, loops over blocks of rows, reductions cut into rows, facts about sizes.
+# Equivalent graphs: torch's attention or generated kernels, loops over blocks of rows, reductions cut into rows, facts about sizes.
 
 
 SizeValues: TypeAlias = Mapping[str, int]
@@ -332,7 +332,7 @@ class Specializer:
         index64: whether indices need 64 bits.
         depth: for a loop body, the number of loops around it.
         library: the graph with attention computed by torch; None if there is no choice.
-        lock: of the outer specializer.
+        lock: the lock of the outer specializer.
 
     Attributes:
         base: plans the graph as it is, for all sizes.
@@ -400,7 +400,7 @@ class Specializer:
             return self._planner(facts, cuts, with_loops=with_loops)
 
         if not cuts or any(same(product(graph.nodes[position].shape), 1) for position, _ in cuts):
-            return planner(cuts)  # one result alone would leave the machine idle
+            return planner(cuts)  # a single result would leave most of the machine idle
         whole, cut = planner(()), planner(cuts)
         return cut if _is_faster(cut.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
 

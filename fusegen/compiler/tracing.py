@@ -63,7 +63,7 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
         raise NeedsFact("static", numbers)
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
-        what = f"{request.name} compares tensors by identity, and gets one tensor twice: {twice}"
+        what = f"{request.name} compares tensors by identity, but gets one tensor twice: {twice}"
         raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
     return traced, recorder
 
@@ -93,7 +93,7 @@ class _Outside:
     """Captured tensors.
 
     Args:
-        name: the kernel's.
+        name: the kernel's name.
         recorder: records the locations from which later calls read them.
         parameters: names of the function's parameters, in order.
     """
@@ -156,7 +156,7 @@ class _Family:
     """Programs of graphs that differ only in constants.
 
     Attributes:
-        members: the constants of a trace, the positions of those that are scalars of the program, and the variant.
+        members: for each trace, its constants, the positions of those that are scalars of the program, and the variant.
     """
 
     members: list[tuple[tuple[str, ...], frozenset[int], Variant]] = field(default_factory=list)

@@ -89,7 +89,7 @@ _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
 
 def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
     """The key of a launch's records."""
-    machine = f"{program.target.name}, {_device_name(device)}"  # both: the emulator plays a GPU on a CPU
+    machine = f"{program.target.name}, {_device_name(device)}"  # both names: the emulator runs a GPU's programs on a CPU
     return TuningKey(group_digest(program.graph, launch.group), machine, extents(launch, sizes))
 
 
@@ -122,7 +122,7 @@ def _digest() -> str:
     """A text that changes with any record; empty without records."""
     files = []
     for path in (settings().cache_dir / _FOLDER).glob("*/*.json"):
-        with suppress(FileNotFoundError):  # removed since
+        with suppress(FileNotFoundError):  # removed meanwhile
             files.append((path.parent.name, path.name, path.stat().st_mtime_ns))
     return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
@@ -178,7 +178,7 @@ def add_records(of_other_rank: Mapping[TuningKey, TuningRecord]) -> None:
 
 
 def _read(path: Path) -> TuningRecord | None:
-    """The record of a file; None with a warning if the file holds something else, None if it was removed since."""
+    """The record of a file; None with a warning if the file holds something else; None if it was removed meanwhile."""
     try:
         document = json.loads(read_regular(path))
         return _parsed(document["entry"]) if document["format"] == FORMAT else None

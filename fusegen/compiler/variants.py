@@ -32,11 +32,11 @@ from fusegen.trace.run import ResultTree, Trace
 from fusegen.trace.scalars import NeedsFact, SizeSum
 from fusegen.trace.user import CallerTensor
 
-_MANY_VARIANTS = 32  # of one kernel, from which a warning is due
-_MOST_VARIANTS = 64  # of one key; the oldest is dropped
-_MOST_IN_ALL = 1024  # of all keys; then all are dropped
+_MANY_VARIANTS = 32  # variants of one kernel from which on it warns
+_MOST_VARIANTS = 64  # variants of one key; the oldest is dropped
+_MOST_IN_ALL = 1024  # variants of all keys; then all are dropped
 
-_MOST_KERNELS = 8  # of one function, whose traces others may use
+_MOST_KERNELS = 8  # kernels of one function whose traces others may use
 _KERNELS: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -47,12 +47,12 @@ class VariantCache:
     """The variants of a function.
 
     Args:
-        name: the kernel's.
-        options: of the kernel.
+        name: the kernel's name.
+        options: the kernel's options.
         origin: for a function of leaves, the user's function and the layouts; None for the user's function itself.
 
     Attributes:
-        parameters: of the function.
+        parameters: the function's parameters.
         history: facts learned from earlier calls.
     """
 
@@ -258,7 +258,7 @@ class VariantCache:
         """
         if repeated := state.also_captured(values):
             names = ", ".join(self.parameters.names[position] for position in repeated)
-            what = f"{self.name} compares tensors by identity, and gets an argument that it also captures: {names}"
+            what = f"{self.name} compares tensors by identity, but gets an argument that it also captures: {names}"
             raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None
@@ -332,7 +332,7 @@ class VariantCache:
 
 
 def _is_plain(structure: ResultTree) -> bool:
-    """True if a result structure contains only plain values and classes: other objects may belong to one layer."""
+    """True if a result structure contains only plain values and classes: other objects may belong to a single layer."""
     context = structure.context
     parts = context if isinstance(context, list) else [context]
     return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
@@ -371,7 +371,8 @@ def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
 
 
 def _with_facts_of_read_inputs(graph: Graph) -> Graph:
-    """The graph with divisors and bounds only for the inputs that it reads: with others, equal graphs would compile twice."""
+    """The graph with divisors and bounds only for the inputs that it reads: those of other inputs would make equal graphs compile
+    twice."""
     read = {node.attr("name") for position, node in graph if node.op is Op.INPUT and graph.users[position]}
     shapes = [spec.shape for spec in graph.inputs if spec.name in read]
     symbols = {symbol.name for shape in shapes for dim in shape for symbol in getattr(dim, "free_symbols", ())}

@@ -1,1 +1,1 @@
-"""Prints kernels. All decisions are made before: templates are the pipelines, and the math is printed from terms."""
+"""Prints kernels whose decisions have all been made. Pipelines are templates; the math is printed from terms."""

@@ -44,7 +44,7 @@ class PairCoordinates:
 class ReadView:
     """A read as the template sees it: a vector access, or one or two scalar ones.
 
-    ``indirect`` reads have an offset that is read and checked itself, which must not happen unless the condition holds.
+    The offset of an ``indirect`` read contains an index, which must be read and checked only if the condition holds.
     """
 
     name: str

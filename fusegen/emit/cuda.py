@@ -82,8 +82,8 @@ _BOOL = {
 # Approximate float32 functions of the hardware, for kernels with ``fast_math=True``. Errors are documented maxima: those of
 # instructions from NVIDIA, PTX ISA, "Floating Point Instructions"; those of accurate functions from CUDA C++ Programming Guide,
 # "Mathematical Functions", "Single-Precision Mathematical Standard Library Functions with Maximum ULP Error". nvcc's
-# ``--use_fast_math`` takes the same instructions, except for angles, which are reduced first here, powers, where it loses negative
-# bases, and divisors beyond 2^126, for which it returns 0.
+# ``--use_fast_math`` takes the same instructions, but does not reduce angles first, gives NaN for powers of negative bases, and
+# returns 0 for divisors beyond 2^126.
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,10 @@ FAST_MATH = {
 """The operations with an approximate function."""
 
 
-# Relative errors of a few 2^-22 (2^-18 for functions that must not cancel), far below half a unit of a 16-bit result; values below
-# 2^-126 may become zero. Two functions are excluded: the logarithm, whose absolute error shows near 1, and the hardware's tanh,
-# whose error is a quarter of half a unit of bfloat16, and more after cancellation. `FAST_MATH` is opt-in for users.
+# Approximate functions for results rounded to 16 bits. Their relative errors are a few 2^-22 (2^-18 for functions that must not
+# cancel), far below half a unit of such a result; values below 2^-126 may become zero. Two functions are excluded: the logarithm,
+# whose absolute error shows near 1, and the hardware's tanh, whose error is a quarter of half a unit of bfloat16, and more after
+# cancellation.
 _SMALL = (Op.EXP, Op.EXPM1, Op.LOG1P, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF)
 _ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh_by_exp")}
 
@@ -179,8 +180,8 @@ PART = "run"
 
 
 def head(launch: Launch) -> dict[str, Any]:
-    """Returns the variables of a template's head: ``entry``, ``parameters``, ``overlaps``; ``begins``, which prints the function's
-    head up to its parameters for some launch bounds; ``block`` and ``blocks``, the block's number and the number of blocks."""
+    """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
+    bounds; ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
     return {
@@ -206,7 +207,7 @@ def _part(*_: object) -> str:
 
 _MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")
 _UNUSED = frozenset((16,))
-"""Widths of a text without vector accesses: ``random_bits`` mentions a vector primitive all the same."""
+"""Widths of a text without vector accesses: ``random_bits`` still mentions a vector primitive."""
 _ROUNDING_CALLS = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is_narrow}
 
 

@@ -136,7 +136,7 @@ def html_environment() -> jinja2.Environment:
 
 
 def strict(**options: Any) -> jinja2.Environment:
-    """Returns a new environment in which undefined names are errors and templates see nothing of the machine."""
+    """Returns a new environment in which undefined names are errors and templates have no access to the machine."""
     options |= {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
     return jinja2.Environment(
         cache_size=-1,  # avoids Jinja's lock, which another thread could hold while the process forks
@@ -209,7 +209,7 @@ class StoredType:
     """An element type in memory, as PTX instructions move it.
 
     Attributes:
-        name: in the text.
+        name: the name in the text.
         size: bytes.
         unsigned: the unsigned integer of its bits.
         register, letter: the instruction's register type, and its asm constraint.

@@ -34,7 +34,7 @@ class FragmentView:
         pointer: the indexed expression.
         pattern: ``vector``, ``window``, ``uniform``, ``interleaved`` or ``gather``.
         width: elements of one memory access.
-        offset, lane_offset: of the first lane, and of lane ``v``.
+        offset, lane_offset: the offsets of the first lane and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
         checked: whether the offset contains a checked index; a write happens only if the check succeeds.
         drawn: whether it is random bits, computed from a key.
@@ -106,7 +106,7 @@ class ChecksView:
 
 
 def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> ChecksView:
-    """Returns the view of index checks. ``axes`` are those that lanes run along, the lanes' own last."""
+    """Returns the view of index checks. Lanes run along ``axes``; those of one vector run along the last."""
     unaligned = {axes.symbols[-1]: axes.symbols[-1] + LANE}
     along = set(axes.symbols)
     varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
@@ -117,7 +117,7 @@ def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> C
 def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> list[str]:
     """Returns statements that compute the axes' indices from a row-major position.
 
-    Sizes are cast to the index type, since they have 64 bits, unless they are ``sized`` so already.
+    Sizes have 64 bits and are cast to the index type, unless they are already ``sized``.
     """
     symbols, extents = axes.symbols, axes.extents
     if len(symbols) == 1:
@@ -212,7 +212,7 @@ class Offsets:
         pointers: its buffers, by key.
         load: format of an integer read, for a pointer and an offset.
         checked: format of an index check, for the function, the value, the extent and the message.
-        prefix: of the names of its buffers.
+        prefix: the prefix of its buffers' names.
         named: maps hoisted indices to their variables.
         lines: maps these variables to the statements that define them.
     """
@@ -312,7 +312,7 @@ class GatheredView:
 
     Attributes:
         kind: prefix of its functions' names.
-        type: of all values.
+        type: the type of all values.
         pivot: variable of the component that the pivot is subtracted from.
         count: variable of the number of elements.
         rest: variables of the components besides the count.

@@ -27,7 +27,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     RowFamily(),
     PointwiseFamily(),
 )
-"""The first family with a group for a value gets it. The last one accepts any value."""
+"""A value goes to the first family that has a group for it. The last family accepts any value."""
 
 
 def family_of(kind: GroupKind) -> KernelFamily:

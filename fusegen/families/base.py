@@ -22,7 +22,7 @@ MARGIN = 0.97  # share of the first plan's time: a smaller gain is not worth ano
 
 
 class KernelFamily(Matcher):
-    """A family of kernels, with its printers for GPUs and for CPUs. A machine runs only the bodies that its table lists."""
+    """A family of kernels. The tables `cuda` and `cpu` list the bodies that each machine can run, with their printers."""
 
     cuda: ClassVar[Emitters] = {}
     cpu: ClassVar[Emitters] = {}
@@ -44,5 +44,5 @@ class KernelFamily(Matcher):
         return best if best in times and times[best] < MARGIN * times.get(first, times[best]) else first
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
-        """Returns the first candidate that differs from the launch's plan in the threads per block alone, or None."""
+        """Returns the first candidate that differs from the launch's plan only in the threads per block, or None."""
         return None

@@ -102,8 +102,8 @@ def _figure(value: float) -> str:
 # Rules for counting floating-point operations. Each pointwise operation of the simplified graph counts as one per element, be it an
 # exponential, a comparison or an addition; a fused multiply-add counts as two. A reduction counts as one per reduced element;
 # moments and a softmax's normalizer as four. A matmul is 2mnk. Attention is its two matmuls, over all keys up to the last visible
-# one, since kernels compute those before a sliding window too. A value counts once per element that the step needs, even if it is
-# recomputed. Conversions, copies, integers, logic and random bits do not count.
+# one, since kernels also compute the keys before a sliding window. A value counts once per element that the step needs, even if it
+# is recomputed. Conversions, copies, integers, logic and random bits do not count.
 
 
 _FREE = (Op.CAST, Op.COPY)

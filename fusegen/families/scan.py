@@ -262,7 +262,8 @@ class _ScanBuilder:
         return self.scans[node].components[number].name
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:
-        """Returns an access along the row. Lanes may share an element that differs from vector to vector: still a fragment."""
+        """Returns an access along the row. An element that lanes share, but that differs from vector to vector, is a fragment
+        too."""
         access = self.context.access(name, buffer, offset, self.lane_axis, self.plan.vec, conditions)
         indices = [offset, *(b.index for b in conditions)]
         along = any(not isinstance(i, int) and i.has(self.lane_axis) for i in indices)

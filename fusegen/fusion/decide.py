@@ -103,8 +103,8 @@ KernelKey: TypeAlias = tuple[object, ...]
 def elementwise_ends(graph: Graph, value: int) -> list[int]:
     """Returns later values that could be materialized instead of a value, the furthest first.
 
-    All users of the value read it through each of these. They are elementwise results with as many elements. Except for results
-    of the graph, no element takes more bytes than in an earlier one.
+    Each is an elementwise result with as many elements, through which all users of the value read it. Its elements take no more
+    bytes than those of earlier ones, unless it is a result of the graph.
     """
     ends: list[int] = []
     position, narrowest = value, graph.nodes[value].dtype.itemsize
@@ -169,7 +169,8 @@ class _Readers:
         self._ends = self._ends_of_chains()
 
     def _ends_of_chains(self) -> list[int]:
-        """Maps each value to the end of its chain of single users that are not materialized: a kernel that needs one needs both."""
+        """Maps each value to the end of its chain of single, unmaterialized users: a kernel that needs one of the two needs
+        both."""
         ends = list(range(len(self.graph.nodes)))
         for position in reversed(ends):
             users = self.graph.users[position]
@@ -186,7 +187,7 @@ class _Readers:
         own = self._inputs([value])
         inputs = {key: self._inputs(roots, value) for key, roots in readers.items()}
         again = sum(self._bytes(reads | own) for reads in inputs.values())
-        writer = inputs.pop(self._key(value), frozenset())  # a kernel that needs the value too, or one of its own
+        writer = inputs.pop(self._key(value), frozenset())  # the kernel that computes the value: a reader, or a separate one
         read = sum(self._bytes(reads | {value}) for reads in inputs.values())
         if is_stored:
             return read + self._bytes(writer | own) * bool(writer) < again
@@ -215,7 +216,7 @@ class _Readers:
         return node.family not in (Family.WRITE, Family.LIBRARY)
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
-        """Returns the values that the roots are computed from in memory, except `other` and its producers.
+        """Returns the values in memory that the roots are computed from, except `other` and its producers.
 
         A gather replaces its table in the result, since only the gathered elements are read.
         """

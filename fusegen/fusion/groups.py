@@ -70,7 +70,7 @@ class Domain:
     def segment(self) -> int:
         """The extent of the last column dim if threads of one warp can reduce it among themselves, else 0.
 
-        It must be a power of two in a row of several column dims that is not too long."""
+        It must be a power of two. The row must have several column dims and must not be too long."""
         extents = [literal(self.shape[d]) for d in self.columns]
         known = [extent for extent in extents if extent is not None]
         columns, last = math.prod(known), known[-1] if known else 0
@@ -143,8 +143,8 @@ def with_outputs(group: Group, outputs: tuple[int, ...]) -> Group:
 
 
 def strip_views(graph: Graph, position: int) -> int:
-    """Returns the value below reshapes and permutations, which a store undoes by its addresses. A functionalized write stands for
-    the value written."""
+    """Returns the value below reshapes and permutations, which a store undoes by its addresses. For a functionalized write, starts
+    at the written value."""
     if graph.nodes[position].op is Op.PUT:
         position = graph.nodes[position].args[1]
     while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):

@@ -55,8 +55,8 @@ class Decision:
 
 
 class Matcher:
-    """Matches values of a graph for one family, which builds groups of certain kinds. Fusion asks the families in order, but only
-    those that need no operations or one that the graph has; the defaults match nothing."""
+    """Matches values of a graph for one family, which builds groups of certain kinds. Fusion asks the families in order, except
+    those that need operations of which the graph has none. The defaults match nothing."""
 
     kinds: tuple[GroupKind, ...] = ()
     needs: tuple[Family, ...] = ()

@@ -202,7 +202,7 @@ def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
 
 
 def _covers_domain(graph: Graph, group: Group, put: int) -> bool:
-    """True if the written value has one element for each of the group's domain; other stores have no bounds check."""
+    """True if the written value has one element for each element of the group's domain: other stores have no bounds check."""
     return same(product(graph.nodes[graph.nodes[put].args[1]].shape), product(group.domain.shape))
 
 

@@ -21,7 +21,7 @@ ReadElement: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
 """An element of a node: the node, its index, and the conditions under which it is needed."""
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
-"""True if a reduction, scan or matmul may be computed inside, read at this index under these conditions."""
+"""Returns True if the kernel may compute a reduction, scan or matmul that is read at this index under these conditions."""
 
 _SMALL = 1 << 20  # largest constant added to an index in place: 32-bit indices leave this much room
 _INDICES = (DType.INT32, DType.INT64)
@@ -184,13 +184,13 @@ def _has_gathered_index(graph: Graph, position: int, at: Position) -> bool:
 
 
 def _selects_coordinates(graph: Graph, gather: int) -> bool:
-    """True if a gather reads coordinates. It then returns its index, which the kernel reads unconditionally."""
+    """True if a gather reads coordinates: its result is then the index, which the kernel reads unconditionally."""
     operand = graph.nodes[gather].args[0]
     return any(graph.nodes[p].op is Op.IOTA for p in (operand, *graph.ancestors[operand]))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:
-    """Returns the index of a reduction's operand: the same row, all along the reduced dims."""
+    """Returns the index of a reduction's operand: that of the row, with new axes along the reduced dims."""
     dims = reduced_dims(graph, reduction)
     return tuple(axes.symbols[d] if d in dims else i for d, i in enumerate(at))
 

@@ -1,7 +1,7 @@
 """The elements of an iteration space that one thread computes together.
 
-A rotation computes two elements from the same two, half the channels apart or neighbours. A thread that computes both reads each
-once and may write in place. Conditions on the index become constants; each half of a stack becomes a separate result.
+A rotation computes two elements, neighbours or half the channels apart, from the same two operands. A thread that computes both
+reads each once and may write in place. Conditions on the index become constants; each half of a stack becomes a separate result.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Pro
 
 
 def _unrolled_spaces(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
-    """Yields spaces in which each thread computes several elements of `space`, as far as that pays off."""
+    """Yields spaces in which each thread computes several elements of `space`, where that pays off."""
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
     conditions, visited = (
         [bounds for producers in several for bounds in producers.conditions],

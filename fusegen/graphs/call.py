@@ -18,7 +18,7 @@ from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exa
 from fusegen.native import NativeChoice, loaded
 
 # Memory of static key-value caches, owned by recorded graphs, which read and write fixed addresses. Each `generate` makes a new
-# cache, and beam search new keys at every step. So a cache is copied to the graphs' memory at its first call and stays there.
+# cache, and beam search makes new keys at every step. So a cache is copied to the graphs' memory at its first call and stays there.
 
 
 Held: TypeAlias = dict[str, Any]
@@ -57,7 +57,7 @@ class CacheView:
         self.refresh()
 
     def refresh(self) -> None:
-        """Makes the current tensors and settings those that `is_current` expects."""
+        """Makes `is_current` expect the current tensors and settings."""
         facts = Conditions()
         facts.sizes(self.parts)
         for held, name in self._fixed:
@@ -65,15 +65,15 @@ class CacheView:
         self.is_current = facts.function()
 
     def phase(self, count: int, is_prepared: bool) -> tuple[object, ...]:
-        """Returns the part of the lengths that a call with `count` new tokens reads: whether each layer is full if masks and
-        positions are arguments, else the lengths."""
+        """Returns the part of the lengths that a call with `count` new tokens reads. If masks and positions are arguments, it is
+        only whether each layer is full."""
         if not is_prepared:
             return tuple(held[name] for held, name in self.lengths)
         return tuple(_phase(held[name], count, held["max_cache_len"]) for held, name in self.lengths)
 
 
 class CacheFactory:
-    """Makes copies of the cache that a recorded run returned, which each replay fills."""
+    """Makes copies of the cache that a recorded run returned and that each replay fills."""
 
     def __init__(self, cache: object) -> None:
         CacheView(cache)

@@ -371,7 +371,7 @@ def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[Re
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before, collections = sys.getprofile(), _Collections()
-    compiling = 0  # kernels that are being compiled, which is not part of the run
+    compiling = 0  # kernels being compiled: compilation is not part of the run
 
     def event(frame: FrameType, kind: Any, result: object) -> None:
         nonlocal compiling

@@ -1,7 +1,7 @@
-"""Training calls as two CUDA graphs, one for each pass, which form a node of autograd's graph at each replay.
+"""Training calls as two CUDA graphs, one for each pass. Each replay of both forms a node of autograd's graph.
 
-Saved values are stored in the graphs' memory. The next replay overwrites them, and so may a replay of any earlier recording.
-Replays are numbered, and a backward pass whose saved values were overwritten raises an error.
+Saved values are stored in the graphs' memory. The next replay overwrites them. A replay of any earlier recording may overwrite them
+too. Replays are numbered, and a backward pass whose saved values were overwritten raises an error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ReplayState:
         order: number of the recording.
         number: number of the replay.
         is_intact: whether its saved values were not overwritten.
-        pending: returns None once no first backward pass can follow.
+        pending: returns None once its first backward pass has run, or cannot follow any more.
     """
 
     order: int = field(default_factory=lambda: next(_ORDERS))
@@ -240,7 +240,7 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", hint="run it without graphs")
         if any(is_batchedtensor(each) or is_legacy_batchedtensor(each) for each in gradients if each is not None):
-            raise UnsupportedError("its gradients come in batches (is_grads_batched=True, vmap)", hint="run it without graphs")
+            raise UnsupportedError("its incoming gradients are batched (is_grads_batched=True, vmap)", hint="run it without graphs")
         number = int(ctx.saved_tensors[0])  # raises if a saved parameter has changed
         recording = _REPLAYS.get(number)
         if recording is None:
@@ -288,7 +288,7 @@ def _alias_of(parameter: Tensor) -> Tensor:
 
 
 def _no_backward() -> None:
-    """Does nothing: the backward pass of a run whose results need no gradient."""
+    """Stands for the backward pass of a run whose results need no gradient."""
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
@@ -302,7 +302,8 @@ def _address(tensor: Tensor) -> int:
 
 
 def _warm_up(pool: GraphPool, run: ReplayFunction, inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> set[int]:
-    """Runs both passes once. Returns the addresses that the backward pass reads. Raises if a replay would read or write less."""
+    """Runs both passes once. Returns the addresses that the backward pass reads. Raises if a replay would read or write less than
+    the run."""
     saved: set[int] = set()
     leaves = (*inputs, *aliases)
     versions = [leaf._version for leaf in leaves]
@@ -378,7 +379,7 @@ def _restoring(device: torch.device, state: Sequence[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def no_draws_on_the_host(device: torch.device) -> Iterator[None]:
-    """Rejects random numbers drawn on the host, which a replay would not draw again."""
+    """Rejects random numbers drawn on the host: a replay would not draw them again."""
     generators, host = Generators(), torch.get_rng_state()
     generators.add_all()
     yield

@@ -76,7 +76,7 @@ class Changes:
 
     def require_same(self, owner: Any, name: str, value: Any, where: str | None) -> None:
         if not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
-            what = f"it sets the attribute {name!r} of a {type(owner).__name__}; later calls of the kernel would not repeat that"
+            what = f"the attribute {name!r} of a {type(owner).__name__} is set, which later calls would not repeat"
             raise ChangeError(what, where=where, hint=_HINT)
 
     def undo(self) -> ChangeError | None:
@@ -91,7 +91,7 @@ class Changes:
             torch.set_default_dtype(self._settings[1])
         if not names:
             return None
-        return ChangeError(f"it changes a {names[0]}; later calls of the kernel would not repeat that", hint=_HINT)
+        return ChangeError(f"a {names[0]} is changed, which later calls would not repeat", hint=_HINT)
 
 
 def _settings() -> tuple[bool, torch.dtype]:
@@ -228,7 +228,7 @@ class Generators:
 
     def require_untouched(self) -> None:
         for _, name, _ in self._drawn():
-            what = f"the kernel draws a random number from {name} while it is traced; later calls would use the same number"
+            what = f"the kernel draws a random number from {name} while it is traced, which every later call would reuse"
             hint = "draw it outside of the kernel, and pass it"
             raise TraceError(what, hint=hint if self._is_alone else f"{hint}; or let no other thread draw during the first call")
 

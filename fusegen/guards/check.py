@@ -71,12 +71,12 @@ class WatchedRun:
     """The recorded facts of one run of a function.
 
     Attributes:
-        reads: in order of execution.
+        reads: reads in order of execution.
         used: the captured tensors.
         compares_identity: whether code may have compared tensors with `is`.
         asks_for_ids: whether code may have used the `id` or the hash of an object.
         tensors: positions of the tensor arguments.
-        answers: by argument position and attribute: the value of ``requires_grad``, or False for a missing attribute.
+        answers: values of ``requires_grad``, or False for a missing attribute, by argument position and attribute.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
@@ -94,7 +94,7 @@ class StateGuard:
     """The guard on the reads of a run of a function.
 
     Args:
-        arguments: by position, all arguments but tensors and numbers.
+        arguments: all arguments but tensors and numbers, by position.
 
     Attributes:
         names: input names of the captured tensors.
@@ -258,7 +258,7 @@ class _Writer:
         return check
 
     def argument(self, position: int, value: object, is_unchanged: Callable[[Any], bool] | None) -> None:
-        """Requires the same object, and the same contents if `is_unchanged` tells that. A class with its own ``__eq__`` requires an
+        """Requires the same object, and unchanged contents if `is_unchanged` is given. A class with its own ``__eq__`` requires an
         object of its type with equal reads instead."""
         if is_unchanged is not None:  # its identity is part of the kernel's key already
             self._require(f"{self._constant(is_unchanged)}(V[{position}])")

@@ -106,8 +106,8 @@ def find_paths(
     """Finds paths to locations from the function and its arguments.
 
     Args:
-        arguments: by position, all arguments but tensors and numbers.
-        reads: in order of execution.
+        arguments: all arguments but tensors and numbers, by position.
+        reads: reads in order of execution.
 
     Returns:
         For each location ``function`` or ``argument N``, followed by steps ``member NAME``, ``item N``, ``key TEXT``, ``cell N`` or

@@ -267,7 +267,7 @@ class Reach:
             if not key.startswith("__") and not hasattr(cls, key):
                 self._notes.note(StateLocation(cls, AccessKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:
-            what = f"the kernel reads the subclasses of {cls.__name__}, whose additions cannot be detected"
+            what = f"the kernel reads the subclasses of {cls.__name__}, but cannot detect new ones"
             raise TraceError(what, where=called_at(frame), hint="pass the result as an argument")
         for part in _METADATA & names.attributes:
             self._notes.note(StateLocation(cls, AccessKind.ATTRIBUTE, part), getattr(cls, part), part)

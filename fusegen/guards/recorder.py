@@ -30,7 +30,7 @@ class StateRecorder:
 
     Args:
         function: the function, or a bound method.
-        arguments: by position, all arguments but tensors and numbers.
+        arguments: all arguments but tensors and numbers, by position.
         named: makes a unique input name from a proposed one.
 
     Attributes:
@@ -169,9 +169,7 @@ class StateRecorder:
     def side_effect(self, effect: str, where: str | None) -> None:
         """Rejects an irreversible side effect, if changes are rejected. The text completes "it ..."."""
         if self._changes is not None:
-            raise ChangeError(
-                f"it {effect}; later calls of the kernel would not repeat that", where=where, hint="do that outside of the kernel"
-            )
+            raise ChangeError(f"it {effect}, which later calls would not repeat", where=where, hint="do that outside")
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Records torch's global module hooks. A module's own hooks are recorded as its attributes."""

@@ -331,15 +331,16 @@ def dependencies(nodes: Sequence[Node], position: int) -> set[int]:
 
 # Recompute limits.
 #
-# A kernel recomputes all values between memory and a result for each element. Where values are read at several indices, and their
-# operands again (a stencil of a stencil, a sorting network), the recomputed elements multiply, and so does the emitted text.
+# A kernel recomputes all values between memory and a result for each element. If values are read at several indices, and so are
+# their operands (a stencil of a stencil, a sorting network), the numbers of recomputed elements multiply. The emitted text grows
+# with them.
 
 
 # Measured with g++ -O3 and NVRTC: 1400 to 1500 elements of 35 values (four steps of a stencil, prefix sums of 256) take half a
 # minute to compile, and the time grows with the square.
 _MOST = 1600
-_MOST_IN_ALL = 4000  # over all kernels of a program, which are compiled as one text
-_MOST_A_VALUE = 8  # a long graph without recomputation compiles in linear time
+_MOST_IN_ALL = 4000  # over all kernels of a program: they are compiled as one text
+_MOST_A_VALUE = 8  # elements per value: a long graph without recomputation compiles in linear time
 
 
 def check_recompute(graph: Graph, elements: int) -> None:

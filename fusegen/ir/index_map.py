@@ -212,7 +212,7 @@ def base(graph: Graph, put: int) -> int:
 
 
 def owner(graph: Graph, version: int) -> int:
-    """Returns the input that a version is a later state of; it shares the input's memory."""
+    """Returns the input of which a version is a later state; both share memory."""
     while graph.nodes[version].op is Op.PUT:
         version = base(graph, version)
     return version

@@ -68,7 +68,7 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
 def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
     """Returns the common type of the operands, ignoring the condition of `where`."""
     values = operands[1:] if op is Op.WHERE else operands
-    if op is Op.WHERE and not operands[0].weak and all(v.weak for v in values):  # numbers as a tensor
+    if op is Op.WHERE and not operands[0].weak and all(v.weak for v in values):  # two numbers make a tensor
         return DType.FLOAT32 if any(v.dtype.is_float for v in values) else promote([v.dtype for v in values], [True, True])
     return promote([v.dtype for v in values], [v.weak for v in values], [not v.shape for v in values])
 

@@ -135,7 +135,7 @@ def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
 def _with_index(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[str, str]) -> Monoid:
     """The best value and an index of it; NaN beats every number.
 
-    `loses` compares a value with an equal or better one, `prefers` a new index with the one that it replaces for equal values.
+    `loses` is True for a value and an equal or better one. For equal values, `prefers` is True for an index that replaces another.
     """
 
     def beats(a: RuleValue, b: RuleValue) -> RuleValue:

@@ -130,7 +130,7 @@ def _check(result: ProcessResult, compiler: str, source: Path, built: Path) -> N
         raise unusable(source.parent, reason)
     if result.code != 0 and result.output.strip():
         raise CompileError(
-            f"the host compiler refused the text:\n{result.output}", where=str(source), hint="report it with this file"
+            f"the C++ compiler rejected the emitted code:\n{result.output}", where=str(source), hint="report it with this file"
         )
     if result.code != 0 or not built.is_file():
         printed = repr(result.output.strip()) if result.output.strip() else "nothing"

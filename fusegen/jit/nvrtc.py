@@ -98,7 +98,7 @@ def compile_ptx(source: Source, architecture: str) -> str:
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        raise CompileError(f"NVRTC refused {source.name} for {architecture}:\n{log}", hint="report it with the source")
+        raise CompileError(f"NVRTC rejected {source.name} for {architecture}:\n{log}", hint="report it with the source")
     return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
 
 
@@ -137,7 +137,7 @@ def _compile(text: str, architecture: str, path: Path) -> bytes:
         compiled = Program(text, "c++", options).compile("cubin")
     except Exception as error:
         raise CompileError(
-            f"NVRTC refused the emitted text for {architecture}:\n{error}", where=str(path), hint="report it with this file"
+            f"NVRTC rejected the emitted code for {architecture}:\n{error}", where=str(path), hint="report it with this file"
         ) from error
     return bytes(compiled.code)
 
@@ -257,9 +257,7 @@ def sass(cubin: bytes) -> str:
     """
     tool = find_nvdisasm()
     if tool is None:
-        raise ToolNotFoundError(
-            "nvdisasm is not on this machine", hint="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
-        )
+        raise ToolNotFoundError("nvdisasm is not installed", hint="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit")
     folder = cache_folder("cubin")
     with cache_writes(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
         file.write(cubin)

@@ -191,7 +191,7 @@ PyObject *read(Place place, PyObject *owner, PyObject *key) {
     case Place::length:  // handled in `holds`
       break;
   }
-  PyErr_SetString(PyExc_SystemError, "no such place");
+  PyErr_SetString(PyExc_SystemError, "unknown place");
   return nullptr;
 }
 
@@ -338,7 +338,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
       return nullptr;
     }
     if (!THPVariable_Check(held)) {
-      PyErr_SetString(PyExc_TypeError, "a layout is that of a tensor");
+      PyErr_SetString(PyExc_TypeError, "a layout needs a tensor");
       Py_DECREF(self);
       return nullptr;
     }

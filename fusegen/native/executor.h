@@ -580,9 +580,9 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   }
   const auto &self = *reinterpret_cast<Executor *>(object);
   HANDLE_TH_ERRORS
-  const Object tensors = checked(PySequence_Fast(arguments[0], "tensors are a sequence"));
+  const Object tensors = checked(PySequence_Fast(arguments[0], "the tensors are not a sequence"));
   if (PySequence_Fast_GET_SIZE(tensors.get()) != static_cast<Py_ssize_t>(self.program->inputs)) fail(PyExc_ValueError, "wrong number of tensors");
-  if (!self.instructions) fail(PyExc_RuntimeError, "the executor is gone");
+  if (!self.instructions) fail(PyExc_RuntimeError, "the executor was cleared");
   Frame frame{{}, arguments[1]};
   frame.registers.reserve(self.program->inputs + self.program->held.size());
   for (size_t n = 0; n < self.program->inputs; ++n) frame.registers.push_back(unwrapped(PySequence_Fast_GET_ITEM(tensors.get(), n)));

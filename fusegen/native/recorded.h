@@ -141,7 +141,7 @@ struct Plan {
     for (int64_t index : integers(attribute(object, "plain"))) is_recorded[index] = false;
     for (const Object &source : items(attribute(object, "gradients"))) gradients.push_back(source.get() == Py_None ? kNone : integer(source));
     for (int64_t result : program().results)
-      if (result < static_cast<int64_t>(program().inputs)) fail(PyExc_ValueError, "a result is an argument");
+      if (result < static_cast<int64_t>(program().inputs)) fail(PyExc_ValueError, "a result of the recorded call is an argument");
   }
 
   ~Plan() {
@@ -276,7 +276,7 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   HANDLE_TH_ERRORS
   if (PyVectorcall_NARGS(count) != 3 || names) fail(PyExc_TypeError, "a recorded call takes tensors, scalars and numbers");
   const auto &self = *reinterpret_cast<Recorded *>(object);
-  if (!self.plan) fail(PyExc_RuntimeError, "the call is gone");
+  if (!self.plan) fail(PyExc_RuntimeError, "the recorded call was cleared");
   if (!executor::may_bypass_torch()) Py_RETURN_NONE;
   std::optional<std::vector<Number>> numbers = numbers_of(arguments[2]);
   if (!numbers) Py_RETURN_NONE;

@@ -312,10 +312,8 @@ def _register_first_derivative(operator: GraphOperator) -> None:
     """Registers an error for second derivatives."""
 
     def backward(_ctx: Any, *_gradients: Tensor) -> None:
-        what = f"{operator.name}: its results are differentiated again, and kernels have first derivatives alone"
-        raise GradientError(
-            what, hint="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
-        )
+        what = f"{operator.name}: the backward pass of a kernel cannot be differentiated again"
+        raise GradientError(what, hint="for second derivatives, call the plain function: kernel.function(...)")
 
     torch.library.register_autograd(operator.qualified, backward, setup_context=lambda ctx, inputs, output: None, lib=LIBRARY)
 

@@ -45,8 +45,8 @@ from fusegen.trace.run import Trace
 
 LINES, ITEMS = "\n", PATH_SEPARATOR
 """Separators of a plan's lines, and of items in a line. Line 1 is the operator's name. Line 2 has for each result of the call its
-position among the operator's, or, as -1 - position, the argument that was written to. Each further line is an argument: a path to a
-tensor (`fusegen.guards.places`), or one of the kinds below."""
+position among the operator's results; for a written argument, it has -1 - the argument's position. Each further line is an
+argument: a path to a tensor (`fusegen.guards.places`), or one of the kinds below."""
 
 VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 """An argument of the call, by position; a float argument, as a tensor; a new random key, by device; a number."""
@@ -364,7 +364,7 @@ def constants_of(values: Sequence[Any], facts: Sequence[tuple[Any, ...]]) -> lis
 
 
 def value_of(fact: tuple[Any, ...], constant: Any) -> Any:
-    """Returns the value of a constant. An object is alive while the call is."""
+    """Returns the value of a constant. An object lives at least as long as the call."""
     return ctypes.cast(constant, ctypes.py_object).value if fact[0] == OBJECT else constant
 
 

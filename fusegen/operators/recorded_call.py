@@ -1,7 +1,7 @@
 """Calls under torch.compile, torch.export or make_fx: the kernel becomes one operator in their graph.
 
-torch.compile traces this file, so it is plain Python. The function itself also runs, and its results are dropped: so the recorder
-sees and guards all state that it reads.
+torch.compile traces this file, so it is plain Python. The function itself also runs, so that the recorder sees and guards all state
+that it reads. Its results are dropped.
 """
 
 from __future__ import annotations

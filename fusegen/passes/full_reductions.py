@@ -1,7 +1,7 @@
 """Splits reductions with few results into two steps: rows, then the rows' results.
 
-One block or cluster computes one result. With few results most of a GPU is idle, reads at a fraction of its memory bandwidth, and
-each block adds many numbers serially.
+One block or cluster computes one result. With few results, most SMs idle, memory bandwidth is mostly unused, and each block adds
+many numbers serially.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class _RowChooser:
         return next(existing_rows, None) or min(filter(self._is_of_several, self._candidates()), key=self._rank, default=None)
 
     def _rank(self, cut: Cut) -> tuple[int, int]:
-        """Prefers rows of a good length, then long rows that are enough blocks, then short rows."""
+        """Prefers rows of a good length, then long rows if there are enough for all SMs, then short rows."""
         length = self._length(cut)
         if length <= _LONGEST:
             return (0 if length >= _SHORT else 2), -length

@@ -95,5 +95,5 @@ class _Hoist:
 
 
 def _folded(name: str) -> str:
-    """Parameter names must differ in this form, because the emitted text may change case and underscores."""
+    """Drops underscores and case, which emitted text may change: parameter names must differ in the remaining form."""
     return name.replace("_", "").lower()

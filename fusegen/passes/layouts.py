@@ -37,7 +37,7 @@ class _Layout:
     order: tuple[int, ...]
 
     def split(self, shape: Shape) -> Shape:
-        """Splits the dims in their old order; broadcast dims of extent 1 become ones."""
+        """Splits the dims in their old order; each part of a broadcast dim has extent 1."""
         return tuple(1 if same(extent, 1) else part for extent, parts in zip(shape, self.splits, strict=True) for part in parts)
 
     def arranged(self, shape: Shape) -> Shape:
@@ -125,7 +125,7 @@ def _results_read(graph: Graph, end: int, inside: Collection[int], layout: _Layo
 
 
 def _is_pointwise_of_inputs(graph: Graph, position: int) -> bool:
-    """True if a value is pointwise in materialized values, with no operand that has a kernel of its own."""
+    """True if a value is computed pointwise from materialized values, and no operand has its own kernel."""
     families = {graph.nodes[p].family for p in graph.ancestors[position]}
     return graph.nodes[position].family is Family.POINTWISE and families <= {Family.POINTWISE, Family.VIEW, Family.LEAF}
 

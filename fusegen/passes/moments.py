@@ -1,8 +1,8 @@
 """Rewrites of row statistics: moments in one reduction, normalizers as max and sum, float64 sums on the CPU.
 
 With one reduction, warps and blocks that share a row synchronize once instead of twice, and each element is read once less. Short
-rows keep two sums: memory latency dominates, and sums have fewer components. So do 32-bit rows: if the first element is by far the
-greatest, a sum of squares about it loses some last bits, which 16-bit rows do not show.
+rows keep two sums: memory latency dominates, and sums have fewer components. Rows of 32 bits keep two sums too: if the first
+element is by far the greatest, a sum of squares about it loses some of the last bits. In 16 bits, the loss does not show.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def split_normalizers(graph: Graph) -> Graph:
 def cap_row_max(graph: Graph) -> Graph:
     """Replaces the max of soft-capped input rows by the cap of their max, if only a softmax reads it.
 
-    The cap is increasing in x for either sign of s, but its rounding may not be: an element may exceed the computed max by a few
+    The cap increases with x for either sign of s, but its rounded value may not: an element may exceed the computed max by a few
     units in the last place. A softmax and its logarithm do not depend on the subtracted number; other readers rely on the exact
     max.
     """
@@ -217,7 +217,7 @@ RUNNING = (Op.CUMSUM, Op.CUMPROD, Op.LOGCUMSUMEXP)
 def sum_in_float64(graph: Graph) -> Graph:
     """Computes variances of float32, the means of the same rows, and running sums and products in float64 on the CPU, like torch.
 
-    Squares of numbers around 1e20 overflow float32, and rounding errors grow along a row. GPUs keep 32 bits, as torch does there.
+    Squares of numbers around 1e20 overflow float32, and rounding errors grow along a row. On GPUs, float32 is kept, as in torch.
     """
     narrow = [node for _, node in graph if node.args and graph.nodes[node.args[0]].dtype is DType.FLOAT32]
     variance_rows = {_rows(node) for node in narrow if node.op in SPREADS}

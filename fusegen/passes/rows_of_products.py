@@ -38,7 +38,8 @@ class _RowView:
         self._location = graph.locations[view]
 
     def over(self, old: int, new: int) -> int | None:
-        """The view applied to a value with no other reader, by its old and new index; None if there is no matmul below it."""
+        """Moves the view through a value (its old and new index) to a matmul; None if the value has other readers or no matmul
+        below it."""
         node = self._builder.nodes[new]
         if len(self._graph.users[old]) > 1 or old in self._graph.outputs:
             return None

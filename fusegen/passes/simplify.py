@@ -268,7 +268,8 @@ def _in_dims_of_a_statistic(x: Value) -> Value | None:
 
 
 def _is_statistic_without_dims(x: Value) -> bool:
-    """True for a reshape that drops dims of extent 1 from a reduction, math on one, or one element of each row."""
+    """True for a reshape that drops dims of extent 1 from a reduction, from math on a reduction, or from one element of each
+    row."""
     if x.node.op is not Op.RESHAPE or x.arg(0).node.family not in (Family.REDUCTION, Family.POINTWISE, Family.INDEXING):
         return False
     dims, original = x.node.shape, x.arg(0).node.shape

@@ -23,7 +23,8 @@ MOST = 16
 _LONGEST_ORDER = 1024
 """Longest row, in elements, that a kernel sorts.
 
-On an H100, 8192 rows of 64 take 22 µs, by torch 60; of 1024 258 and 312; but 4096 of 4096 694 and 570.
+Times on an H100, as reductions and by torch: 22 and 60 µs for 8192 rows of 64, 258 and 312 for 8192 rows of 1024, but 694 and 570
+for 4096 rows of 4096.
 """
 
 _HIGH = -(1 << 32)

@@ -1,8 +1,8 @@
 """Prepares functionalized writes for fusion: copies written values, and values that a write would overwrite.
 
 A `PUT` replaces the contents of an input's memory. Kernels recompute values where they need them. So a value that depends on the
-previous version, and that is read together with the result of the write, is copied before the write. The remaining nodes have a
-valid order.
+previous version, and that is read together with the result of the write, is copied before the write. With these copies, the nodes
+have a valid order.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Copies:
         return builder.put(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
-        """An operand: copied if a write comes between, twice if it is the written value."""
+        """An operand: a copy if a write comes between it and its user, a copy of a copy if it is the written value."""
         node = self._graph.nodes[position]
         operand = node.args[number]
         index = self._indices[operand]

@@ -42,7 +42,7 @@ class TensorMapSpec:
     Attributes:
         buffer: key of the buffer.
         shape, strides: in elements.
-        offset: of the view's first element, in elements.
+        offset: elements from the buffer's start to the view's first element.
         box: the tile shape.
         writable: whether the kernel stores through it.
     """
@@ -156,7 +156,7 @@ class LibraryResult:
     Attributes:
         number: its position among the function's results.
         buffer: key of the buffer that holds it.
-        order: the function's dims in the order of the buffer's.
+        order: the function's dims, in the order of the buffer's dims.
     """
 
     number: int
@@ -292,7 +292,8 @@ def launches_of(step: CallStep) -> tuple[KernelLaunch, ...]:
 
 
 MAX_BLOCK_BYTES = 256 << 20
-"""Limit in bytes for the temporaries of a block with more than one row. Half the accumulated bytes count too."""
+"""Limit in bytes for the temporaries of a block with more than one row; half of the accumulated bytes is the limit if that is
+more."""
 
 ROW_MULTIPLE = 64
 """Blocks are multiples of this number of rows, if the limit allows."""

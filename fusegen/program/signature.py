@@ -38,7 +38,7 @@ class TensorArgument:
 
     def __str__(self) -> str:
         text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-        return f"{text} of strides [{', '.join(map(str, self.strides))}]" if any(self.own_strides) else text
+        return f"{text} with strides [{', '.join(map(str, self.strides))}]" if any(self.own_strides) else text
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fusegen.guards import contents, exact, has_identity, is_plain
 
 
 WIDE = (1 << 31) - (1 << 22)
-"""Element count that needs 64-bit indexing; below it, a launch rounded up to whole blocks still fits 31 bits."""
+"""Element count from which on indices need 64 bits: below it, a launch rounded up to whole blocks still fits 31 bits."""
 
 MAX_ALIGNMENT = 16
 """Bytes of the widest access."""
@@ -165,7 +165,7 @@ def check_surroundings(kernel: str) -> None:
     if recorder is None and torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         recorder = "torch.jit.trace"
     if recorder is not None:
-        raise ArgumentError(f"{kernel} is called under {recorder}, which cannot record kernels", hint=_OUTSIDE)
+        raise ArgumentError(f"{kernel} is called under {recorder}, which cannot record the work of a kernel", hint=_OUTSIDE)
 
 
 def check_plain(kernel: str, name: str, value: object) -> None:
@@ -204,7 +204,7 @@ def check_recorded(kernel: str, name: str, tensor: Tensor) -> None:
 def check_tangent(kernel: str, name: str, tensor: Tensor) -> None:
     """Raises `GradientError` for a tensor with a tangent of forward mode."""
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-        what = f"{kernel}: {name!r} has a tangent of forward-mode differentiation, which kernels do not compute yet"
+        what = f"{kernel}: {name!r} has a forward-mode tangent, but kernels support reverse mode only"
         raise GradientError(what, hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal")
 
 
@@ -227,7 +227,7 @@ def _unsupported_storage(tensor: Tensor) -> tuple[str, str] | None:
     if tensor._is_zerotensor():
         return "is a zero tensor without memory", "pass {name}.clone()"
     if tensor.is_neg():
-        return "has the negative bit, as .conj().imag gives it", "pass {name}.resolve_neg()"
+        return "has the negative bit set, as after .conj().imag", "pass {name}.resolve_neg()"
     return None
 
 
@@ -283,7 +283,7 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
 def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
     """Rejects a tensor whose elements share memory, like torch."""
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        what = f"{kernel}: {name!r} is written to, and several of its elements are one in memory, as expand() gives them"
+        what = f"{kernel}: {name!r} is written to, but several of its elements share one memory location, as after expand()"
         raise ArgumentError(what, hint=f"pass {name}.clone()")
 
 
@@ -298,17 +298,17 @@ def check_no_aliasing(names: Sequence[str], tensors: Sequence[Tensor], written: 
     """Rejects a written tensor that shares elements with another argument, since the order of reads and writes is undefined.
 
     Args:
-        names: of the tensors.
+        names: the tensors' names.
         written: positions of the written tensors.
     """
     for position in written:
         if tensors[position].is_inference() and not torch.is_inference_mode_enabled():
             what = f"{names[position]!r} is written to, but is a tensor of inference mode"
-            raise ArgumentError(what, hint="call the kernel in inference mode, or pass a clone")
+            raise ArgumentError(what, hint="call the kernel under torch.inference_mode(), or pass a clone")
         for index, tensor in enumerate(tensors):
             if index != position and overlap(tensors[position], tensor):
-                what = f"{names[position]!r} is written to, and shares memory with {names[index]!r}"
-                raise ArgumentError(what, hint=f"pass {names[index]}.clone(), or one parameter for both")
+                what = f"{names[position]!r} is written to, but shares memory with {names[index]!r}"
+                raise ArgumentError(what, hint=f"pass {names[index]}.clone(), or declare one parameter for both")
 
 
 def count_writes(tensors: Sequence[Tensor]) -> None:

@@ -28,7 +28,7 @@ def scalars_of(
     """Returns a function that maps the values of a call to the scalars of its kernels by name; None if there are none.
 
     Args:
-        program: of a `LaunchPlan`.
+        program: the scalars of a `LaunchPlan`.
         sizes: values of the symbolic sizes.
         parameters: names of the values.
         constants: scalars that are not among the values.
@@ -62,7 +62,7 @@ class CallFacts:
     """Assumptions of a bound program about its calls.
 
     Attributes:
-        conditions: on the scalars.
+        conditions: conditions on the scalars.
         constants: scalars that are not parameters.
         sizes: values of all sizes.
         parameters: names, in order.
@@ -99,7 +99,7 @@ class BoundCall:
         captured: the captured tensors.
 
     Attributes:
-        names: of the captured tensors.
+        names: names of the captured tensors.
         find: returns the current captured tensors, or None if the state or the values do not match.
         plain: the runner, if it takes exactly the values of a call, without scalars; else None.
         hits: number of lookups that found the program.

@@ -56,7 +56,7 @@ def name_of(target: Callable[..., Any]) -> str:
 
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Converts named arguments to positional ones where possible: the kernel may have a parameter with a name of `lower`'s."""
+    """Converts named arguments to positional ones where possible: a parameter of the kernel may have the name of one of `lower`."""
     bound = inspect.signature(function).bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
@@ -74,7 +74,7 @@ def _wrapped(
     Args:
         function: provides the annotations.
         positional, named: the bound arguments.
-        signature: of the open parameters.
+        signature: the signature of the open parameters.
         called: the object to call, if it is not the function.
     """
     scope: dict[str, Any] = {"__name__": "a partial"}
@@ -91,7 +91,7 @@ def _signature(target: functools.partial[Any]) -> inspect.Signature:
     try:
         return inspect.signature(target)
     except ValueError as error:
-        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="bind no more parameters than there are") from None
+        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="bind only parameters that the function has") from None
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:

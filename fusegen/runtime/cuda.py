@@ -44,7 +44,7 @@ class Driver:
         """Encodes a tensor map on a device.
 
         Args:
-            arguments: of ``cuTensorMapEncodeTiled`` after the output.
+            arguments: the arguments of ``cuTensorMapEncodeTiled`` after the output.
 
         Raises:
             LaunchError: the driver rejects them.
@@ -55,7 +55,7 @@ class Driver:
             make_current(device)
             status = self._library.cuTensorMapEncodeTiled(tensor_map, *arguments)
         if status:
-            raise LaunchError(f"the driver makes no tensor map: {self.described(status)}", hint=_REPORT)
+            raise LaunchError(f"the driver cannot encode the TMA tensor map: {self.described(status)}", hint=_REPORT)
         return bytes(tensor_map)
 
     def described(self, status: int) -> str:
@@ -126,8 +126,8 @@ class LaunchConfig(ctypes.Structure):
 class LaunchSite:
     """One launch of a call: the constant part, and frames for the variable arguments.
 
-    A frame belongs to one launch from its filling until the driver returns, which has copied the arguments by then. Other threads,
-    and signal handlers of this one, may launch at the same time. So frames are popped from a list and appended, which Python does
+    A launch owns a frame from filling it until the driver returns; the driver copies the arguments. Other threads, and signal
+    handlers of this thread, may launch at the same time. So frames are popped from a list and appended to it, which Python does
     atomically.
 
     Args:
@@ -161,8 +161,8 @@ class LaunchSite:
         overlaps: bool = False,
     ) -> None:
         if grid > _MAX_BLOCKS:
-            what = f"{kernel.entry} needs {grid} blocks, and a launch has {_MAX_BLOCKS} at most"
-            raise LaunchError(what, hint="call the kernel on parts of its tensors")
+            what = f"{kernel.entry} needs {grid} blocks, but a launch has at most {_MAX_BLOCKS}"
+            raise LaunchError(what, hint="split the tensors, and call the kernel on each part")
         self.device, self.grid, self.block, self.shared_bytes, self.overlaps = device, grid, block, shared_bytes, overlaps
         self._loaded, self._driver, self.handle = kernel, driver(), kernel.handle
         self._config = LaunchConfig((grid, 1, 1), (block, 1, 1), shared_bytes)
@@ -226,7 +226,7 @@ class LaunchSite:
 
     def refuse(self, status: int) -> None:
         """Raises the `LaunchError` of a status."""
-        what = f"the driver does not launch {self._loaded.entry}: {self._driver.described(status)}"
+        what = f"the driver cannot launch {self._loaded.entry}: {self._driver.described(status)}"
         raise LaunchError(what, hint=_hint(status))
 
 
@@ -247,11 +247,11 @@ _REPORT = "report it, with the output of `fusegen doctor`"
 
 def _hint(status: int) -> str:
     if status in _STICKY_ERRORS:
-        return "an earlier kernel failed, and errors arrive late: CUDA_LAUNCH_BLOCKING=1 names the call, in a new process"
+        return "an earlier kernel failed; to find its call, set CUDA_LAUNCH_BLOCKING=1 and start a new process"
     if status in _CAPTURE_ERRORS:
         return "check the other captured work: the CUDA graph that is being captured cannot contain this call"
     if status == _OUT_OF_MEMORY:
-        return "free memory of the device: the driver needs some too"
+        return "free memory of the GPU: the driver needs some too"
     return _REPORT
 
 
@@ -268,8 +268,8 @@ def encoded(
     """Encodes the tensor map of a view with 128-byte swizzle.
 
     Args:
-        address: of the first element.
-        shape, strides: of the view, in elements, outermost dim first.
+        address: the address of the first element.
+        shape, strides: shape and strides of the view, in elements, outermost dim first.
         box: the tile.
         promote: whether reads fetch 256 bytes to L2.
     """
@@ -306,7 +306,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
     """Loads a kernel on a device.
 
     Args:
-        name: of the kernel, for debuggers.
+        name: the kernel's name, for debuggers.
         launch: its dynamic shared memory and cluster size.
 
     Raises:
@@ -319,7 +319,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
         try:
             kernel = ObjectCode.from_cubin(cubin, name=name).get_kernel(entry)
         except Exception as error:
-            raise LaunchError(f"the driver cannot load {entry}: {error}") from error
+            raise LaunchError(f"the driver cannot load {entry}: {error}", hint=_REPORT) from error
         request(kernel, launch, device)
     return LoadedKernel(entry, int(kernel.handle), kernel)
 
@@ -327,7 +327,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
 def request(kernel: Any, launch: KernelLaunch, device: int) -> None:
     """Sets the attributes for large shared memory and clusters; raises `LaunchError` if the device rejects them."""
     if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
-        what = f"{launch.shared_bytes} bytes of shared memory a block"
+        what = f"{launch.shared_bytes} bytes of shared memory per block"
         _request(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launch.shared_bytes, device, what)
     if launch.cluster > PORTABLE_CLUSTER:
         _request(kernel, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device, f"clusters of {launch.cluster} blocks")
@@ -339,7 +339,7 @@ def _request(kernel: Any, attribute: str, value: int, device: int, what: str) ->
     number = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
     (status,) = driver.cuKernelSetAttribute(number, value, kernel.handle, device)
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"the device refuses {what}: {status.name}")
+        raise LaunchError(f"the device refuses {what}: {status.name}", hint=_REPORT)
 
 
 def queries() -> tuple[Callable[[int], int], Callable[[], int]]:
@@ -354,8 +354,8 @@ class TensorMaps:
     """Tensor maps of a view, cached by address: encoding one takes longer than a launch.
 
     Args:
-        shape, strides: of the view, in elements.
-        offset: of the view's first element from the tensor's.
+        shape, strides: shape and strides of the view, in elements.
+        offset: elements from the tensor's first element to the view's.
         box: the tile.
         promote: whether reads fetch 256 bytes to L2.
 

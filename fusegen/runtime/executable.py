@@ -131,7 +131,7 @@ class Executable:
 
 
 def _without_key(_: Values) -> CallKey:
-    """The key before the first call: annotations, which declare constants, cannot be resolved earlier."""
+    """The key before the first call, which resolves the annotations that declare constants."""
     return ()
 
 

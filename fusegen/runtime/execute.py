@@ -86,7 +86,7 @@ def bound_call(
         sizes: values of all sizes and strides, by name.
         backend: creates the instructions of launches.
         kernels: loaded, one per launch.
-        name: of the kernel, for messages.
+        name: the kernel's name, for messages.
     """
 
     def bound(memory: Tensor | None) -> Runner:

@@ -150,7 +150,7 @@ class View:
     """Views the memory of a tensor.
 
     Attributes:
-        offset: from the tensor's first element, in elements of the view.
+        offset: elements of the view from the tensor's first element to its own.
     """
 
     register: int

@@ -140,7 +140,7 @@ def _segment_sums(rows: Tensor, starts: Tensor) -> Tensor:
 
     Args:
         rows: (n, width).
-        starts: of each segment, then n: (segments + 1,).
+        starts: the first row of each segment, then n: (segments + 1,).
     """
     count, segments = len(rows), len(starts) - 1
     if count <= _CHUNK_ROWS:
@@ -224,7 +224,7 @@ def attention_backward(
 
     Args:
         scale, causal, dropout, q, k, v: as in the forward pass.
-        gradient: of its values.
+        gradient: the gradient of its values.
         values, sums: its results.
         last: the bias; with dropout, the state of torch's generator.
     """

@@ -36,7 +36,7 @@ class BackwardNode:
     """The data that a node needs for its backward pass.
 
     Args:
-        wiring: of the passes.
+        wiring: the wiring of the passes.
         backward: runs the backward pass on donated values.
         recorded: for each result, whether it has a derivative.
         sizes: values of the symbolic sizes.
@@ -87,7 +87,7 @@ class BackwardNode:
         Args:
             values: saved tensors, and the gradients of the results.
             upstream: the gradients of the results alone.
-            numbers: of the call.
+            numbers: the call's numbers.
         """
         return self.gradients_of(Donated((*values, *self.sizes, *numbers)), upstream)
 
@@ -140,8 +140,8 @@ def _scalars(scalars: ScalarsOf, preceding: Values, numbers: Sequence[Any]) -> M
 def _check_unbatched(name: str, gradients: Sequence[Tensor]) -> None:
     """Rejects batched gradients of vmap."""
     if any(is_batchedtensor(gradient) or is_legacy_batchedtensor(gradient) for gradient in gradients):
-        what = f"{name}: its gradients come in batches, from is_grads_batched=True or vectorize=True"
-        hint = "compute them one by one, or call the kernel's function itself, kernel.function(...), where batches are needed"
+        what = f"{name}: its incoming gradients are batched (is_grads_batched=True or vectorize=True), which kernels do not support"
+        hint = "compute them one by one; for batches, call the plain function: kernel.function(...)"
         raise GradientError(what, hint=hint)
 
 
@@ -164,10 +164,8 @@ class _WithoutDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> None:
-        what = f"{ctx.name}: its results are differentiated again, and kernels have first derivatives alone"
-        raise GradientError(
-            what, hint="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
-        )
+        what = f"{ctx.name}: the backward pass of a kernel cannot be differentiated again"
+        raise GradientError(what, hint="for second derivatives, call the plain function: kernel.function(...)")
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class ArgumentSource:
 
     Attributes:
         order: for each value, its position among the arguments and captured tensors; None for the key of random bits.
-        device: of the call's tensors.
+        device: the device of the call's tensors.
     """
 
     order: tuple[int | None, ...]
@@ -203,7 +201,7 @@ class BoundAutogradCall(BoundCall):
         tensors: the number of tensors among the forward pass's values, which come first.
         pack_results: builds the kernel's result from tensors; None for a single tensor.
         by_value: handles calls whose scalars Python cannot compute; None if the passes take no numbers.
-        condition: on the values of a call.
+        condition: a condition on the values of a call.
         state: guards on the Python state that the function read; None if there is no function.
         captured: the captured tensors.
     """

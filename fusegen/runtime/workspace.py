@@ -25,9 +25,9 @@ class Workspace:
 
     Temporaries are intermediate values of one call. Results, saved values of a forward pass, and memory that torch's functions
     allocate (attention, sorting) are not included. One call at a time uses the buffer: threads wait for each other, and a call on
-    another stream waits, on the device, for the previous stream. The host never waits. A CUDA graph that was captured under it
-    writes to the same bytes at each replay. So keep the workspace as long as the graph, and do not replay the graph while another
-    stream uses the workspace.
+    another stream waits, on the device, for the previous stream. The host never waits. A CUDA graph that was captured with the
+    workspace writes to the same bytes at each replay. So keep the workspace as long as the graph, and do not replay the graph while
+    another stream uses the workspace.
 
     Args:
         size: bytes; at least the largest ``workspace_bytes`` of the lowered calls, whose formula ``explain`` prints.

@@ -51,8 +51,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The first element of unaligned rows that are accessed at aligned addresses. Memory past the end of all but the last row is
-    readable if they are `dense`."""
+    """The first element of unaligned rows that are accessed at aligned addresses. If the rows are `dense`, memory past the end of
+    all but the last is readable."""
 
     start: Index
     dense: bool
@@ -107,8 +107,8 @@ def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> AccessPattern:
 
 
 def vector_width(offset: Index, lane_axis: sympy.Symbol, vec: int, alignment: int, itemsize: int, multiples: Multiples) -> int:
-    """Returns the widest aligned access to ``vec`` neighbours that start at a multiple of ``vec``. The alignment in bytes
-    divides the buffer's address and its symbolic strides."""
+    """Returns the widest aligned access to ``vec`` neighbours that start at a multiple of ``vec``. ``alignment``, in bytes, divides
+    the buffer's address and its symbolic strides."""
     width = math.gcd(vec, max(1, alignment // itemsize))
     remainder = sympy.expand(sympy.expand(offset) - lane_axis)
     aligned = max(1, alignment // itemsize)

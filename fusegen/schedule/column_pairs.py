@@ -31,7 +31,7 @@ PAIR = axis_symbol("pair")
 
 
 def pair_axes(shape: Shape) -> Axes:
-    """Returns the axes of a shape, the last one over pairs of elements; its extent is halved even if odd."""
+    """Returns the axes of a shape, the last one over pairs of elements; its extent is halved, also if it is odd."""
     leading = identity_axes(shape[:-1])
     half = sympy.sympify(shape[-1]) / LANES
     return Axes((*leading.symbols, PAIR), (*leading.extents, simplify_dim(half)))

@@ -149,7 +149,7 @@ class Context:
         return self.names.take(self.memory.spec(read.buffer).name)
 
     def traffic(self) -> Traffic:
-        """Returns the minimal traffic: every input and output once; only the named elements of gathered or sliced inputs."""
+        """Returns the minimal traffic: every input and output once; of gathered or sliced inputs, only the elements read."""
         partial = partly_read(self.graph, self.group)
         read = self._bytes([p for p in self.group.inputs if p not in partial])
         for position, count in partial.items():

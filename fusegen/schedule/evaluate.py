@@ -146,7 +146,7 @@ class Evaluator:
 
     def _needed_conditions(self, context: _Conditions, index: Position, shape: Shape) -> _Conditions:
         """Returns the conditions of a read that save memory accesses, or keep the index within the tensor. Conditions on other axes
-        do neither, since one read serves all their points."""
+        do neither, since one read serves all values of these axes."""
         relevant = tuple(bounds for bounds in context if _shares_an_axis(bounds, index))
         indices = [(sympy.sympify(i), extent) for i, extent in zip(index, shape, strict=True)]
         if any(i.has(sympy.Function) for i, _ in indices):  # e.g. with values of a gather, whose range is unknown
@@ -160,7 +160,7 @@ class Evaluator:
         return relevant if is_inside else context
 
     def _is_provably_nonnegative(self, number: sympy.Expr, nonnegative: Sequence[sympy.Expr]) -> bool:
-        """True if a number is provably not negative, given others that are not."""
+        """True if a number is provably not negative, given numbers that are not negative."""
         candidates = (number, *(number - bound for bound in nonnegative))
         return any(self.axes.is_nonnegative(sympy.expand(candidate)) for candidate in candidates)
 

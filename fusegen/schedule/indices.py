@@ -121,7 +121,7 @@ class IndexCheck:
 def remaining_checks(
     checks: Sequence[IndexCheck], expressions: Iterable[tuple[Index, tuple[Bounds, ...]]]
 ) -> tuple[IndexCheck, ...]:
-    """Returns the checks that are not part of an expression which is computed whenever the check is needed."""
+    """Returns the checks that remain: no expression performs them in every case in which they are needed."""
     computed = [(e, conditions) for e, conditions in expressions if not isinstance(e, int) and e.has(Checked)]
     computed += [(check.call.args[0], check.conditions) for check in checks]  # nested indices
     return tuple(c for c in checks if not any(e.has(c.call) and set(known) <= set(c.conditions) for e, known in computed))

@@ -117,7 +117,8 @@ class Body:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A pointer parameter. `stream` numbers random bits within a key, whose address is passed; None for buffers in memory."""
+    """A pointer parameter. For random bits it points to their key, and `stream` is their number within the key; None for buffers in
+    memory."""
 
     buffer: int
     name: str

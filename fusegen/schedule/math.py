@@ -69,7 +69,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class CallArgument:
-    """An argument of a call. Coordinates are an index or a condition: of the first lane, or one per lane."""
+    """An argument of a call. Coordinates are indices or conditions: that of the first lane, or one per lane."""
 
     origin: Origin
     name: str
@@ -142,8 +142,8 @@ class LaneFunction:
     """Math on two neighbouring lanes of an accumulator, with the reads of its call.
 
     Attributes:
-        function: of one lane if the lanes do not mix (`lanewise`), else of both; results are those of the first lane, or of both in
-            turn.
+        function: the math on one lane if the lanes do not mix (`lanewise`), else on both; results are those of the first lane, or
+            of both in turn.
         checks: indices that must be in range and that no read contains.
         axes: the iteration space; the last axis numbers pairs of lanes.
     """

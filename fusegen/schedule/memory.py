@@ -102,7 +102,8 @@ class Memory:
 
     @cached_property
     def _wide(self) -> frozenset[int]:
-        """Values stored in their computing type: statistics, and 16-bit results of the library, except matmuls rounded anyway."""
+        """Values stored in their computing type: statistics, and 16-bit results of the library, except matmuls that torch rounds
+        too."""
         products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_rounded_anyway(self.graph, p)}
@@ -114,7 +115,8 @@ class Memory:
         return node.dtype.compute if is_wide else node.dtype
 
     def _add_results(self) -> None:
-        """Adds a buffer for each result. Results do not share memory with each other, or with inputs unless they are that input."""
+        """Adds a buffer for each result. Results share no memory with each other; a result shares an input's memory only if it is
+        that input."""
         single = len(self.graph.outputs) == 1
         for number, result in enumerate(self.graph.outputs):
             if self.graph.nodes[result].op is Op.PUT:
@@ -130,8 +132,8 @@ class Memory:
         value = strip_views(self.graph, position)
         is_statistic = self.graph.nodes[value].family is Family.REDUCTION
         for key, node in self._writes.get(value, ()):
-            # A matmul that is a result is read from the result. A statistic is not: it would be compared with unrounded recomputed
-            # values.
+            # A matmul that is a result is read from the result's buffer. A statistic is not, because it would be compared with
+            # recomputed values, which are not rounded.
             is_usable = self._specs[key].dtype is dtype or (self._specs[key].role is Role.OUTPUT and not is_statistic)
             if is_usable and self._has_same_layout(node, position, value):
                 self.reads[position] = key
@@ -196,6 +198,6 @@ def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
 
 
 def _is_rounded_anyway(graph: Graph, product: int) -> bool:
-    """True if a matmul with a matrix has no epilogue (before a norm or a copy), so that torch rounds its result as well."""
+    """True if a matmul with a matrix has no epilogue (before a norm or a copy): torch then rounds its result as well."""
     ends = [end for end in elementwise_ends(graph, product) if graph.nodes[end].op is not Op.COPY]
     return len(graph.operands(product)[1].shape) == 2 and not ends

@@ -129,7 +129,7 @@ class Namer:
         """Returns the requested name, with a number if it is taken."""
         base = identifier(requested) if self._reserved else plain(requested)
         if self._is_function(base):
-            base = f"{base.rstrip('_')}_value"  # a number would make the name of another function
+            base = f"{base.rstrip('_')}_value"  # with a number, it would be the name of another function
         name, number = base, 2
         while name in self._used or self._is_function(name):
             name, number = f"{base}_{number}", number + 1

@@ -41,9 +41,9 @@ def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Map
 def contractions(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
     """Returns the float32 sums ``a * b + c`` that may be one FMA, which rounds once.
 
-    Nothing else reads the product and it is not materialized, so that all kernels compute the same sum: a row's maximum stays its
-    maximum. Sums of two products are excluded, since ``x * x - y * y`` would not vanish for x = y; so are products that are
-    computed once per row.
+    All kernels must compute the same sum, so that e.g. a row's maximum stays its maximum. So the product must not be materialized
+    or read by anything else. Sums of two products are excluded, since ``x * x - y * y`` would not vanish for x = y. Products that
+    are computed once per row are excluded too.
     """
     if not graph.fast_math:
         return frozenset()
@@ -68,8 +68,8 @@ def _groups_tolerating_errors(graph: Graph, groups: Sequence[Group], memory: Mem
 
     All values that depend on the approximation must be floats of 16 bits or fewer, or a scale for quantization: an extreme of
     values that the program has in 16 bits. A discontinuity in between (floor, a comparison, a cast to integers) would turn a tiny
-    error into a whole unit, and so would an angle. A value that two kernels compute is approximate in both or in neither. Otherwise
-    its maximum would differ from the value, and the square root of their difference would be NaN.
+    error into a whole unit; an angle amplifies errors too. A value that two kernels compute is approximate in both or in neither.
+    Otherwise its maximum would differ from the value, and the square root of their difference would be NaN.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}

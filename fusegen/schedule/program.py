@@ -123,8 +123,8 @@ def has_one_block(launch: Launch) -> bool:
 
 
 def horizontal_launch(parts: Sequence[Launch]) -> Launch:
-    """Fuses launches horizontally: ranges of blocks, shared parameters. The sizes before them are the blocks of all parts but the
-    last."""
+    """Fuses launches horizontally: each part gets a range of blocks. The extra size arguments are the numbers of blocks of all
+    parts but the last."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
     kernel = LoweredKernel(
@@ -156,7 +156,7 @@ class LibraryMatmul:
 
     Attributes:
         reason: the reason why no generated kernel computes it.
-        padded: elements between rows in memory of operands and results with padded rows.
+        padded: row pitches, in elements, of operands and results with padded rows.
     """
 
     a: StridedOperand
@@ -331,7 +331,7 @@ def _call_of(step: tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep) 
 
 
 def _is_added_by_one_matmul(body: Program, key: int) -> bool:
-    """True if a result of a loop is added to by the parts of one matmul only, so that the first block writes instead of adding."""
+    """True if only the parts of one matmul add to a loop's result: the first block then writes instead of adding."""
     users = [step for step in body.steps if key in step.call.accesses]
     return all(isinstance(step, LibraryMatmul) for step in users) and len({step.group for step in users}) == 1
 
@@ -356,7 +356,7 @@ def sum_bytes(blocks: Blocks) -> Formula:
 
 
 _DIMS = ("dim", "dims", "part")
-"""Attributes of nodes that are not sizes; so are bools."""
+"""Attributes of nodes that are not sizes; bools are not sizes either."""
 
 
 def group_digest(graph: Graph, group: Group) -> str:

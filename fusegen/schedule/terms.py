@@ -90,8 +90,8 @@ class Terms:
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def integer(self, position: int) -> Index:
-        """Returns an integer term as an expression of reads, coordinates, choices and numbers added to these, or raises
-        VerificationError."""
+        """Returns an integer term as an expression: a read, a coordinate, a choice or a number, plus numbers. Raises
+        VerificationError for other terms."""
         total: Index = 0
         while (term := self.items[position]).op in (Op.CAST, Op.ADD):
             numbers = [a for a in term.args if self.items[a].op is Leaf.CONSTANT]
@@ -139,7 +139,8 @@ def as_number(value: object, dtype: DType) -> str:
 
 
 # Integer arithmetic on coordinates in 32 bits, if it cannot overflow. torch's integers have 64 bits, which a GPU adds, compares and
-# converts in several instructions. Positions in tensors with less than 2^31 elements need 31, and so do their differences.
+# converts in several instructions. Positions in tensors with fewer than 2^31 elements, and their differences, need 31 bits and a
+# sign.
 
 
 SMALL = (1 << 31) - (1 << 22)

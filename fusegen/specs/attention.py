@@ -1,4 +1,4 @@
-"""Attention as softmax of scores times values; how it is streamed is left to the compiler."""
+"""Attention as softmax of scores times values; the compiler decides how to stream it."""
 
 from __future__ import annotations
 

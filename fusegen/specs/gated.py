@@ -73,7 +73,7 @@ def squared_reglu(gate: Tensor, up: Tensor | None = None, interleaved: bool = Fa
 @FAMILY.spec({"input": tensor("rows 2*features")}, sizes=SIZES, variants={"interleaved": {"interleaved": True}})
 @fg.kernel
 def glu(input: Tensor, dim: int = -1, interleaved: bool = False) -> Tensor:
-    """a·σ(b), with the halves a and b of x along a dim, or its interleaved pairs along the last
+    """a·σ(b), for the halves a and b of x along a dim, or its interleaved pairs along the last dim
 
     input: any shape. Dauphin et al., "Language Modeling with Gated Convolutional Networks" (arXiv 1612.08083).
     """

@@ -97,7 +97,7 @@ THREE = {"k": tensor("batch kv_heads positions channels"), "v": tensor("batch kv
 @FAMILY.spec({"q": OF_HEADS}, variants={"qkv": THREE}, aliases={"merge_qkv": "qkv", "transform_0213": ""})
 @fg.kernel
 def merge_heads(q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-    """(batch, heads, positions, channels) → (batch, positions, heads·channels); q, k and v beside each other
+    """(batch, heads, positions, channels) → (batch, positions, heads·channels); q, k and v concatenated
 
     q, k, v: (batch, heads, positions, channels); k and v may have other numbers of heads. It is the backward pass of
     `bias_split_heads`.

@@ -363,7 +363,7 @@ def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5
 def layer_norm_invertible_backward(
     y: Tensor, dy: Tensor, weight: Tensor, bias: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, dγ and dβ of layer_norm from its result y, with x̂ = (y − β)/γ; True if an element of γ is 0, where there is no x̂
+    """dx, dγ and dβ of layer_norm from its result y, with x̂ = (y − β)/γ; True if an element of γ is 0: x̂ is undefined there
 
     y, dy: (rows, features); weight, bias: (features); rstd: (rows, 1) of float32. DeepSpeed's ``normalize_invertible``: the
     input is not saved. The flag stays on the device, to be read when the host synchronizes anyway.

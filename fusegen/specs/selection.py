@@ -24,7 +24,7 @@ DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 @FAMILY.spec({"input": tensor("rows experts"), "k": 8}, sizes=SIZES, variants={"least": {"largest": False}}, trains=("input",))
 @fg.kernel
 def topk(input: Tensor, k: fg.Static[int], largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k greatest of each row, or the least, in order, and their indices
+    """The k greatest (or least) elements of each row, in order, and their indices
 
     input: (…, features). For k up to 16 and up to 4096 features, the kernel that computes the row also selects; equal values keep
     their order. Otherwise torch selects, and the order of equal values is undefined.
@@ -56,7 +56,7 @@ def moe_router(
     groups: fg.Static[int] = 1,
     chosen_groups: fg.Static[int] = 1,
 ) -> tuple[Tensor, Tensor]:
-    """The k greatest of softmax(logits) over their sum, and which experts they are of
+    """The k greatest of softmax(logits), divided by their sum, and the experts that they belong to
 
     logits: (tokens, experts); renormalize: False omits the division by the sum; scoring: "softmax" or "sigmoid"; bias: (experts),
     added for the selection only, not to the weights; scale: of the weights; groups: only experts of the `chosen_groups` with the
@@ -149,7 +149,7 @@ def sample(
     presence: Tensor | None = None,
     frequency: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and its logarithm of softmax(logits)
+    """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p; and the token's log softmax(logits)
 
     logits: (requests, vocabulary); counts: (requests, vocabulary), occurrences of each token, for the penalties (repetition: Keskar
     et al., arXiv 1909.05858); all others: (requests, 1). temperature: None, or below 1e-30, takes the most likely token. seeds:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Fact: TypeAlias = Literal["static", "sizes", "tied", "literal"]
 SizeSum: TypeAlias = tuple[str | int, tuple[str, ...], int]
-"""A size by its name, or a literal extent; then the sizes whose sum it is, and an integer constant to add."""
+"""A size's name or a literal extent; the sizes whose sum it is; an integer constant added to the sum."""
 
 
 class NeedsFact(Exception):
@@ -423,8 +423,8 @@ class SymbolicSize:
 
     @property
     def _shown(self) -> Dim:
-        """The text of the size: the value in the user's strings, which specializes the variant to it; the formula in fusegen's
-        messages."""
+        """The text of the size. The user's strings get the value, which specializes the variant to it; fusegen's messages get the
+        formula."""
         is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
         return int(self) if is_known and is_shown_to_user() else self.expr
 

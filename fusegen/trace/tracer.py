@@ -175,7 +175,7 @@ class Tracer:
     def is_copied(self, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
         """True if torch copies a view of a declared parameter to reshape it or make it contiguous.
 
-        Then guards record which sizes are 1: a view with other sizes of 1 may need no copy.
+        If so, guards record which sizes are 1: a view with other sizes of 1 may need no copy.
         """
         if not memory.declared or is_torch_view(self.builder, position, memory, contiguous=contiguous):
             return False

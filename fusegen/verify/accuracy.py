@@ -1,12 +1,12 @@
 """The accuracy rule: bounds a result's distance from float64 relative to torch eager's on the same inputs.
 
 NaN and infinities must occur where the exact result, rounded to the dtype, has them. The root mean square error is at most 1.1
-times eager's for results of 16 bits or fewer and 1.25 times for float32; it is checked if there are enough elements and it exceeds
-1/64 of a unit in the last place. The greatest error is at most twice eager's plus two units in the last place.
+times eager's for results of 16 bits or fewer and 1.25 times for float32; it is checked only if there are enough elements and it
+exceeds 1/64 of a unit in the last place. The greatest error is at most twice eager's plus two units in the last place.
 
-An 8-bit result is the rounded exact result, except for 0.1% of its elements, or 1.25 times as many as eager has wrong; these differ
-by at most one step, or by at most eager's greatest error. If eager overflows, the result either satisfies the rule against torch in
-float32, rounded once, or has no error where eager is right.
+An 8-bit result is the rounded exact result, except for 0.1% of its elements, or 1.25 times as many as eager has wrong. Those
+elements differ by at most one step, or by at most eager's greatest error. If eager overflows, the result either satisfies the rule
+against torch in float32, rounded once, or has no error where eager is right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENOUGH = 1 << 16
 
 _GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
 _INVISIBLE = 1 / 64  # units in the last place: both results round alike, except for one element in 4000
-_MEANINGLESS = 0.125  # of the result's root mean square: a larger error means that the result is meaningless
+_MEANINGLESS = 0.125  # fraction of the result's root mean square: with a larger error, the result is meaningless
 _MISROUNDED_RATIO = 1.25  # times eager's count: one scale of a tensor moves many numbers across a rounding boundary
 _MISROUNDED = 1e-3  # fraction of 8-bit elements that may be one step off, across a rounding boundary
 

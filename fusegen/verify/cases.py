@@ -131,7 +131,7 @@ class DataValues(Enum):
         return self is DataValues.NEAR_OVERFLOW or (self is DataValues.LARGE and dtype is torch.float16)
 
 
-_LARGE = 2.0**56  # 2^112 squared; 2^14 of those stay below float32's 2^128
+_LARGE = 2.0**56  # squared 2^112; the sum of 2^14 squares stays below float32's 2^128
 
 
 def draw(

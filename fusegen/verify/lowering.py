@@ -131,7 +131,7 @@ def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def can_run(target: Target, own: Target) -> bool:
-    """True if text for a target runs on a device of another one: as new, and with the required features."""
+    """True if text for a target runs on a device of another one: the device is as new, and has the required features."""
     if target.name == own.name:
         return True
     age = {candidate.name: age for age, candidate in enumerate(cuda_targets())}

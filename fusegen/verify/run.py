@@ -1,4 +1,4 @@
-"""Runs a verification: lowers all cases, compiles them in parallel, runs them, and stores records of passed specs."""
+"""Runs a verification: lowers all cases, compiles them in parallel, runs them spec by spec, and stores records of passed specs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
@@ -90,8 +91,8 @@ def verify(
     say: Say,
     only: Sequence[str] = (),
     known: Path | None = None,
-) -> list[SpecResult]:
-    """Runs all cases of some specs.
+) -> Iterator[list[SpecResult]]:
+    """Runs all cases of some specs; yields the results of each spec once its last case has run.
 
     Args:
         dtypes: ignored if a spec does not support them.
@@ -113,10 +114,8 @@ def verify(
         for done in compilation.finish():
             if done % 20 == 0:
                 say(f"compiled {done} kernels")
-    rows: list[SpecResult] = []
-    for job in jobs:
-        rows += _rows(job, targets, device, say)
-    return rows
+    for _, jobs_of_spec in groupby(jobs, lambda job: job.spec.name):
+        yield [row for job in jobs_of_spec for row in _rows(job, targets, device, say)]
 
 
 def _valid_records(
@@ -168,20 +167,21 @@ def _checked(job: Job, prepared: Sequence[LoweredCase], device: torch.device, sa
     return outcomes
 
 
-def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> list[Path]:
-    """Writes the records of specs and targets whose cases all passed, and updates the list of unverified kernels.
+def store(rows: Sequence[SpecResult], folder: Path, environment: Environment) -> list[Path]:
+    """Writes the record of a spec for each target whose cases all passed, and updates the list of unverified kernels.
+
+    Args:
+        rows: all results of one spec.
 
     Returns the written files; raises `ArgumentError` if one cannot be written.
     """
-    environment = environment_of(device)
-    together: dict[tuple[str, str], list[SpecResult]] = {}
-    for row in rows:
-        together.setdefault((row.target.name, row.spec.name), []).append(row)
     written = []
-    for (target, spec), results in together.items():
+    for target in dict.fromkeys(row.target for row in rows):
+        results = [row for row in rows if row.target == target]
         if any(row.cases for row in results) and all(row.passed for row in results):
-            path = path_of(folder, target, spec)
-            merge(path, target, spec, {row.dtype.short: _record_entry(row, environment) for row in results if row.cases})
+            spec = results[0].spec.name
+            path = path_of(folder, target.name, spec)
+            merge(path, target.name, spec, {row.dtype.short: _record_entry(row, environment) for row in results if row.cases})
             written.append(path)
     write_unverified(folder)
     return written

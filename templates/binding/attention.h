@@ -1,5 +1,5 @@
-// Attention, by the kernel that torch itself would take; where it would keep all scores, by the one that takes everything. What
-// `fusegen/runtime/library.py` has in Python. Only units that call it have it.
+// Attention by the kernel that torch selects. If torch would materialize all scores, the efficient kernel runs, which accepts all
+// inputs. `fusegen/runtime/library.py` is the same in Python. Only units that call attention include this file.
 #pragma once
 
 #include <algorithm>
@@ -34,30 +34,30 @@ inline int64_t kernel_for(const at::Tensor& q, const at::Tensor& k, const at::Te
   return chosen == kFlash || chosen == kCudnn ? chosen : kEfficient;
 }
 
-// An operand as all kernels read it: contiguous channels, and rows that begin at multiples of 16 bytes.
+// Returns the operand in a layout that all kernels accept: contiguous channels, rows aligned to 16 bytes.
 inline at::Tensor regular(const at::Tensor& x) {
   bool is_regular = x.stride(-1) == 1 && reinterpret_cast<uintptr_t>(x.data_ptr()) % kMultiple == 0;
   for (int64_t dim = 0; dim < 3; ++dim) is_regular = is_regular && x.stride(dim) * x.element_size() % kMultiple == 0;
   return is_regular ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
-// Keys or values once for each head of queries.
+// Repeats keys or values for each query head of a GQA group.
 inline at::Tensor of_each_head(const at::Tensor& x, const at::Tensor& q) {
   return x.size(1) == q.size(1) ? x : x.repeat_interleave(q.size(1) / x.size(1), 1);
 }
 
-// The gradient by heads of which each was repeated.
+// Adds up the gradients of repeated heads.
 inline at::Tensor of_few(const at::Tensor& gradient, int64_t heads) {
   return gradient.size(1) == heads ? gradient : gradient.unflatten(1, {heads, gradient.size(1) / heads}).sum(2);
 }
 
-// A bias with an element for each key, as kernels read it along a row.
+// Returns the bias with one element per key, contiguous along keys.
 inline Bias of_each_key(const Bias& bias, const at::Tensor& k) {
   if (!bias || bias->size(-1) == k.size(2)) return bias;
   return bias->expand({bias->size(0), bias->size(1), bias->size(2), k.size(2)}).contiguous();
 }
 
-// A bias as the efficient kernel reads it: of all scores, with rows that begin at multiples of 16 elements.
+// Returns the bias as the efficient kernel reads it: the shape of the scores, rows aligned to 16 elements.
 inline Bias aligned(const Bias& bias, const at::Tensor& q, const at::Tensor& k) {
   if (!bias) return bias;
   const int64_t keys = k.size(2);
@@ -84,7 +84,7 @@ inline std::vector<at::Tensor> attention(const Wanted& wanted, const std::vector
     state = at::zeros({2}, q.options().dtype(at::kLong));
   } else if (!q.is_cuda()) {
     std::tie(values, sums) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, bias, scale);
-    // That kernel gives 0 for a query whose scores are all NaN, and 0 for the logarithm of their sum.
+    // If all scores of a query are NaN, this kernel returns 0 for its values and for its logsumexp.
     if (!sums.all().item<bool>() && !std::isfinite(q.sum(at::kDouble).item<double>() + k.sum(at::kDouble).item<double>()))
       values = std::get<0>(at::_scaled_dot_product_attention_math(q, of_each_head(k, q), of_each_head(v, q), bias, 0.0, causal,
                                                                   std::nullopt, scale));

@@ -1,5 +1,4 @@
-// Functions of torch that are steps of calls: matrix products, and those that allocate their results. `fusegen/runtime/library.py`
-// has the same in Python.
+// Library calls: matmuls, and torch functions that allocate their results. `fusegen/runtime/library.py` is the same in Python.
 #pragma once
 
 #include <utility>
@@ -28,7 +27,7 @@
 namespace {
 namespace fg {
 
-inline int64_t elements(const at::Tensor& tensor) {  // between the first and the last one, with both
+inline int64_t elements(const at::Tensor& tensor) {  // from the first to the last in memory, inclusive
   int64_t reach = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) == 0) return 0;
@@ -37,9 +36,9 @@ inline int64_t elements(const at::Tensor& tensor) {  // between the first and th
   return reach;
 }
 
-// Matrix products by torch.
+// Matmuls by torch.
 
-inline at::Tensor near(const at::Tensor& operand) {  // a copy of what lies so far apart that cuBLAS reads at wrong addresses
+inline at::Tensor near(const at::Tensor& operand) {  // a copy if cuBLAS would overflow: offsets from 2^31 on
   return elements(operand) - 1 < (int64_t(1) << 31) || operand.is_contiguous() ? operand : operand.contiguous();
 }
 
@@ -65,7 +64,7 @@ inline void multiply(at::Tensor a, at::Tensor b, at::Tensor out) {
   }
 }
 
-// out += a @ b of matrices, likewise.
+// out += a @ b of matrices.
 inline void multiply_into(at::Tensor a, at::Tensor b, at::Tensor out) {
   a = near(a);
   b = near(b);
@@ -80,10 +79,10 @@ inline void multiply_into(at::Tensor a, at::Tensor b, at::Tensor out) {
 
 // Functions that allocate their results.
 
-// Results by number, each with the dtype in which it will lie.
+// Requested results: the number and the dtype of each.
 using Wanted = std::vector<std::pair<int64_t, at::ScalarType>>;
 
-// The sum of each run of rows. torch has a thread add all of a run, so a long one, as of padding, is added in pieces.
+// Returns the sum of each run of rows. A torch thread adds a whole run, so long runs, such as padding, are split into pieces.
 inline at::Tensor added(const at::Tensor& rows, const at::Tensor& starts) {
   constexpr int64_t piece = 64;  // rows that one thread adds
   const auto summed = [](const at::Tensor& some, const at::Tensor& offsets) {
@@ -94,43 +93,44 @@ inline at::Tensor added(const at::Tensor& rows, const at::Tensor& starts) {
   const at::Tensor lengths = at::sub(starts.narrow(0, 1, runs), starts.narrow(0, 0, runs));
   const at::Tensor pieces = at::div(at::add(lengths, piece - 1), piece, "floor");
   const at::Tensor behind = at::cumsum(pieces, 0);
-  const at::Tensor before = at::cat({at::zeros({1}, pieces.options()), behind});  // each run, and behind the last one all
-  const at::Tensor number = at::arange(count / piece + runs + 1, starts.options());  // as many as there may be
+  const at::Tensor before = at::cat({at::zeros({1}, pieces.options()), behind});  // by run, then the total
+  const at::Tensor number = at::arange(count / piece + runs + 1, starts.options());  // an upper bound
   const at::Tensor run = at::searchsorted(behind, number, false, true);
   const at::Tensor within = at::mul(at::sub(number, at::index_select(before, 0, run)), piece);
   const at::Tensor first = at::add(at::index_select(starts, 0, run), within).clamp_max_(count);
   return summed(summed(rows, first), before);
 }
 
-// The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU.
+// Returns the sums in a deterministic order, by sorting: equal indices form a run. On a GPU, torch's index_add and its gradient of
+// embeddings add in any order.
 inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index,
                                at::ScalarType total) {
   const int64_t count = index.size(0), length = shape[0];
   const auto [ordered, order] = at::sort(index, true, 0, false);
   const at::Tensor given = at::index_select(rows, 0, order).to(total);
-  if (length <= 2 * count) {  // all sums, as `fusegen/runtime/library.py` computes them
+  if (length <= 2 * count) {  // sums for all indices, as in `fusegen/runtime/library.py`
     const at::Tensor starts = at::searchsorted(ordered, at::arange(length + 1, index.options()));
     return added(given, starts).to(dtype);
   }
   const at::Tensor next = ordered.narrow(0, 1, count - 1), before = ordered.narrow(0, 0, count - 1);
   const at::Tensor is_last = at::cat({at::ne(next, before), at::ones({1}, ordered.options().dtype(at::kBool))});
   const at::Tensor run = at::sub(at::cumsum(is_last, 0), is_last.to(at::kLong));
-  const at::Tensor starts = at::searchsorted(run, at::arange(count + 1, run.options()));  // the count for runs that there are not
-  at::Tensor place = at::full({count + 1}, length, run.options());  // and a row behind the last for these
+  const at::Tensor starts = at::searchsorted(run, at::arange(count + 1, run.options()));  // the count marks missing runs
+  at::Tensor place = at::full({count + 1}, length, run.options());  // missing runs go to an extra row
   place.narrow(0, 0, count).copy_(ordered);
   at::Tensor found = at::zeros({length + 1, shape[1]}, rows.options().dtype(dtype));
   const at::Tensor to = at::index_select(place, 0, starts.narrow(0, 0, count));
   return found.index_copy_(0, to, added(given, starts).to(dtype)).narrow(0, 0, length);
 }
 
-// The last place of each number below the length in the index; -1 for a number that is not there.
+// Returns the last position of each number below the length in the index; -1 if it is absent.
 inline std::vector<at::Tensor> last(const Wanted&, int64_t length, const std::vector<at::Tensor>& given) {
   const at::Tensor& index = given[0];
   at::Tensor found = at::full({length}, -1, index.options());
   return {found.scatter_reduce_(0, index, at::arange(index.size(0), index.options()), "amax")};
 }
 
-// The first of each row, in order, and where they stand.
+// Returns the top elements of each row in order, and their indices.
 inline std::vector<at::Tensor> topk(const Wanted& wanted, double descending, int64_t length, const std::vector<at::Tensor>& given) {
   const at::Tensor& rows = given[0];
   const bool is_falling = descending != 0.0;
@@ -141,7 +141,7 @@ inline std::vector<at::Tensor> topk(const Wanted& wanted, double descending, int
   return found;
 }
 
-// Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call.
+// Adds each row to the sum that its index names: in float32 at least, and in the same order at each call.
 inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length, const std::vector<at::Tensor>& given) {
   const at::Tensor& index = given[1];
   const at::ScalarType dtype = wanted[0].second;

@@ -1,4 +1,4 @@
-// Arithmetic of numbers as Python has it: floats of 64 bits, errors where Python raises them. Ints beyond 64 bits are errors too.
+// Python's arithmetic on numbers: 64-bit floats, and an error if Python raises one or an int does not fit 64 bits.
 #pragma once
 
 #include <stdexcept>
@@ -6,12 +6,12 @@
 namespace {
 namespace py {
 
-[[noreturn]] inline void refuse() { throw std::domain_error("the numbers of this call cannot be computed with, as in Python"); }
+[[noreturn]] inline void refuse() { throw std::domain_error("the kernel's scalars cannot be computed from the call's numbers"); }
 
 template <class A, class B>
 constexpr bool both_ints = std::is_integral_v<A> && std::is_integral_v<B>;
 
-inline double sound(double result, std::initializer_list<double> given) {  // no infinity and no NaN of finite numbers
+inline double sound(double result, std::initializer_list<double> given) {  // refuses infinity and NaN from finite numbers
   bool finite = true;
   for (double value : given) finite = finite && std::isfinite(value);
   if (finite && !std::isfinite(result)) refuse();
@@ -82,7 +82,7 @@ auto floor_divide(A a, B b) {
 template <class A, class B>
 auto pow(A a, B b) {
   if constexpr (both_ints<A, B>) {
-    if (b < 0) refuse();  // a float, in Python
+    if (b < 0) refuse();  // Python returns a float
     int64_t found = 1, square = a;
     for (int64_t left = b; left; left >>= 1) {
       if (left & 1) found = mul(found, square);

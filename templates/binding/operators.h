@@ -1,4 +1,4 @@
-// Operators of several programs: the first one that is good for a call runs it.
+// Operators with several programs: a call runs the first program whose guards hold.
 #pragma once
 
 #include <ATen/ops/ceil.h>
@@ -19,7 +19,7 @@
 namespace {
 namespace py {
 
-// What Python has no operator for, torch computes, as it does for kernels that are launched from Python.
+// Operations that Python lacks are computed by torch, as for kernels launched from Python.
 inline at::Tensor tensor_of(double value) { return at::full({}, value, at::kDouble); }
 inline at::Tensor tensor_of(int64_t value) { return at::full({}, value, at::kLong); }
 inline at::Tensor tensor_of(bool value) { return at::full({}, value, at::kBool); }
@@ -46,12 +46,12 @@ using Ints = at::ArrayRef<int64_t>;
 using Words = at::ArrayRef<Word>;
 
 struct Program {
-  int kind;        // of calls, by dtypes, ranks and constants
-  int capability;  // of the GPU, such as 90; 0 is the CPU
+  int kind;        // of a call: its dtypes, ranks and constants
+  int capability;  // compute capability, such as 90; 0 for the CPU
   bool (*run)(const Tensors&, Ints, Words, Tensors&);
 };
 
-// Texts only: a number in a stream crashes where the compiler links a C++ library of its own statically, beside torch's.
+// Uses strings only: printing a number to a stream crashes if the compiler statically links its own libstdc++ beside torch's.
 inline std::string listed(at::IntArrayRef numbers) {
   std::string text;
   for (int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
@@ -62,7 +62,7 @@ inline std::string described(const Tensors& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors) {
     text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + listed(tensor.sizes());
-    if (!tensor.is_contiguous()) text += " of strides " + listed(tensor.strides());
+    if (!tensor.is_contiguous()) text += " with strides " + listed(tensor.strides());
   }
   return text;
 }
@@ -70,16 +70,17 @@ inline std::string described(const Tensors& tensors) {
 [[noreturn]] inline void refuse(const char* name, const Tensors& tensors, const char* built, at::ArrayRef<size_t> written = {}) {
   const bool is_strided = std::any_of(written.begin(), written.end(), [&](size_t n) { return !tensors[n].is_contiguous(); });
   TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", tensors[0].device().str(), "; it was built for ",
-                   built, "\n  try: ", is_strided ? "write to a contiguous tensor: what is written to cannot be copied first"
-                                           : "build it for such a call too: fusegen build --format extension");
+                   built, "\n  try: ", is_strided ? "pass a contiguous tensor for each written argument: these are not copied"
+                                           : "build it for this call too: fusegen build --format extension");
 }
 
-// Runs a call. Tensors that lie in memory as no program expects are copied, unless they are written to.
+// Runs a call. If no program accepts the layouts of the tensors, those that are not written to are copied.
 inline Tensors run(const char* name, at::ArrayRef<Program> programs, int kind, Tensors tensors, Ints sizes, Words numbers,
                    at::ArrayRef<size_t> written, const char* built) {
   const at::Device device = tensors[0].device();
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_TYPE(tensor.device() == device, name, ": tensors are on ", device.str(), " and on ", tensor.device().str());
+    TORCH_CHECK_TYPE(tensor.device() == device, name, ": tensors are on ", device.str(), " and on ", tensor.device().str(),
+                     "\n  try: move them to one device");
   }
   const int wanted = device.is_cuda() ? capability(device.index()) : 0;
   Tensors out;
@@ -105,15 +106,15 @@ inline bool needs_gradient(at::ArrayRef<at::Tensor> tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
-// Forward mode: a result without a tangent would have a derivative of zero in silence.
+// Rejects forward mode: a result without a tangent would silently have a derivative of zero.
 inline void check_tangents(const char* name, const Tensors& tensors) {
   const bool has_tangent =
       std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor._fw_grad(0).defined(); });
-  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, name, " has no forward-mode derivative, and an input has a tangent",
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, name, ": an input has a forward-mode tangent, but kernels support reverse mode only",
                               "\n  try: use reverse mode, or pass tensor.detach()");
 }
 
-// Gradients of which the derivative raises an error, instead of being none in silence.
+// Gradients whose derivative raises an error, instead of silently being none.
 struct Once : torch::autograd::Function<Once> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext*, at::TensorList gradients, at::TensorList) {
     torch::autograd::variable_list found;
@@ -121,8 +122,8 @@ struct Once : torch::autograd::Function<Once> {
     return found;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
-    TORCH_CHECK(false, "results of a built operator are differentiated again, and these have first derivatives alone\n",
-                "  try: call the function that it was built of where second derivatives are needed");
+    TORCH_CHECK(false, "the backward pass of a built operator cannot be differentiated again\n",
+                "  try: for second derivatives, call the function that the operator was built from");
   }
 };
 

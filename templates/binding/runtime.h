@@ -1,5 +1,5 @@
-// What every extension needs to run its calls: sizes, memory, matrix products, launches. It includes no header of CUDA: one build
-// serves machines with and without a GPU, and finds the driver when it first launches.
+// The runtime of every extension: sizes, memory, matmuls, launches. It includes no CUDA header, so that one build serves machines
+// with and without a GPU; the CUDA driver is loaded at the first launch.
 #pragma once
 
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ using Tensors = std::vector<at::Tensor>;
 
 #include "sizes.h"
 
-// What programs ask of a call.
+// Guards of programs.
 
 inline bool lies_at(const at::Tensor& tensor, int64_t alignment, std::initializer_list<int64_t> free) {
   const int64_t bytes = static_cast<int64_t>(tensor.element_size());
@@ -58,11 +58,11 @@ inline at::Tensor fresh(at::IntArrayRef shape, at::ScalarType dtype, at::Device 
 
 #include "workspace.h"
 
-constexpr int64_t kApart = 16 << 20;  // bytes from which a value has memory of its own, as `fusegen/program/call.py` has it
+constexpr int64_t kApart = 16 << 20;  // bytes from which a value has its own allocation; as in `fusegen/program/call.py`
 
 inline bool is_apart(const Slot& slot) { return slot.size >= kApart; }
 
-// The workspace of all values but those, with their places in it.
+// Allocates the workspace of the smaller values, and sets their offsets.
 inline at::Tensor workspace(std::vector<Slot>& slots, at::Device device) {
   std::vector<Slot> within;
   std::copy_if(slots.begin(), slots.end(), std::back_inserter(within), [](const Slot& slot) { return !is_apart(slot); });
@@ -92,9 +92,9 @@ inline at::Tensor key_of(int64_t number, at::Device device) {
   return at::full({1}, number, at::TensorOptions().dtype(at::kLong).device(device));
 }
 
-// Writes to arguments.
+// In-place writes.
 
-// The bytes of a row of a pitch; -1 where the dims are not made of such rows.
+// Returns the bytes of a row at a given pitch; -1 if the layout does not consist of such rows.
 inline int64_t width(const at::Tensor& tensor, int64_t pitch) {
   int64_t bytes = tensor.element_size();
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
@@ -109,7 +109,7 @@ inline int64_t width(const at::Tensor& tensor, int64_t pitch) {
   return bytes;
 }
 
-// Tells if two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch.
+// Returns true if two tensors may share an element. Disjoint ranges and disjoint columns of one matrix do not.
 inline bool overlap(const at::Tensor& one, const at::Tensor& other) {
   if (!one.numel() || !other.numel()) return false;
   const int64_t distance = address(other) - address(one);
@@ -129,12 +129,12 @@ inline bool overlap(const at::Tensor& one, const at::Tensor& other) {
 inline void check_apart(at::ArrayRef<const char*> names, const Tensors& tensors, size_t place) {
   const at::Tensor& written = tensors[place];
   for (int64_t dim = 0; dim < written.dim(); ++dim) {
-    TORCH_CHECK_TYPE(written.stride(dim) || written.size(dim) < 2, "'", names[place], "' is written to, and several of its ",
-                     "elements are one in memory, as expand() gives them\n  try: pass ", names[place], ".clone()");
+    TORCH_CHECK_TYPE(written.stride(dim) || written.size(dim) < 2, "'", names[place], "' is written to, but several of its ",
+                     "elements share one memory location, as after expand()\n  try: pass ", names[place], ".clone()");
   }
   for (size_t other = 0; other < tensors.size(); ++other) {
-    TORCH_CHECK_TYPE(other == place || !overlap(written, tensors[other]), "'", names[place], "' is written to, and shares memory ",
-                     "with '", names[other], "'\n  try: pass ", names[other], ".clone(), or one parameter for both");
+    TORCH_CHECK_TYPE(other == place || !overlap(written, tensors[other]), "'", names[place], "' is written to, but shares memory ",
+                     "with '", names[other], "'\n  try: pass ", names[other], ".clone(), or declare one parameter for both");
   }
 }
 
@@ -142,7 +142,7 @@ inline void count_write(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Kernels of the CPU: an entry takes its arguments packed, eight bytes each.
+// CPU kernels: the entry point takes packed arguments of 8 bytes each.
 
 union Word {
   int64_t integer;
@@ -153,7 +153,7 @@ union Word {
 
 using Named = std::vector<std::pair<const char*, int64_t>>;
 
-// The error of an index that names no element, with the sizes of this call in the range that it ends with.
+// Raises an IndexError. The range at the end of the message names sizes, which are replaced by their values in this call.
 [[noreturn]] inline void out_of_range(const std::string& message, const Named& sizes) {
   const size_t bracket = message.rfind('[');
   std::string text = message.substr(0, bracket), word;
@@ -171,7 +171,7 @@ using Named = std::vector<std::pair<const char*, int64_t>>;
   TORCH_CHECK_INDEX(false, text + word, "\n  try: check the values that are used as indices");
 }
 
-// The CUDA driver: its structures and numbers are those of cuda.h.
+// The CUDA driver, with structures and constants of cuda.h.
 
 struct LaunchAttribute {
   unsigned number;
@@ -200,13 +200,13 @@ struct Driver {
   int (*ask)(int*, int, int);
   int (*retain)(void**, int);
   int (*make_current)(void*);
-  int (*stream)(int32_t, void**);  // of torch, in its library for CUDA
+  int (*stream)(int32_t, void**);  // torch's current stream
 };
 
 template <class Function>
 void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
-  TORCH_CHECK(function, "the CUDA driver has no ", name, "\n  try: install NVIDIA's driver for CUDA 12 or later");
+  TORCH_CHECK(function, "the CUDA driver has no function ", name, "\n  try: install NVIDIA's driver for CUDA 12 or later");
 }
 
 inline const Driver& driver() {
@@ -225,7 +225,7 @@ inline const Driver& driver() {
     find(library, "cuDevicePrimaryCtxRetain", made.retain);
     find(library, "cuCtxSetCurrent", made.make_current);
     void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    TORCH_CHECK(torch, "this process has tensors of CUDA, and no libtorch_cuda.so");
+    TORCH_CHECK(torch, "a tensor is on a GPU, but libtorch_cuda.so is not loaded\n  try: import torch with CUDA support first");
     find(torch, "aoti_torch_get_current_cuda_stream", made.stream);
     return made;
   }();
@@ -242,11 +242,11 @@ inline void check(int status, const std::string& what) {
 
 inline int attribute(int device, int number) {
   int value = 0;
-  check(driver().ask(&value, number, device), "the driver says nothing of the device");
+  check(driver().ask(&value, number, device), "the driver cannot query the device");
   return value;
 }
 
-inline int capability(int device) {  // of the device, such as 90
+inline int capability(int device) {  // compute capability, such as 90
   static std::mutex mutex;
   static std::map<int, int> known;
   std::lock_guard<std::mutex> lock(mutex);
@@ -257,11 +257,11 @@ inline int capability(int device) {  // of the device, such as 90
 
 inline void* current_stream(int device) {
   void* stream = nullptr;
-  TORCH_CHECK(!driver().stream(device, &stream), "torch gives no stream of device ", std::to_string(device));
+  TORCH_CHECK(!driver().stream(device, &stream), "torch has no current stream for device ", std::to_string(device));
   return stream;
 }
 
-// A kernel for the GPU, which is loaded where it is first launched.
+// A GPU kernel. It is loaded on a device at its first launch there.
 struct Kernel {
   const unsigned char* cubin;
   const char* entry;
@@ -274,29 +274,34 @@ struct Kernel {
     std::lock_guard<std::mutex> lock(mutex);
     if (!handles[device]) {
       void *library = nullptr, *handle = nullptr;
-      check(driver().load(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0), std::string("cannot load ") + entry);
-      check(driver().kernel(&handle, library, entry), std::string("cannot load ") + entry);
-      if (shared_bytes > 48 * 1024) check(driver().set(8, shared_bytes, handle, device), "the device refuses the shared memory");
-      if (cluster > 8) check(driver().set(14, 1, handle, device), "the device refuses clusters of more than 8 blocks");
+      check(driver().load(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0), std::string("the driver cannot load ") + entry);
+      check(driver().kernel(&handle, library, entry), std::string("the driver cannot load ") + entry);
+      if (shared_bytes > 48 * 1024) {
+        check(driver().set(8, shared_bytes, handle, device),
+              "the device refuses " + std::to_string(shared_bytes) + " bytes of shared memory per block");
+      }
+      if (cluster > 8) {
+        check(driver().set(14, 1, handle, device), "the device refuses clusters of " + std::to_string(cluster) + " blocks");
+      }
       __atomic_store_n(&handles[device], handle, __ATOMIC_RELEASE);
     }
     return handles[device];
   }
 };
 
-constexpr int kNoContext = 201;  // the device has not met this thread, as it has not autograd's at first
+constexpr int kNoContext = 201;  // CUDA_ERROR_INVALID_CONTEXT: a new thread, such as one of autograd, has no context
 
 inline void make_current(int device) {
   void* context = nullptr;
-  check(driver().retain(&context, device), "the device has no context");
-  check(driver().make_current(context), "the device has no context");
+  check(driver().retain(&context, device), "the driver cannot make the context of the device current");
+  check(driver().make_current(context), "the driver cannot make the context of the device current");
 }
 
 inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, void** arguments, void* stream, bool overlaps) {
   if (!grid) return;
-  TORCH_CHECK(grid <= INT32_MAX, kernel.entry, " needs ", std::to_string(grid), " blocks, and a launch has ",
-              std::to_string(INT32_MAX), " at most\n  try: call the kernel on parts of its tensors");
-  LaunchAttribute early{6, 0, 1, {}};  // the kernel starts when all blocks of the one before it have ended, or said that it may
+  TORCH_CHECK(grid <= INT32_MAX, kernel.entry, " needs ", std::to_string(grid), " blocks, but a launch has at most ",
+              std::to_string(INT32_MAX), "\n  try: split the tensors, and call the kernel on each part");
+  LaunchAttribute early{6, 0, 1, {}};  // programmatic dependent launch (PDL)
   const LaunchConfig config{{static_cast<unsigned>(grid), 1, 1}, {block, 1, 1}, static_cast<unsigned>(kernel.shared_bytes),
                             stream, overlaps ? &early : nullptr, overlaps ? 1u : 0u};
   void* handle = kernel.on(device);
@@ -305,7 +310,7 @@ inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, voi
     make_current(device);
     status = driver().launch(&config, handle, arguments, nullptr);
   }
-  check(status, std::string("the driver does not launch ") + kernel.entry);
+  check(status, std::string("the driver cannot launch ") + kernel.entry);
 }
 
 inline TensorMap tensor_map(int device, int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape, std::vector<int64_t> strides,
@@ -316,7 +321,7 @@ inline TensorMap tensor_map(int device, int64_t address, int kind, int64_t bytes
     make_current(device);
     status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote);
   }
-  check(status, "the driver makes no tensor map");
+  check(status, "the driver cannot encode the TMA tensor map");
   return map;
 }
 

@@ -1,4 +1,4 @@
-// What launching emitted kernels takes beside them: CUDA's runtime, and no library.
+// Launches emitted kernels. Depends on the CUDA runtime only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,7 +30,7 @@ inline cudaError_t tensor_map(TensorMap& map, int64_t address, int kind, int64_t
   return refused ? cudaErrorInvalidValue : cudaSuccess;
 }
 
-// Launches a kernel; `overlaps`: it starts when all blocks of the one before it have ended, or said that it may.
+// Launches a kernel. `overlaps`: programmatic dependent launch; it may start while the previous kernel still runs.
 inline cudaError_t launch(const void* kernel, int64_t grid, unsigned block, size_t shared_bytes, int cluster, void** arguments,
                           cudaStream_t stream, bool overlaps) {
   if (!grid) return cudaSuccess;

@@ -1,4 +1,4 @@
-// Tensor maps: the driver makes them, by the numbers of its `cuda.h`.
+// TMA tensor maps, encoded by the driver with constants of cuda.h.
 
 struct alignas(128) TensorMap {
   unsigned char bytes[128];
@@ -7,7 +7,7 @@ struct alignas(128) TensorMap {
 using Encode = int (*)(void*, int, unsigned, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
                        int, int);
 
-// The map of a view whose lines of 128 bytes are swizzled; shape and strides in elements, outermost dim first. Gives a status.
+// Encodes the tensor map of a view with 128-byte swizzle; shape and strides in elements, outermost dim first. Returns a status.
 inline int encoded(Encode encode, TensorMap& map, int64_t address, int kind, int64_t bytes, const std::vector<int64_t>& shape,
                    const std::vector<int64_t>& strides, const std::vector<uint32_t>& box, bool promote) {
   const size_t rank = shape.size();

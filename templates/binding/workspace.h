@@ -1,16 +1,16 @@
-// The places of values that only a call's steps know.
+// Offsets of temporaries in the workspace.
 
 struct Slot {
   int64_t size;
-  int first, last;  // the steps between which it is needed
+  int first, last;  // steps of its lifetime
   int64_t offset = 0;
 };
 
-constexpr int64_t kAlignment = 256;  // bytes between values: what torch's allocator gives
+constexpr int64_t kAlignment = 256;  // bytes, as in torch's allocator
 
 inline int64_t aligned(int64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Gives each value a place of its own as long as it is needed, one after the other, as far in front as the others let it.
+// Places values in the given order, each at the lowest offset that is free during its lifetime. Returns the end.
 inline int64_t placed(std::vector<Slot>& slots, const std::vector<size_t>& order) {
   std::vector<size_t> done;
   int64_t end = 0;
@@ -30,7 +30,7 @@ inline int64_t placed(std::vector<Slot>& slots, const std::vector<size_t>& order
   return end;
 }
 
-// The bytes that some values take together: the largest first, or those that are needed longest, or as they come.
+// Places values by the best of three orders: largest first, longest lifetime first, by first step. Returns the bytes.
 inline int64_t arrange(std::vector<Slot>& slots) {
   std::vector<Slot> best;
   int64_t bytes = -1;
@@ -54,7 +54,7 @@ inline int64_t arrange(std::vector<Slot>& slots) {
   return std::max<int64_t>(bytes, 0);
 }
 
-// The rows of each block of a loop but the last, as `fusegen/program/call.py` has them.
+// Returns the rows per block of a loop; the last block may have fewer. As in `fusegen/program/call.py`.
 inline int64_t rows_of_block(int64_t extent, int64_t row_bytes, int64_t sum_bytes, int64_t least_room, int64_t multiple) {
   const int64_t room = std::max(least_room, sum_bytes / 2);
   const int64_t most = std::max<int64_t>(room / std::max<int64_t>(row_bytes, 1), 1);

@@ -1,4 +1,4 @@
-// What CUDA offers without a header: qualifiers, and the device functions that the C library lacks.
+// Built-ins of CUDA: qualifiers, and device functions that the C library lacks.
 #include <math.h>
 #include <string.h>
 

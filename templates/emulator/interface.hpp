@@ -1,4 +1,4 @@
-// What the text of a kernel and the runtime, which is compiled apart and once, know of each other.
+// The interface between a kernel's text and the runtime, which is compiled once.
 namespace emulator {
 
 struct Buffer {
@@ -26,11 +26,11 @@ struct Launch {
   i32 buffer_count;
   char* message;  // where an error is written
   i32 message_bytes;
-  i32 timing;  // 1: what is asynchronous comes as late as it may; 2: threads run from the last to the first
-  i32 overlaps;  // the launch before may still be running
+  i32 timing;  // 1: asynchronous operations complete as late as possible; 2: threads run from last to first
+  i32 overlaps;  // the previous launch may still be running
 };
 
-// A product of a warpgroup, as far as one thread's accumulator goes.
+// A wgmma, as seen by the accumulator of one thread.
 struct Product {
   float* d;
   i32 count;
@@ -49,21 +49,21 @@ struct Block;
 
 #pragma GCC visibility push(default)
 
-// 0 when every block ran to its end; otherwise launch.message says what is wrong: 2 with an index of the user's, 1 with the kernel.
+// Returns 0 if every block completed. Otherwise launch.message describes the error: 2 for an index of the user's, 1 for the kernel.
 i32 run(const Launch& launch, void (*kernel)(const Launch&));
 
 // End the launch from within a thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
-[[noreturn]] void fail_index(const char* message);  // an index of the user's names no element
+[[noreturn]] void fail_index(const char* message);  // an index of the user's is out of range
 
-// Where the thread is.
+// Position of the thread.
 i32 thread_index();
 i32 block_index();
 i32 grid_size();
 i32 cluster_size();
 Block& own_block();
 
-// What threads do together.
+// Operations of several threads.
 void sync_warp();
 void sync_block();
 void shuffle(void* value, i64 bytes, i32 from);
@@ -74,7 +74,7 @@ void meet_named(i32 id, i32 threads);
 void pause();
 void end_wait_for_previous();
 
-// Global memory: `offset` bytes from `base`, which says the buffer that is meant.
+// Global memory: `offset` bytes from `base`, which selects the buffer.
 void global_read(void* to, const void* base, i64 offset, i64 bytes, i64 alignment);
 void global_write(void* base, i64 offset, const void* from, i64 bytes, i64 alignment);
 void check_global_read(const void* base, i64 offset, i64 bytes, i64 alignment);
@@ -90,7 +90,7 @@ void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present);
 void close_copies();
 void finish_copies(u32 pending);
 
-// Barriers in shared memory, and what is sent to them.
+// mbarriers in shared memory, and stores to other blocks that they count.
 void init_barrier(const void* pointer, u32 arrivals);
 void show_barriers();
 Barrier& find_barrier(const void* pointer);
@@ -99,7 +99,7 @@ void wait_for_phase(Barrier& barrier, u32 parity);
 void wait_for_blocks(Barrier& barrier, u32 parity);
 void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier_at);
 
-// The copy engine.
+// TMA.
 void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at);
 void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y);
 void close_stores();
@@ -107,7 +107,7 @@ void finish_stores(u32 pending);
 void write_word(u32 address, float word);
 void fence_words();
 
-// Products, of warpgroups and of warps.
+// wgmma and mma.
 void multiply_bf16(const Product& product);
 void multiply_f16(const Product& product);
 void fence_products();

@@ -1,13 +1,13 @@
-// What is compiled with each kernel: templates over its types, and how a launch calls it.
+// Compiled with each kernel: templates over its types, and the call of a launch.
 
-// What the compiler calls for an index outside of an array of known size, such as a thread's registers.
+// Called by the compiler for an index outside of an array of known size, such as a thread's registers.
 extern "C" void __ubsan_handle_out_of_bounds(void*, void* index) {
   emulator::fail("out of bounds: index %lld of an array of the thread's own", static_cast<i64>(reinterpret_cast<u64>(index)));
 }
 
 namespace emulator {
 
-// A place in a block's shared memory. In CUDA this is a plain pointer: text that holds one must say `auto`.
+// An address in a block's shared memory. In CUDA this is a plain pointer, so emitted text must declare it `auto`.
 template <typename T>
 struct SharedArray {
   i64 offset;

@@ -63,7 +63,7 @@ def test_a_launch_that_the_driver_refuses() -> None:
     kernels = machine.kernels(low.sources, call.launches)
     wide = replace(call, steps=tuple(replace(launch, block=4096) for launch in call.launches))
     run = bound_call(wide, None, low.sizes, x.device, machine.backend, kernels)
-    with pytest.raises(LaunchError, match=r"does not launch fg_scaled: CUDA_ERROR_(INVALID_VALUE|LAUNCH_OUT_OF_RESOURCES): "):
+    with pytest.raises(LaunchError, match=r"cannot launch fg_scaled: CUDA_ERROR_(INVALID_VALUE|LAUNCH_OUT_OF_RESOURCES): "):
         run.call((x,), {name: 1.0 for name, _ in call.scalars.results})
     assert torch.equal(scaled(x, 1.5, 2), x * 1.5 + 2)
 

@@ -1,6 +1,6 @@
-"""The time that attention takes on this machine's GPU, by a kernel of ours and by torch's.
+"""Measures attention on this machine's GPU, by a generated kernel and by torch's.
 
-`fusegen/families/attention/cost.py` was fitted to it. ``python -m tests.tools.attention FILE.json`` measures.
+`fusegen/families/attention/cost.py` is fitted to the record. ``python -m tests.tools.attention FILE.json`` writes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKENS = 16384
 
 @dataclass(frozen=True)
 class Measured(AttentionSize):
-    """One case.
+    """One measured case.
 
     Attributes:
         own, library: median times in µs.
@@ -39,7 +39,7 @@ class Measured(AttentionSize):
 
 
 def sizes() -> Iterator[AttentionSize]:
-    """Whole sequences, of many and of few heads; single queries and few of them over caches; heads of odd numbers of channels."""
+    """Yields whole sequences with many and few heads, one or few queries over caches, and unusual head dims."""
     for channels in (64, 128):
         for is_causal in (False, True):
             for positions in (128, 256, 512, 1024, 2048, 4096, 8192):
@@ -67,12 +67,12 @@ def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @fg.kernel
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same where key ≤ query."""
+    """softmax(q·kᵀ/√d where key ≤ query)·v."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def measure(device: torch.device) -> Iterator[Measured]:
-    """All cases."""
+    """Measures all cases."""
     for size in sizes():
         shapes = [(size.batch, size.heads, size.queries, size.channels)] + [
             (size.batch, size.kv_heads, size.keys, size.channels)
@@ -86,7 +86,7 @@ def measure(device: torch.device) -> Iterator[Measured]:
 
 
 def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> TimedCall:
-    """A call of the kernel, with our attention whatever is expected of it."""
+    """Returns a call of the generated attention kernel, even if torch's is expected to be faster."""
     (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
     program = machine_of(device).bound(variant.with_specialization(variant.specializer.base.at(sizes)), sizes, device)
     return partial(program.call, tensors, {})

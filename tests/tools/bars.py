@@ -1,7 +1,7 @@
-"""The bars that stored records of `fusegen bench` are to reach.
+"""The bars: performance targets for stored records of `fusegen bench`.
 
-``python -m tests.tools.bars FILE.json`` says which a record does; it ends with 1 where one is not reached, or not measured in all
-of its cases.
+``python -m tests.tools.bars FILE.json`` prints the bars that a record reaches. It exits with 1 if a bar is not reached, or if some
+of its cases are not measured.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fusegen.bench.table import COPY, JudgedCase, PeerResult, Table, heading, ju
 from fusegen.cli.terminal import Terminal
 
 Measured: TypeAlias = tuple[float, JudgedCase]
-"""A case with its ratio."""
+"""A case and its ratio."""
 
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Each case reaches a ratio.
+    """Requires a least ratio in each case.
 
     Attributes:
-        provider: whose time is divided by fusegen's.
-        ratio: the least that this is to be.
+        provider: the provider whose time is divided by fusegen's.
+        ratio: the least ratio.
     """
 
     provider: str
@@ -39,33 +39,33 @@ class AtLeast:
 
     @property
     def words(self) -> str:
-        """What is wanted, for a reader."""
+        """The target, as text."""
         of = "of copy" if self.provider == COPY else f"as fast as {self.provider}"
         return f"at least {self.text(self.ratio)} {of}"
 
     def text(self, ratio: float) -> str:
-        """A ratio, for a reader."""
+        """Formats a ratio."""
         return f"{ratio:.1%}" if self.provider == COPY else f"{ratio:.2f}×"
 
     def ratio_of(self, verdict: JudgedCase) -> float | None:
-        """A case's ratio: nothing where fusegen has no result that is right, None where there is no time to compare with."""
+        """Returns a case's ratio: 0 if fusegen has no correct result, None without a time to compare with."""
         if verdict.ours is None:
             return 0.0
         theirs = times(verdict.row).get(self.provider)
         return theirs / verdict.ours if theirs else None
 
     def short(self, measured: Sequence[Measured], total: int) -> list[JudgedCase]:
-        """The cases that keep a bar of ``total`` cases from being reached: each that has less."""
+        """Returns the cases below the ratio."""
         return [verdict for ratio, verdict in measured if ratio < self.ratio]
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Few cases are losses, as `judge` counts them; one that is wrong or failed is a loss without bounds.
+    """Limits the losses, as `judge` defines them. A wrong or failed case is a loss of unlimited size.
 
     Attributes:
-        most: the share of all cases that may be losses.
-        longest: by what share of the fastest peer's time a loss may be longer.
+        most: the fraction of all cases that may be losses.
+        longest: the largest excess of a loss over the fastest peer's time, as a fraction of that time.
     """
 
     most: float
@@ -73,19 +73,19 @@ class Losses:
 
     @property
     def words(self) -> str:
-        """What is wanted, for a reader."""
+        """The target, as text."""
         return f"at most {self.most:.0%} slower, none by more than {self.longest:.0%}" if self.most else "none slower"
 
     def text(self, ratio: float) -> str:
-        """A ratio, for a reader."""
+        """Formats a ratio."""
         return f"{ratio:.2f}×"
 
     def ratio_of(self, verdict: JudgedCase) -> float | None:
-        """The speed-up: nothing where fusegen has no result that is right, None where there is no peer."""
+        """Returns the speed-up: 0 if fusegen has no correct result, None without a peer."""
         return 0.0 if verdict.ours is None else verdict.speedup
 
     def short(self, measured: Sequence[Measured], total: int) -> list[JudgedCase]:
-        """The cases that keep a bar of ``total`` cases from being reached: the long losses, or all where they are too many."""
+        """Returns the losses that are too long; all losses if they exceed `most` of ``total`` cases."""
         lost = [v for _, v in measured if v.outcome in (PeerResult.LOSS, PeerResult.WRONG, PeerResult.FAILED)]
         return lost if len(lost) > self.most * total else [v for v in lost if self._is_far(v)]
 
@@ -95,10 +95,10 @@ class Losses:
 
 
 _CHOSEN = ("public", "peers", "limits", "bars")
-"""Groups whose sizes somebody chose."""
+"""Groups with hand-picked sizes."""
 
 _LARGE = 128 * 10**6
-"""Bytes that a case moves at least where its share of a copy counts: with fewer, what a launch costs shows."""
+"""The fewest bytes of a case that is compared with a copy: with fewer, the launch latency shows."""
 
 _POINTWISE = ("gelu", "gelu_new", "bias_gelu_add", "swiglu")
 _ROWS = ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add")
@@ -109,12 +109,12 @@ _BACKWARD = ((16384, 4096), (8192, 8192))
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar.
+    """A performance target for some cases.
 
     Attributes:
-        name: what a reader knows it by.
-        wants: what its cases are to reach.
-        cases: by their keys in a record of a GPU.
+        name: the name in tables.
+        wants: the target of its cases.
+        cases: keys of the cases in a record of a GPU.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Bar:
     cases: tuple[CaseKey, ...]
 
 
-# Which cases.
+# Selection of cases.
 
 
 def _keys(groups: Sequence[str], fits: Callable[[BenchCase], bool]) -> tuple[CaseKey, ...]:
@@ -130,7 +130,7 @@ def _keys(groups: Sequence[str], fits: Callable[[BenchCase], bool]) -> tuple[Cas
 
 
 def _large(names: Sequence[str], fits: Callable[[int], bool] = lambda _: True) -> tuple[CaseKey, ...]:
-    """Cases of these names that move many bytes, and whose rows are of a fitting length."""
+    """Returns the cases of these names that move many bytes and whose row length fits."""
 
     def is_of_them(case: BenchCase) -> bool:
         return case.name in names and moved_bytes(case.name, case.sizes, case.dtype) >= _LARGE and fits(case.sizes[-1])
@@ -165,7 +165,7 @@ BARS: tuple[Bar, ...] = (
     Bar("sweep columns", _SWEPT, _whole("columns")),
     Bar("limits", Losses(0.0, longest=0.0), _whole("limits")),
 )
-"""All bars. Layer norm backward is to take 125 µs where a copy takes 94."""
+"""All bars. Layer norm backward must take at most 125 µs if a copy takes 94 µs."""
 
 
 # The bars of a record as a table.
@@ -175,7 +175,7 @@ _MEASURED, _SHORT, _LEAST = "measured", "fall short", "least"
 
 
 def bars_table(results: Sequence[BarResult]) -> Table:
-    """A line a bar, with the case that is furthest from it."""
+    """Returns a table with one line per bar and the case furthest from it."""
     return ("bar", "wants", "it is", _MEASURED, _SHORT, _LEAST, "in"), [_line(each) for each in results]
 
 
@@ -199,15 +199,15 @@ class Standing(Enum):
 
 @dataclass(frozen=True)
 class BarResult:
-    """A bar, judged.
+    """The result of a bar for a record.
 
     Attributes:
         bar: its name.
-        wants: what its cases are to reach, in words.
-        standing: a fail where a measured case falls short; a pass where none does and all are measured.
-        cases, measured: how many there are, and how many of them the record has all times for.
+        wants: the target of its cases, as text.
+        standing: a fail if a measured case falls short; a pass if none does and all are measured.
+        cases, measured: the number of cases, and of those for which the record has all times.
         short: the cases that fall short, worst first.
-        least, furthest: the least ratio of all, and the case that has it, in words; empty where none is measured.
+        least, furthest: the least ratio and its case, as text; empty if none is measured.
     """
 
     bar: str
@@ -221,7 +221,7 @@ class BarResult:
 
 
 def judge_bars(record: BenchRecord, bars: Sequence[Bar] = BARS) -> list[BarResult]:
-    """The results of all bars for a record; bars are a GPU's, and that of a CPU has none of their cases."""
+    """Returns the results of all bars for a record. Bars apply to GPUs: a CPU's record has none of their cases."""
     rows = record.rows if record.environment.kind == "cuda" else ()
     verdicts = {row.key: judge(row) for row in rows}
     return [_judged(bar, [verdicts[key] for key in bar.cases if key in verdicts]) for bar in bars]
@@ -256,7 +256,7 @@ def _case(verdict: JudgedCase) -> str:
 
 
 def main(path: str) -> int:
-    """Prints how a stored record stands to each bar."""
+    """Prints the result of each bar for a stored record."""
     record = read(Path(path))
     results, terminal = judge_bars(record), Terminal(sys.stdout)
     terminal.line(heading(record.environment))

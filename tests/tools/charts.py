@@ -1,4 +1,4 @@
-"""The charts of a record of `fusegen bench`: bytes a second, products under their roofs, speed-ups.
+"""Charts of a record of `fusegen bench`: bandwidth, the roofline of matmuls, speed-ups.
 
 ``python -m tests.tools.charts FILE.json FOLDER`` writes them as SVG.
 """
@@ -60,25 +60,25 @@ from tests.tools.drawing import (
 )
 
 _LAST = re.compile(r"(\d+)\D*$")
-_STEP = 24.0  # pixels of a case
+_STEP = 24.0  # pixels per case
 
 
-# Bytes a second: over the length of rows where a case has several, beside each other where it has one.
+# Bandwidth: a curve over the row length for cases of several lengths, a dot plot for the others.
 
 
 def row_length(row: TimedCase) -> int | None:
-    """The last number of the shape."""
+    """Returns the last number of the shape."""
     found = _LAST.search(row.shape)
     return int(found[1]) or None if found else None
 
 
 def moving(rows: Sequence[TimedCase]) -> list[TimedCase]:
-    """The rows whose rate counts bytes, where anybody has a time; no training steps."""
+    """Returns the rows whose rate counts bytes and that have a time, without training steps."""
     return [row for row in rows if row.flops is None and row.bytes and not row.is_step and times(row)]
 
 
 def sweeps(rows: Sequence[TimedCase]) -> dict[str, list[TimedCase]]:
-    """The cases of several lengths of rows, by name."""
+    """Returns the cases with several row lengths, by name."""
     found: dict[str, list[TimedCase]] = defaultdict(list)
     for row in moving(rows):
         if row_length(row) is not None:
@@ -87,30 +87,30 @@ def sweeps(rows: Sequence[TimedCase]) -> dict[str, list[TimedCase]]:
 
 
 def single(rows: Sequence[TimedCase]) -> list[TimedCase]:
-    """The rows that are in no sweep."""
+    """Returns the rows that are in no sweep."""
     swept = sweeps(rows)
     return [row for row in moving(rows) if row.case not in swept or row_length(row) is None]
 
 
 def rates(row: TimedCase) -> dict[str, float]:
-    """Bytes a microsecond, by provider."""
+    """Returns the bytes per microsecond, by provider."""
     return {name: row.bytes / time for name, time in times(row).items()}
 
 
 def bandwidth_unit(rows: Sequence[TimedCase]) -> Unit:
-    """One unit for all charts of a record."""
+    """Returns the common unit of all charts of a record."""
     return unit_of((rate for row in moving(rows) for rate in rates(row).values()), "B/s")
 
 
 def sweep(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, top: float, width: float) -> Figure:
-    """One case over the length of its rows.
+    """Draws one case over its row length.
 
     Args:
-        rows: of the case.
-        looks: of all providers; those that take part are drawn.
-        unit: of the rates.
-        top: the greatest rate of all sweeps, so that they can be compared.
-        width: in pixels.
+        rows: the rows of the case.
+        looks: the looks of all providers; those with a time are drawn.
+        unit: the unit of the rates.
+        top: the greatest rate of all sweeps, so that their charts have one scale.
+        width: width in pixels.
     """
     figure, axes = canvas(width, 232, left=36, right=12, top=24, bottom=44)
     lengths = [length for row in rows if (length := row_length(row))]
@@ -129,12 +129,12 @@ def sweep(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, top: fl
 
 
 def _behind_first(looks: dict[str, Look]) -> list[tuple[str, Look]]:
-    """Fusegen is drawn last, above the others."""
+    """Returns the looks in drawing order: fusegen last, above the others."""
     return sorted(looks.items(), key=lambda item: (item[0] == FUSEGEN, item[0] != COPY))
 
 
 def _series(axes: Axes, rows: Sequence[TimedCase], provider: str, look: Look, unit: Unit) -> None:
-    """All points of a provider, and a line along the best of each length."""
+    """Draws all points of a provider, and a line through the best of each length."""
     timed = [row for row in rows if provider in times(row)]
     points = [(length, rates(row)[provider] / unit.scale, row) for row in timed if (length := row_length(row))]
     best: dict[int, float] = {}
@@ -146,7 +146,7 @@ def _series(axes: Axes, rows: Sequence[TimedCase], provider: str, look: Look, un
 
 
 def singles(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, width: float) -> Figure:
-    """Cases of one length beside each other."""
+    """Draws the cases of one length, one line each."""
     names = [name_of(row) for row in rows]
     left = label_margin(names, width)
     figure, axes = canvas(width, _STEP * len(rows) + 56, left=left, right=16, top=8, bottom=48)
@@ -187,16 +187,16 @@ def _tip(row: TimedCase, provider: str, rate: float, unit: Unit) -> str:
     return f"{name_of(row)} {row.dtype}, {provider}: {rate:.3g} {unit.name}"
 
 
-# What products reach, under the roofs that the run itself has shown: its best copy and its best product.
+# The roofline of matmuls. The roofs are the best rates in the record: of a copy and of a matmul.
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What bounds a rate.
+    """The bound of a rate.
 
     Attributes:
-        rate: bytes or operations a microsecond.
-        provider, row: who reached it, and in which case.
+        rate: bytes or operations per microsecond.
+        provider, row: the provider that reached it, and the case.
     """
 
     rate: float
@@ -205,32 +205,32 @@ class Roof:
 
 
 def memory_roof(rows: Sequence[TimedCase]) -> Roof | None:
-    """The best rate of a copy."""
+    """Returns the best rate of a copy."""
     calls = [row for row in rows if not row.is_step]
     found = [Roof(row.bytes / times(row)[COPY], COPY, row) for row in calls if row.bytes and COPY in times(row)]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
 def product_roof(rows: Sequence[TimedCase]) -> Roof | None:
-    """The best rate of anybody's products."""
+    """Returns the best rate of any provider's matmuls."""
     calls = [row for row in rows if not row.is_step]
     found = [Roof(row.flops / time, name, row) for row in calls if row.flops for name, time in times(row).items() if name != COPY]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
 def products(verdicts: Sequence[JudgedCase]) -> list[JudgedCase]:
-    """The cases that have a place in the chart; no training steps."""
+    """Returns the cases of the roofline chart, without training steps."""
     return [v for v in verdicts if v.row.flops and v.row.bytes and not v.row.is_step and (v.ours or v.theirs)]
 
 
 def case_looks(verdicts: Sequence[JudgedCase]) -> dict[str, Look]:
-    """A look for each case name."""
+    """Returns a look for each case name."""
     names = dict.fromkeys(v.row.case for v in products(verdicts))
     return {name: peer_look(number) for number, name in enumerate(names)}
 
 
 def roofline(verdicts: Sequence[JudgedCase], roof: Roof, memory: Roof | None, width: float) -> Figure:
-    """The chart of all cases of a record, so many pixels wide."""
+    """Draws the roofline of all cases of a record; the width is in pixels."""
     unit = unit_of([roof.rate], "FLOP/s")
     figure, axes = canvas(width, min(420.0, 0.9 * width), left=44, right=12, top=24, bottom=46)
     shown = products(verdicts)
@@ -251,7 +251,7 @@ def _intensity(row: TimedCase) -> float:
 
 
 def _limits(axes: Axes, shown: Sequence[JudgedCase], roof: Roof, memory: Roof | None, unit: Unit, most: int) -> None:
-    """Room for every point and for the ridge, where the roofs meet."""
+    """Sets limits that include every point and the ridge, where the roofs meet."""
     across = [_intensity(v.row) for v in shown] + ([roof.rate / memory.rate] if memory else [])
     rates = [(v.row.flops or 0) / time / unit.scale for v in shown for time in (v.ours, v.theirs) if time]
     left, right = min(across) / 3, max(across) * 2
@@ -278,12 +278,12 @@ def _roofs(axes: Axes, roof: Roof, memory: Roof | None, unit: Unit) -> None:
 
 
 def _said(axes: Axes, text: str, x: float, y: float, offset: tuple[float, float]) -> None:
-    """A roof's rate above it, where no point lies."""
+    """Writes a roof's rate above it, where no point lies."""
     axes.annotate(text, (x, y), offset, textcoords="offset points", ha="right", color=INK, bbox=behind())
 
 
 def _point(axes: Axes, verdict: JudgedCase, look: Look, unit: Unit) -> None:
-    """Fusegen's rate, filled, and the fastest peer's, hollow, with a line between the two."""
+    """Draws fusegen's rate (filled) and the fastest peer's (hollow), connected by a line."""
     row = verdict.row
     timed = ((FUSEGEN, verdict.ours), (verdict.peer, verdict.theirs))
     reached = [(name, (row.flops or 0) / time / unit.scale) for name, time in timed if time]
@@ -303,14 +303,14 @@ def _point(axes: Axes, verdict: JudgedCase, look: Look, unit: Unit) -> None:
         )
 
 
-# How many times as fast as the fastest peer: a bar a case, worst first.
+# Speed-ups over the fastest peer: one bar per case, worst first.
 
 _NEAR, _FAR = (0.6, 0.8, 1, 1.25, 1.5, 2), (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-_BOLD = 1.15  # how much wider than others bold letters are
+_BOLD = 1.15  # width of bold letters relative to normal ones
 
 
 def described(verdicts: Sequence[JudgedCase]) -> str:
-    """The chart in words: its ends, and how many cases are lost."""
+    """Describes the chart: its extremes, and the number of losses."""
     shown = speedup_order(verdicts)
     (worst, least), (best, most) = shown[0], shown[-1]
     lost = tally(verdicts)[PeerResult.LOSS]
@@ -319,12 +319,12 @@ def described(verdicts: Sequence[JudgedCase]) -> str:
 
 
 def speedups(verdicts: Sequence[JudgedCase], width: float, *, head: float = 0.0) -> Figure:
-    """The chart; the axis is logarithmic, so that twice as fast is as long as half as fast.
+    """Draws the speed-ups on a logarithmic axis: a bar of 2× is as long as one of 0.5×.
 
     Args:
-        verdicts: at least one of them with a speed-up.
-        width: in pixels.
-        head: pixels that are left free at the top.
+        verdicts: results, of which at least one has a speed-up.
+        width: width in pixels.
+        head: pixels left free at the top.
     """
     shown = speedup_order(verdicts)
     left = label_margin([name_of(v.row) for v, _ in shown], width)
@@ -341,7 +341,7 @@ def speedups(verdicts: Sequence[JudgedCase], width: float, *, head: float = 0.0)
 
 
 def _scale(axes: Axes, found: Sequence[float], room: float) -> None:
-    """Limits that leave a share of the width for what stands to the right of the longest bar."""
+    """Sets limits that leave a fraction of the width for the label to the right of the longest bar."""
     low, high = min(0.9, *found) / 1.05, max(1.1, *found)
     room = min(room, 0.7)
     axes.set_xlim(low, low * (high / low) ** (1 / (1 - room)))
@@ -356,7 +356,7 @@ def _scale(axes: Axes, found: Sequence[float], room: float) -> None:
 
 
 def _bar(axes: Axes, place: float, verdict: JudgedCase, speedup: float) -> None:
-    """From 1 to the speed-up; a loss is hatched, and has a sign beside it."""
+    """Draws a bar from 1 to the speed-up. A loss is hatched and has a sign in its label."""
     lost = verdict.outcome is PeerResult.LOSS
     colour = LOSS if lost else MUTED if verdict.outcome is PeerResult.TIE else OURS
     (bar,) = axes.barh([place], [speedup - 1], left=1, height=0.66, color=PAPER if lost else colour, edgecolor=colour)
@@ -379,14 +379,14 @@ def _label(verdict: JudgedCase, speedup: float) -> str:
     return f"{mark}{ratio_text(speedup)} {verdict.peer}"
 
 
-# The charts as files: each has its own ground, so that it is legible on any.
+# Charts as files. Each has its own background, so that it is legible on any page.
 
 _WIDTH, _PLOT_WIDTH = 720.0, 640.0
 _FONT = "svg { font-family: system-ui, sans-serif; }\n"
 
 
 def plot(record: BenchRecord, *, group: str = "public") -> str:
-    """The speed-ups of a group for a README: the SVG's text, the same in each run."""
+    """Returns the speed-ups of a group as SVG text for a README; the text is the same in each run."""
     verdicts = [judge(row) for row in record.rows if row.group == group]
     title = f"Speed-up of fusegen against the fastest peer, {record.environment.device}"
     with styled("plot"):
@@ -401,7 +401,7 @@ def _file(key: str, title: str, said: str, figure: Figure) -> str:
 
 
 def charts(record: BenchRecord) -> Iterator[tuple[str, str]]:
-    """All charts of a record that it has cases for: names of files, and texts."""
+    """Yields the charts for which a record has cases: file name and text."""
     verdicts = [judge(row) for row in record.rows]
     yield from _product_charts(verdicts)
     yield from _byte_charts(record.rows)
@@ -422,7 +422,7 @@ def _product_charts(verdicts: Sequence[JudgedCase]) -> Iterator[tuple[str, str]]
 
 
 def _byte_charts(rows: Sequence[TimedCase]) -> Iterator[tuple[str, str]]:
-    """One chart a case of several lengths, all to the same scale, and one of the others."""
+    """Yields a chart for each case of several lengths, all with the same scale, and one chart of the others."""
     found, unit, marks = sweeps(rows), bandwidth_unit(rows), looks(providers(moving(rows)))
     top = max((rate for of in found.values() for row in of for rate in rates(row).values()), default=0.0)
     with styled("bandwidth"):

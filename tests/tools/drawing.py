@@ -1,4 +1,4 @@
-"""How charts look: sizes in CSS pixels, and colours that the page decides, so that they follow its light and dark scheme."""
+"""The style of charts: sizes in CSS pixels; colours are variables of the page, so they follow its light and dark scheme."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from fusegen.bench.table import COPY, FUSEGEN
 
 TEXT = 12.5
-"""The size of all text. A point is a pixel here, since figures have 72 dots an inch."""
+"""The size of all text. A point is a pixel here, since figures have 72 dots per inch."""
 
 _NAMES = ("paper", "ink", "muted", "grid", "fusegen", "loss", "copy", "p0", "p1", "p2", "p3", "p4", "p5", "p6")
 
-# What matplotlib draws with stands for a variable of the page: `svg` replaces one by the other.
+# Colours that matplotlib draws with, as placeholders: `svg` replaces each by a variable of the page.
 PLACEHOLDERS = {name: f"#0100{number:02x}" for number, name in enumerate(_NAMES)}
 _PEERS = [name for name in _NAMES if name.startswith("p") and name[1:].isdigit()]
 _MARKERS = "Ds^vPXp"
-_SAMPLE = 56.0  # pixels of a line with its mark in a legend, and what parts it from the next
+_SAMPLE = 56.0  # pixels of a legend entry besides its text: the line with its mark, and the gap to the next entry
 _DASHES: Sequence[object] = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 
 PAPER, INK, MUTED, GRID, OURS, LOSS = (PLACEHOLDERS[name] for name in ("paper", "ink", "muted", "grid", "fusegen", "loss"))
@@ -39,11 +39,11 @@ PAPER, INK, MUTED, GRID, OURS, LOSS = (PLACEHOLDERS[name] for name in ("paper", 
 
 @dataclass(frozen=True)
 class Look:
-    """How a series is told from others: never by colour alone.
+    """The colour, marker and dashes that distinguish a series; never colour alone.
 
     Attributes:
         colour: a placeholder.
-        marker, dash: in matplotlib's words.
+        marker, dash: values for matplotlib.
     """
 
     colour: str
@@ -52,7 +52,7 @@ class Look:
 
 
 def looks(providers: Sequence[str]) -> dict[str, Look]:
-    """A look for each provider; fusegen and the copy have theirs in every record."""
+    """Returns a look for each provider; those of fusegen and the copy are fixed."""
     fixed = {FUSEGEN: Look(OURS, "o", "-"), COPY: Look(PLACEHOLDERS["copy"], "|", (0, (1.5, 2)))}
     peers = [provider for provider in providers if provider not in fixed]
     found = {provider: peer_look(number) for number, provider in enumerate(peers)}
@@ -60,7 +60,7 @@ def looks(providers: Sequence[str]) -> dict[str, Look]:
 
 
 def peer_look(number: int) -> Look:
-    """The look of a series by its number; the first 49 differ in colour or marker."""
+    """Returns the look of a series by its number; the first 49 differ in colour or marker."""
     return Look(
         PLACEHOLDERS[_PEERS[number % len(_PEERS)]],
         _MARKERS[(number + number // len(_MARKERS)) % len(_MARKERS)],
@@ -70,12 +70,12 @@ def peer_look(number: int) -> Look:
 
 @lru_cache(maxsize=4096)
 def text_width(text: str) -> float:
-    """The pixels that a text takes at most: matplotlib's own letters are wider than those that browsers choose."""
+    """Returns the most pixels that a text takes: matplotlib's font is wider than those of browsers."""
     return 1.03 * float(text_to_path.get_text_width_height_descent(text, FontProperties(size=TEXT), False)[0])
 
 
 def fitted(text: str, width: float) -> str:
-    """A text that takes no more than a width: its middle gives way, where names differ least."""
+    """Shortens a text to a width by cutting its middle, where names differ least."""
     cut, kept = text, len(text) - 1
     while text_width(cut) > width and kept > 2:
         cut, kept = f"{text[: kept // 2]}…{text[-(kept - kept // 2) :]}", kept - 1
@@ -83,32 +83,32 @@ def fitted(text: str, width: float) -> str:
 
 
 def behind(pad: float = 1.0) -> dict[str, object]:
-    """The box of a text that lies on lines of a grid."""
+    """Returns the box of a text that covers grid lines."""
     return {"facecolor": PAPER, "edgecolor": "none", "pad": pad}
 
 
 def unit_label(axes: Axes, text: str, height: float) -> None:
-    """The unit of the upward axis, above it, from the figure's left edge on."""
+    """Writes the unit of the vertical axis above it, at the figure's left edge."""
     axes.annotate(text, (0, height), xycoords=("figure points", "figure points"), va="top", color=MUTED, annotation_clip=False)
 
 
 def label_margin(names: Sequence[str], width: float) -> float:
-    """The pixels to the left of the axes that names take; no more than half of all."""
+    """Returns the pixels for names to the left of the axes; at most half of the width."""
     return min(14 + max(map(text_width, names)), width / 2)
 
 
 def case_label(axes: Axes, place: float, text: str, room: float) -> None:
-    """A case's name at its line, within so many pixels."""
+    """Writes a case's name at its line, within ``room`` pixels."""
     across = axes.get_yaxis_transform()
     axes.annotate(fitted(text, room), (0, place), (-8, 0), xycoords=across, textcoords="offset points", ha="right", va="center")
 
 
 @contextmanager
 def styled(salt: str) -> Iterator[None]:
-    """Matplotlib as charts want it, whatever the user's own settings are.
+    """Sets matplotlib's style for charts, regardless of the user's settings.
 
     Args:
-        salt: makes identifiers within the SVG differ from those of other charts on a page, and the same in each run.
+        salt: makes identifiers in the SVG differ from those of other charts on a page, but equal in each run.
     """
     ours = {
         "svg.fonttype": "none",
@@ -137,14 +137,14 @@ def styled(salt: str) -> Iterator[None]:
 
 
 def canvas(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes, all in pixels."""
+    """Returns a figure with one pair of axes; all sizes are in pixels."""
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
     return figure, figure.add_axes(box)
 
 
 def legend(entries: Sequence[tuple[str, Look]], width: float) -> Figure:
-    """What the looks stand for, in as many columns as fit."""
+    """Draws a legend of the looks, in as many columns as fit."""
     names = [fitted(name, width - _SAMPLE) for name, _ in entries]
     columns = max(1, int(width // (max(map(text_width, names), default=0) + _SAMPLE)))
     height = 22 * -(-len(entries) // columns) + 6
@@ -157,7 +157,7 @@ def legend(entries: Sequence[tuple[str, Look]], width: float) -> Figure:
     return figure
 
 
-# Figures as SVG for a page: colours and fonts are the page's, names can be read aloud, nothing is asked of anywhere else.
+# Figures as SVG for a page, with the page's colours and fonts. Screen readers can read names, and nothing is loaded from elsewhere.
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _TIP = "tip:"
@@ -167,18 +167,18 @@ _FONT = re.compile(r"font-family:[^;]*;?\s*")
 
 
 def tip(text: str) -> str:
-    """The ``gid`` of an artist that says something when it is pointed at."""
+    """Returns the ``gid`` of an artist with a tooltip."""
     return _TIP + text
 
 
 def svg(figure: Figure, *, key: str, title: str, description: str, style: str = "") -> str:
-    """The text of a figure, to be called within `styled`.
+    """Returns a figure as SVG text; call it within `styled`.
 
     Args:
-        figure: drawn with `styled`'s placeholders for colours.
+        figure: a figure drawn with the placeholders for colours.
         key: differs from that of any other chart on the page.
-        title, description: what a reader is told who sees no chart.
-        style: CSS for a file that stands alone.
+        title, description: text for readers who cannot see the chart.
+        style: CSS for a standalone file.
     """
     root = ElementTree.fromstring(_drawn(figure))
     _clean(root)
@@ -198,7 +198,7 @@ def _drawn(figure: Figure) -> str:
 
 
 def _clean(root: ElementTree.Element) -> None:
-    """Takes away what would meddle with a page: rules for all elements, fonts, names that other charts have too."""
+    """Removes everything that would affect a page: global CSS rules, fonts, and names that other charts also have."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}style", f"{{{_SVG}}}metadata"):
@@ -211,7 +211,7 @@ def _clean(root: ElementTree.Element) -> None:
 
 
 def _tell(group: ElementTree.Element, name: str) -> None:
-    """Turns a tip into what browsers show."""
+    """Converts a tip to a title, which browsers show as a tooltip."""
     if name.startswith(_TIP):
         title = ElementTree.Element(f"{{{_SVG}}}title")
         title.text = name.removeprefix(_TIP)
@@ -219,7 +219,7 @@ def _tell(group: ElementTree.Element, name: str) -> None:
 
 
 def _size(root: ElementTree.Element) -> None:
-    """Gives the size in pixels; as matplotlib has it, it is in points."""
+    """Sets the size in pixels; matplotlib writes points."""
     _, _, root.attrib["width"], root.attrib["height"] = root.attrib["viewBox"].split()
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
 
@@ -233,18 +233,18 @@ def _name(root: ElementTree.Element, key: str, title: str, description: str) -> 
     root.set("aria-labelledby", f"{key}-title {key}-desc")
 
 
-# Axes that a reader knows: rates in a unit that fits, powers as 1, 10, 1k or 4k, never as small raised digits.
+# Readable axes: rates in a suitable unit, powers as 1, 10, 1k or 4k, not as exponents.
 
 _UNITS = ((1e6, "T"), (1e3, "G"), (1.0, "M"))
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Of rates.
+    """A unit of rates.
 
     Attributes:
-        scale: how many of what passes in a microsecond are one.
-        name: as it stands beside an axis.
+        scale: bytes or operations per microsecond that are one unit.
+        name: the label at an axis.
     """
 
     scale: float
@@ -252,10 +252,10 @@ class Unit:
 
 
 def unit_of(rates: Iterable[float], what: str) -> Unit:
-    """The greatest unit in which the greatest rate is no small fraction.
+    """Returns the largest unit in which the greatest rate is at least 0.1.
 
     Args:
-        rates: bytes, or operations, a microsecond.
+        rates: bytes or operations per microsecond.
         what: ``B/s`` or ``FLOP/s``.
     """
     greatest = max(rates, default=0.0)
@@ -264,7 +264,7 @@ def unit_of(rates: Iterable[float], what: str) -> Unit:
 
 
 def shortened(value: float, thousand: int = 1000) -> str:
-    """A number for an axis: 0.1, 20, 5k, 1M."""
+    """Formats a number for an axis: 0.1, 20, 5k, 1M."""
     for power, letter in ((2, "M"), (1, "k")):
         if value >= thousand**power:
             return f"{value / thousand**power:.3g}{letter}"
@@ -272,7 +272,7 @@ def shortened(value: float, thousand: int = 1000) -> str:
 
 
 def decades(axis: Axis, low: float, high: float, most: int) -> None:
-    """Ticks at 1, 2, 5 of each power of ten, or fewer where there would be more than ``most``."""
+    """Sets ticks at 1, 2 and 5 times each power of ten, or fewer if these are more than ``most``."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
@@ -282,14 +282,14 @@ def decades(axis: Axis, low: float, high: float, most: int) -> None:
 
 
 def doublings(axis: Axis, low: float, high: float, most: int) -> None:
-    """Ticks at powers of two, evenly thinned to at most ``most``."""
+    """Sets ticks at powers of two, evenly thinned to at most ``most``."""
     powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
     step = max(1, -(-len(powers) // most))
     _set(axis, [2.0**power for power in powers[::step]], 1024)
 
 
 def evenly(axis: Axis, most: int) -> None:
-    """Ticks at round distances from zero."""
+    """Sets ticks at round distances from zero."""
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: shortened(value)))
 

@@ -1,8 +1,8 @@
-"""What points, rows and sums of columns take on this machine's GPU, with each plan: what `fusegen/families/rows/cost.py` and
-`fusegen/families/rows/tiles.py` were fitted to.
+"""Measures pointwise, row and column-sum kernels on this machine's GPU with each plan. The cost models in
+`fusegen/families/rows/cost.py` and `fusegen/families/rows/tiles.py` are fitted to the record.
 
-``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the
-time is over. With a longest row, it measures shorter ones alone, in place of those that the file has of them.
+``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the time
+is over. With a longest row, it measures only rows up to that length, and replaces their cases in the file.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SEED = 5
 
 @dataclass(frozen=True)
 class Sweep:
-    """Functions and sizes that times are taken of.
+    """Functions and sizes to measure.
 
     Attributes:
-        functions: of tensors whose names say their shapes (`inputs`).
-        columns: of a row of bfloat16.
-        float32_columns: of a row of float32.
-        rows: some of which are taken with each number of columns.
-        fewest, most: elements of a case.
+        functions: functions of tensors whose names determine their shapes (`inputs`).
+        columns: row lengths in bfloat16.
+        float32_columns: row lengths in float32.
+        rows: row counts, some of which are measured for each row length.
+        fewest, most: bounds of a case's elements.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -52,12 +52,12 @@ class Sweep:
 
 
 def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """One operand of a row, two that all rows share."""
+    """One operand per row, two shared by all rows."""
     return F.layer_norm(x, x.shape[-1:], w, b)
 
 
 def layer_norm_gelu_add(x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """Two operands of a row, one of which is needed late."""
+    """Two operands per row; one is needed late."""
     return F.gelu(F.layer_norm(x, x.shape[-1:], w, b), approximate="tanh") + y
 
 
@@ -73,27 +73,27 @@ def add_rms_norm(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softmax(x: Tensor) -> Tensor:
-    """Nothing that rows share."""
+    """No operand shared by all rows."""
     return torch.softmax(x, -1)
 
 
 def bias_gelu(x: Tensor, b: Tensor) -> Tensor:
-    """Points, of which some share an operand."""
+    """A pointwise kernel with an operand shared by all rows."""
     return F.gelu(x + b, approximate="tanh")
 
 
 def bias_gelu_add(x: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """The same with one operand more."""
+    """`bias_gelu` with one more operand."""
     return F.gelu(x + b, approximate="tanh") + y
 
 
 def column_sum(x: Tensor) -> Tensor:
-    """One sum of a column."""
+    """One sum per column."""
     return x.sum(0)
 
 
 def norm_weights(x: Tensor, y: Tensor, m: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Two sums of a column, as the gradients of a norm's weights are, with the statistics of each row."""
+    """Two sums per column with statistics of each row, like the gradients of a norm's weights."""
     return (y * (x - m) * r).sum(0), y.sum(0)
 
 
@@ -125,7 +125,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {f.__name__: f for sweep in SWEEPS
 
 @dataclass(frozen=True)
 class Measured:
-    """What a launch took at some sizes: microseconds by plan, in words."""
+    """The times of a launch at some sizes: microseconds by the plan's text."""
 
     function: str
     rows: int
@@ -135,7 +135,7 @@ class Measured:
 
 
 def inputs(function: str, rows: int, columns: int, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Arguments of a function: x and y are rows by columns, w and b have an element a column, m and r a float32 a row."""
+    """Returns the arguments of a function: x and y are (rows, columns); w and b (columns); m and r (rows, 1) of float32."""
     declared = FUNCTIONS[function].__code__
     shapes = {"x": (rows, columns), "y": (rows, columns), "w": (columns,), "b": (columns,), "m": (rows, 1), "r": (rows, 1)}
     names = declared.co_varnames[: declared.co_argcount]
@@ -143,7 +143,7 @@ def inputs(function: str, rows: int, columns: int, dtype: torch.dtype, device: s
 
 
 def measure(sweep: Sweep, seconds: float, longest: float = math.inf) -> Iterator[Measured]:
-    """Times of all plans, case after case, of rows up to a length."""
+    """Yields the times of all plans, case by case, for rows up to a length."""
     end, chosen = time.monotonic() + seconds, random.Random(_SEED)
     cases = [(function, columns, torch.bfloat16) for function in sweep.functions for columns in sweep.columns]
     cases += [(function, columns, torch.float32) for function in sweep.functions for columns in sweep.float32_columns]
@@ -161,7 +161,7 @@ def measure(sweep: Sweep, seconds: float, longest: float = math.inf) -> Iterator
 
 
 def document(found: Sequence[Measured], where: Environment) -> str:
-    """A record: plans by number, since there are many times of few plans; a line a case."""
+    """Returns a record as text: plans by number, since few plans have many times, and one line per case."""
     plans = sorted({words for case in found for words in case.microseconds})
     number = {words: str(place) for place, words in enumerate(plans)}
     cases = sorted(found, key=lambda case: (case.function, case.dtype, case.columns, case.rows))
@@ -172,7 +172,7 @@ def document(found: Sequence[Measured], where: Environment) -> str:
 
 
 def read(path: Path) -> list[Measured]:
-    """The cases of a record."""
+    """Reads the cases of a record."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     plans = stored["plans"]
     return [

@@ -1,7 +1,8 @@
-"""What products take on this machine's GPU, with each plan and by the library: what `fusegen/families/gemm/cost.py` was fitted to.
+"""Measures matmuls on this machine's GPU, with each plan and by the library. `fusegen/families/gemm/cost.py` is fitted to the
+record.
 
-``python -m tests.tools.products FILE.json`` measures products of few and of many rows, ``… FILE.json epilogues`` those of
-training, whose epilogues read and write several values an element. Weights are cold: there are more of them than a cache holds.
+``python -m tests.tools.products FILE.json`` measures matmuls of few and of many rows. ``… FILE.json epilogues`` measures those of
+training, whose epilogues read and write several values per element. Weights are cold: all of them together exceed the cache.
 """
 
 from __future__ import annotations
@@ -33,59 +34,59 @@ SHAPES = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 2048), (16384, 4096),
 ROWS = (8, 33, 64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)
 TRAINED_SHAPES = ((4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
 TRAINED_ROWS = (1024, 4096, 8192)
-_COLD = 200 << 20  # bytes of weights that calls go through in turn
+_COLD = 200 << 20  # bytes of weights that successive calls read
 _ROUNDS = 7
 
 
 @fg.kernel
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A product with an epilogue."""
+    """A matmul with an epilogue."""
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
 @fg.kernel
 def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    """Two products with one epilogue."""
+    """Two matmuls with one epilogue."""
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
 @fg.kernel
 def linear_gelu_saved(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with what the backward pass reads."""
+    """`linear_gelu` with the value that the backward pass reads."""
     made = F.linear(x, weight, bias)
     return F.gelu(made, approximate="tanh"), made
 
 
 @fg.kernel
 def gated_saved(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Likewise."""
+    """`gated` with the values that the backward pass reads."""
     one, other = F.linear(x, gate), F.linear(x, up)
     return F.silu(one) * other, one, other
 
 
 @fg.kernel
 def silu_backward(grad: Tensor, weight: Tensor, made: Tensor) -> Tensor:
-    """The gradient by what an activation reads, of the gradient by a product of its result."""
+    """The gradient of silu's input, from the gradient of a matmul that reads silu's result."""
     share = torch.sigmoid(made)
     return (grad @ weight) * (share * (1 + made * (1 - share)))
 
 
 @fg.kernel
 def gated_backward(grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients by both products of `gated`."""
+    """The gradients of both matmuls of `gated`."""
     share, hidden = torch.sigmoid(gate), grad @ weight
     return hidden * up * (share * (1 + gate * (1 - share))), hidden * gate * share
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One case.
+    """One measured case.
 
     Attributes:
         kernel: the declaration.
-        rows, columns, depth: of each product.
-        products: how many there are.
-        consumers, tile_n: of the plan; None for the library.
+        rows, columns, depth: the sizes of each matmul.
+        products: the number of matmuls.
+        consumers, tile_n: fields of the plan; None for the library.
         microseconds: the median time of a call.
     """
 
@@ -100,11 +101,11 @@ class Measured:
 
 
 Arguments = Callable[[int, int, int, torch.device], list[tuple[Tensor, ...]]]
-"""From rows, columns, depth and a device to the arguments of calls that go through cold weights."""
+"""Maps rows, columns, depth and a device to the arguments of successive calls with cold weights."""
 
 
 def _forward(others: int) -> Arguments:
-    """Weights of a column each, or with a bias each."""
+    """Weights (columns, depth) in pairs, or each with a bias."""
 
     def arguments(rows: int, columns: int, depth: int, device: torch.device) -> list[tuple[Tensor, ...]]:
         x = _random(rows, depth, device=device)
@@ -116,7 +117,7 @@ def _forward(others: int) -> Arguments:
 
 
 def _backward(others: int) -> Arguments:
-    """Weights of a row each, and values of the forward pass."""
+    """Weights (depth, columns), and values of the forward pass."""
 
     def arguments(rows: int, columns: int, depth: int, device: torch.device) -> list[tuple[Tensor, ...]]:
         grad, *saved = _random(rows, depth, device=device), *(_random(rows, columns, device=device) for _ in range(others))
@@ -135,7 +136,7 @@ def _copies(columns: int, depth: int) -> int:
 
 
 Kernels = Sequence[tuple[fg.Kernel[..., Any], int, Arguments]]
-"""Declarations, with how many products meet their first operand, and their arguments."""
+"""Declarations, each with the number of matmuls of its first operand, and its arguments."""
 
 INFERENCE: Kernels = ((linear_gelu, 1, _forward(0)), (gated, 2, _forward(1)))
 TRAINING: Kernels = (
@@ -149,7 +150,7 @@ TRAINING: Kernels = (
 def measure(
     device: torch.device, kernels: Kernels, shapes: Sequence[tuple[int, int]], row_counts: Sequence[int]
 ) -> Iterator[Measured]:
-    """All cases.
+    """Measures all cases.
 
     Args:
         shapes: columns and depths.
@@ -165,7 +166,7 @@ def measure(
 
 
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Runner]]:
-    """The kernel as it is with each plan, and by the library."""
+    """Yields the bound kernel with each plan, and with the library."""
     device = arguments[0].device
     machine, (variant, sizes) = machine_of(device), variant_of(kernel, arguments)
     whole = variant.specializer.base
@@ -179,7 +180,7 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
 
 
 def variant_of(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> tuple[Variant, dict[str, int]]:
-    """The variant of a kernel for some tensors, and the values of all its sizes."""
+    """Returns the variant of a kernel for some tensors, and the values of all its sizes."""
     device = arguments[0].device
     values = kernel._dispatcher.arguments(arguments, {})
     variant, _ = kernel._dispatcher.variants.of(values, machine_of(device).target, device)
@@ -191,7 +192,7 @@ def _always(choice: MatmulChoice) -> Choose:
 
 
 def _microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """The median time of a call within a graph of all."""
+    """Returns the median time of a call in a CUDA graph of all calls."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -213,18 +214,18 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def main(file: Path, of: str = "") -> None:
-    """Measures, and writes a record with a case a line."""
+    """Measures, and writes a record with one case per line."""
     device = torch.device("cuda", torch.cuda.current_device())
     cases = (TRAINING, TRAINED_SHAPES, TRAINED_ROWS) if of == "epilogues" else (INFERENCE, SHAPES, ROWS)
     write_cases(file, measure(device, *cases), environment(device, "CUDA graphs, weights cold"))
 
 
 def write_cases(file: Path, cases: Iterable[Any], where: Environment) -> None:
-    """Writes a record with a case a line, once all are measured.
+    """Writes a record with one case per line, once all are measured.
 
     Args:
-        cases: dataclasses of numbers, as they come.
-        where: they are measured.
+        cases: dataclasses of numbers, measured while they are iterated over.
+        where: the environment of the measurements.
     """
     found = []
     for case in cases:

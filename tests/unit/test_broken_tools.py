@@ -59,7 +59,7 @@ COMPILERS: dict[str, tuple[str, type[FusegenError], str]] = {
     "absent": ("/no/such/compiler", ToolNotFoundError, "no host C\\+\\+ compiler"),
     "no-program": ("nothing-but-text", ToolNotFoundError, "cannot be started"),
     "crashes": ("kill -SEGV $$\n", CompileError, "ended by SIGSEGV"),
-    "bytes": ("printf '\\377\\376'; exit 1\n", CompileError, "refused the text"),
+    "bytes": ("printf '\\377\\376'; exit 1\n", CompileError, "rejected the emitted code"),
     "disk": ("echo fatal: No space left on device; exit 1\n", SettingsError, "No space left on device"),
 }
 

@@ -144,7 +144,7 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
         ):
             call()
     (first,) = torch.autograd.grad(operator(x, w, b, 0.7)[0].sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"differentiated again.*\n.*the function that it was built of"):
+    with pytest.raises(RuntimeError, match=r"differentiated again.*\n.*for second derivatives, call the function"):
         torch.autograd.grad(first.square().sum(), x)
 
 
@@ -180,7 +180,7 @@ def test_an_operator_that_writes_in_place(tmp_path: Path) -> None:
         operator(cache, x, slots + 60)
     with pytest.raises(TypeError, match="shares memory with 'x'"):
         operator(cache, cache[:8], slots)
-    with pytest.raises(TypeError, match=r"of strides \[64, 2\](.|\n)*write to a contiguous tensor"):
+    with pytest.raises(TypeError, match=r"with strides \[64, 2\](.|\n)*contiguous tensor for each written argument"):
         operator(torch.zeros(64, 64)[:, ::2], x, slots)
     with pytest.raises(RuntimeError, match="without a backward pass"):
         operator(cache, x.requires_grad_(), slots)
@@ -198,7 +198,7 @@ def test_kinds_with_other_results_have_gradients_of_their_own(tmp_path: Path) ->
         by = [t for t in (x, w) if t.requires_grad]
         ours, theirs = (torch.autograd.grad([r.square().sum() for r in t if r.requires_grad], by) for t in (results, wanted))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
-    with pytest.raises(NotImplementedError, match=r"no forward-mode derivative(.|\n)*reverse mode"):
+    with pytest.raises(NotImplementedError, match=r"has a forward-mode tangent(.|\n)*try: use reverse mode"):
         torch.func.jvp(lambda x: operator(x, w.detach()), (x.detach(),), (x.detach(),))
 
 

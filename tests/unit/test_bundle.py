@@ -297,7 +297,7 @@ def test_several_programs_of_one_kernel(tmp_path: Path) -> None:
     for each in (*arguments, strided, one_row, (randn(9, 78)[:, :24], randn(24)), (randn(1, 24), randn(24), 3.0)):
         assert equal(kernel(*each), declared(*each))
     text = refusal(kernel, randn(7, 24).half(), randn(24).half())
-    assert "x: float32[x_dim0, 24] of strides [x_stride0, 1], bias: float32[24]" in text
+    assert "x: float32[x_dim0, 24] with strides [x_stride0, 1], bias: float32[24]" in text
     assert text.count("built for float32") == 3 and text.count("built for bfloat16") == 1
 
 
@@ -418,7 +418,7 @@ def test_one_tensor_given_twice_to_a_function_that_asks(tmp_path: Path) -> None:
 
     kernel, x, y = built(tmp_path / "kernels", same, (randn(3, 8), randn(3, 8))), randn(3, 8), randn(3, 8)
     assert equal(kernel(x, y), x + y)
-    with pytest.raises(ArgumentError, match="'x' and 'y' are one tensor, built for two"):
+    with pytest.raises(ArgumentError, match="'x' and 'y' are one tensor, but were two at the build"):
         kernel(x, x)
     assert equal(kernel(y, x), x + y)
 

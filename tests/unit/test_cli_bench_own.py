@@ -150,11 +150,11 @@ MISTAKES = [
     (("mine.py:drop",), ("x of drop", "--shape x=")),
     (("mine.py:dorp", "--shape", "x=8"), ("no kernel 'dorp'", "mine.py:drop")),
     (("mine.py:number", "--arg", "n=3"), ("mine.py:number takes no tensor",)),
-    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape and --arg describe one kernel", "one kernel a command")),
-    (("mine.py:drop", "gelu", "--shape", "x=8"), ("mine.py:drop is a kernel of yours, and gelu a prebuilt one", "for each")),
-    (("gelu", "--shape", "x=8"), ("--shape is for a kernel of yours", "path/to/file.py:kernel")),
-    (("--arg", "x=8"), ("--arg is for a kernel of yours",)),
-    (("gelu", "--dtype", "f32"), ("--dtype is for a kernel of yours",)),
+    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape and --arg describe one kernel", "one kernel per command")),
+    (("mine.py:drop", "gelu", "--shape", "x=8"), ("mine.py:drop is your own kernel, and gelu is a prebuilt one", "for each")),
+    (("gelu", "--shape", "x=8"), ("--shape applies to your own kernels", "path/to/file.py:kernel")),
+    (("--arg", "x=8"), ("--arg applies to your own kernels",)),
+    (("gelu", "--dtype", "f32"), ("--dtype applies to your own kernels",)),
     (("mine.py:drop", "--shape", "x=8", "--dtype", "f31"), ("f31", "bf16")),
     (("mine.py:drop", "--shape", "x=8", "--group", "public"), ("--group", "leave it out")),
     (("mine.py:drop", "--shape", "x=8", "--latency"), ("--latency", "leave it out")),
@@ -178,7 +178,7 @@ def test_shapes_are_of_no_stored_record(run: Run) -> None:
 def test_a_provider_of_other_kernels_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.bench.providers.PROVIDERS", [replace(each, missing=lambda _: None) for each in PROVIDERS])
     refused = run("bench", "--device", "cpu", "mine.py:drop", "--shape", "x=8", "--providers", "fusegen,liger")
-    assert refused.code == 2 and "liger cannot run your own kernel" in refused.err and "fusegen,eager" in refused.err
+    assert refused.code == 2 and "liger cannot compute your own kernels" in refused.err and "fusegen,eager" in refused.err
 
 
 def test_what_cannot_be_traced_is_said_as_by_show(run: Run) -> None:

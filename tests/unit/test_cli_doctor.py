@@ -115,7 +115,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     told["gpus"] = [["Tesla V100", 7, 0]]
     assert probes.probe_gpu().state is ProbeState.BROKEN
     told["gpus"] = []
-    assert "does not see it" in (probes.probe_gpu().detail or "")
+    assert "does not see this machine's GPU" in (probes.probe_gpu().detail or "")
     monkeypatch.setattr(probes, "driver", lambda: None)
     assert probes.probe_gpu().state is ProbeState.MISSING
     told["hip"] = "6.0"

@@ -169,7 +169,7 @@ def test_torch_runs_the_kernels_inside(run: Run) -> None:
 
 
 def test_no_record_is_written(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verify, "store", lambda *_: pytest.fail("a record is written"))
+    monkeypatch.setattr(verify, "store", lambda *_, **__: pytest.fail("a record is written"))
     monkeypatch.setattr(verify, "own_folder", lambda: tmp_path / "generated")
     assert run("verify", "mine.py:integers", "--shape", "x=8x64:i32").code == 0
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["mine.py"]
@@ -179,10 +179,10 @@ MISTAKES = [
     (("mine.py:product", "--shape", "x=8x64"), ("w of product", "--shape w=")),
     (("mine.py:prodct",), ("no kernel 'prodct'", "mine.py:product")),
     (("no.py:product",), ("no file no.py",)),
-    (("mine.py:product", "gelu"), ("mine.py:product is a kernel of yours, and gelu a prebuilt one",)),
-    (("gelu", "--shape", "x=8"), ("--shape is for a kernel of yours",)),
-    (("mine.py:integers", "--shape", "x=8", "--check"), ("--check is for prebuilt kernels", "mine.py:integers")),
-    (("mine.py:integers", "--shape", "x=8", "--case", "odd"), ("--case is for prebuilt kernels",)),
+    (("mine.py:product", "gelu"), ("mine.py:product is your own kernel, and gelu is a prebuilt one",)),
+    (("gelu", "--shape", "x=8"), ("--shape applies to your own kernels",)),
+    (("mine.py:integers", "--shape", "x=8", "--check"), ("--check applies to prebuilt kernels only", "mine.py:integers")),
+    (("mine.py:integers", "--shape", "x=8", "--case", "odd"), ("--case applies to prebuilt kernels only",)),
     (("mine.py:integers", "--shape", "x=8", "--dtype", "f31"), ("f31", "bf16")),
     (("mine.py:drop", "--shape", "x=8x64"), ("drop draws random numbers", "seed")),
     (("mine.py:integers", "--shape", "x=8:f64"), ("a float64 result", "--dtype f32")),

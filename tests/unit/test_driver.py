@@ -253,7 +253,7 @@ def test_tensor_maps(machine: Machine) -> None:
         maps.make(address)
     assert maps.known(0x10000) is None and maps.known((1 << 20) + 63 * 128) is not None
     machine.driver.refuse(1, 1)
-    with pytest.raises(LaunchError, match="makes no tensor map: error 1"):
+    with pytest.raises(LaunchError, match="cannot encode the TMA tensor map: error 1"):
         maps.make(8)
     machine.driver.refuse(201, 1)  # in a thread that has no context yet
     assert maps.make(16)[:8] == struct.pack("Q", 16 + 512) and machine.switched == [f"driver {DEVICE}"]

@@ -67,7 +67,7 @@ def test_writes_in_place_and_refuses_what_is_out_of_range_or_shared() -> None:
     assert torch.equal(cache[torch.tensor([5, 0, 2])], x * 2) and cache._version == version + 1
     with pytest.raises(IndexRangeError, match=r"\[-8, 8\)"):
         kernel(cache, x, torch.tensor([5, 0, 8]))
-    with pytest.raises(TypeError, match="'cache' is written to, and shares memory with 'x'"):
+    with pytest.raises(TypeError, match="'cache' is written to, but shares memory with 'x'"):
         kernel(cache, cache[1:4], torch.tensor([5, 0, 2]))
 
 

@@ -183,7 +183,7 @@ def test_what_has_no_gradient_is_refused() -> None:
     once = torch.autograd.grad(fg.kernel(lambda x: x.exp())(x).sum(), x, create_graph=True)[0]
     with pytest.raises(GradientError, match="differentiated again"):
         once.sum().backward()
-    with pytest.raises(GradientError, match="come in batches"):
+    with pytest.raises(GradientError, match="gradients are batched"):
         torch.autograd.grad(fg.kernel(lambda x: x.exp())(x), x, torch.ones(2, 4, 8), is_grads_batched=True)
 
 

@@ -532,7 +532,7 @@ def test_a_compiled_write_refuses_what_shares_memory_and_takes_neighbours() -> N
     call = torch.compile(lambda x, h: add_norm(x, h), fullgraph=True, backend="aot_eager")
     call(both[:, 0], both[:, 1])
     alike(both[:, 1], torch.full((4, 8), 2.0))
-    with pytest.raises(RuntimeError, match="'h' is written to, and shares memory with 'x'"):
+    with pytest.raises(RuntimeError, match="'h' is written to, but shares memory with 'x'"):
         call(both[:3, 0], both[1:, 0])
 
 

@@ -107,7 +107,7 @@ def test_nothing_is_run_after_a_case_that_the_device_does_not_survive(monkeypatc
     said: list[str] = []
     answers = iter([True, True, True, False])  # before and after the first case, before and after the second
     monkeypatch.setattr("fusegen.verify.run.is_alive", lambda _: next(answers, False))
-    (row,) = verify([SHIFTED], [DType.FLOAT32], [CPU], HOST, said.append)
+    ((row,),) = verify([SHIFTED], [DType.FLOAT32], [CPU], HOST, said.append)
     words = [outcome.word for _, outcome in row.cases]
     assert words[:2] == ["passed", "passed"] and set(words[2:]) == {"skipped"} and not row.passed
     assert said[-2:] == ["running shifted f32: half as wide", "the device failed in shifted f32: half as wide; nothing more is run"]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fusegen
+from fusegen.cli import verify as command
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
-from fusegen.specs import SPECS
+from fusegen.specs import SPECS, Spec
 from fusegen.target import target
 from fusegen.verify import run as verification
 from fusegen.verify.accuracy import Errors, Verdict
-from fusegen.verify.cases import cases
+from fusegen.verify.cases import Case, cases
 from fusegen.verify.check import Outcome
 from fusegen.verify.lowering import LoweredCase, can_run, prepare
 from fusegen.verify.record import (
@@ -31,20 +34,13 @@ from fusegen.verify.record import (
     read,
     unverified,
 )
-from fusegen.verify.run import SpecResult, problems, store
+from fusegen.verify.run import SpecResult, problems, store, verify
 from tests.unit.commands import Run
 
 WHERE = Environment("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
 GELU, HOPPER = SPECS["gelu"], target("sm_90a")
 RIGHT = Outcome((Verdict(Errors(1.23456e-3, 1e-3, 1e-4, 1e-4, 100)),))
 WRONG = Outcome((Verdict(Errors(), "an error"),))
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not there to be asked."""
-    monkeypatch.setattr(verification, "environment_of", lambda device: WHERE)
 
 
 @lru_cache
@@ -59,7 +55,7 @@ def row(dtype: DType = DType.BFLOAT16, last: Outcome = RIGHT) -> SpecResult:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    (path,) = store([row()], tmp_path, CPU)
+    (path,) = store([row()], tmp_path, WHERE)
     assert path == tmp_path / "sm_90a/gelu/verified.json"
     entry = read(path)["bf16"]
     assert entry.environment == WHERE and list(entry.cases) == [case.name for case in cases(GELU, DType.BFLOAT16)]
@@ -83,19 +79,43 @@ def test_an_entry_leaves_those_of_other_element_types(tmp_path: Path) -> None:
 
 
 def test_a_case_that_did_not_pass_leaves_the_old_record(tmp_path: Path) -> None:
-    (path,) = store([row(), row(DType.FLOAT32)], tmp_path, CPU)
+    (path,) = store([row(), row(DType.FLOAT32)], tmp_path, WHERE)
     before = path.read_bytes()
     for last in (WRONG, Outcome(error="it broke"), Outcome(skipped="too little memory")):
-        assert store([row(DType.FLOAT32), row(last=last)], tmp_path, CPU) == []
+        assert store([row(DType.FLOAT32), row(last=last)], tmp_path, WHERE) == []
         assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["verified.json"], "nothing half-written"
 
 
 def test_the_list_of_what_is_not_verified_follows(tmp_path: Path) -> None:
-    store([row()], tmp_path, CPU)
+    store([row()], tmp_path, WHERE)
     lines = (tmp_path / LIST).read_text().splitlines()[1:]
     assert lines == [" ".join(each) for each in unverified(tmp_path)]
     assert "sm_90a gelu f32" in lines and "sm_90a gelu bf16" not in lines
+
+
+def test_an_interrupted_run_keeps_the_records_of_finished_specs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(spec: Spec, _case: Case, prepared: Sequence[LoweredCase], _device: torch.device) -> tuple[Outcome, ...]:
+        if spec is not GELU:
+            raise KeyboardInterrupt
+        return (RIGHT,) * len(prepared)
+
+    def on_the_cpu(specs: Sequence[Spec], dtypes: Sequence[DType], *rest: Any) -> Iterator[list[SpecResult]]:
+        return verify(specs, dtypes, [target("cpu")], torch.device("cpu"), *rest[2:])
+
+    monkeypatch.setattr(verification, "check", check)
+    monkeypatch.setattr(command, "_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(command, "target_of", lambda _: HOPPER)
+    monkeypatch.setattr(command, "verify", on_the_cpu)
+    monkeypatch.setattr(command, "environment_of", lambda _: WHERE)
+    path = path_of(tmp_path, "cpu", "gelu")
+    merge(path, "cpu", "gelu", {"f32": DtypeRecord(WHERE, {})})
+    words = ("verify", "gelu", "swiglu", "rms_norm", "--dtype", "bf16", "--record", str(tmp_path))
+    stopped = run(*words)
+    assert stopped.code == 1 and "1 records written" in stopped.out
+    assert stopped.err.splitlines()[-2:] == ["not verified: swiglu, rms_norm", "error: interrupted"]
+    assert set(read(path)) == {"f32", "bf16"} and not path_of(tmp_path, "cpu", "swiglu").exists()
+    assert run(*words, "--json").out == ""
 
 
 def test_what_is_no_record_is_said_to_be_none(tmp_path: Path) -> None:
@@ -138,13 +158,13 @@ def _changed(path: Path, old: str, new: str) -> None:
 
 
 def test_a_record_of_other_kernels_is_stale(tmp_path: Path) -> None:
-    (path,) = store([row()], tmp_path, CPU)
+    (path,) = store([row()], tmp_path, WHERE)
     _changed(path, read(path)["bf16"].cases["canonical"].sources[0], "0" * 32)
     assert problems(GELU, HOPPER, tmp_path) == ["sm_90a gelu bf16: the case 'canonical' launches other kernels"]
 
 
 def test_a_record_of_kernels_that_were_launched_otherwise_is_stale(tmp_path: Path) -> None:
-    (path,) = store([row()], tmp_path, CPU)
+    (path,) = store([row()], tmp_path, WHERE)
     _changed(path, digest := read(path)["bf16"].cases["canonical"].launches, "0" * len(digest))
     change = "launches its kernels with other parameters"
     otherwise = [f"sm_90a gelu bf16: the case {name!r} {change}" for name in ("canonical", "erf: canonical")]
@@ -154,7 +174,7 @@ def test_a_record_of_kernels_that_were_launched_otherwise_is_stale(tmp_path: Pat
 
 
 def test_every_case_must_be_there_as_it_is_called(tmp_path: Path) -> None:
-    (path,) = store([row()], tmp_path, CPU)
+    (path,) = store([row()], tmp_path, WHERE)
     good = path.read_text()
     for old, new, problem in (
         ('"odd"', '"old"', "the case 'odd' is missing"),
@@ -169,7 +189,7 @@ def test_every_case_must_be_there_as_it_is_called(tmp_path: Path) -> None:
 
 def test_the_command_passes_what_is_listed_alone(tmp_path: Path, run: Run) -> None:
     words = ("verify", "gelu", "--target", "sm_90a", "--check", "--record", str(tmp_path))
-    (path,) = store([row()], tmp_path, CPU)
+    (path,) = store([row()], tmp_path, WHERE)
     passed = run(*words)
     assert passed.code == 0 and "2 kernels have no record" in passed.out
     document = json.loads(run(*words, "--json").out)

@@ -104,7 +104,7 @@ def _few(spec: Spec, dtype: DType) -> tuple[Case, ...]:
 
 
 def _verify(known: Path | None) -> SpecResult:
-    (row,) = verify([SHIFTED], [F32], [CPU], HOST, lambda text: None, (), known)
+    ((row,),) = verify([SHIFTED], [F32], [CPU], HOST, lambda text: None, (), known)
     return row
 
 
@@ -116,16 +116,16 @@ def _names(row: SpecResult) -> Sequence[str]:
 def test_only_what_changed_is_run(tmp_path: Path) -> None:
     first = _verify(tmp_path)
     assert _names(first) == [CANONICAL, "odd", "expanded"], "without a record"
-    store([first], tmp_path, HOST)
+    store([first], tmp_path, HERE)
     path = path_of(tmp_path, "cpu", "shifted")
     again = _verify(tmp_path)
     assert _names(again) == [] and list(again.kept) == [CANONICAL, "odd", "expanded"]
-    assert store([again], tmp_path, HOST) == [], "there is nothing new to say"
+    assert store([again], tmp_path, HERE) == [], "there is nothing new to say"
     before = path.read_text()
     _damage(path, "odd")
     third = _verify(tmp_path)
     assert _names(third) == ["odd"]
-    store([third], tmp_path, HOST)
+    store([third], tmp_path, HERE)
     assert path.read_text() == before, "the other cases stay, in their order"
     assert _names(_verify(None)) == [CANONICAL, "odd", "expanded"]
 
@@ -141,7 +141,7 @@ def _entry(path: Path) -> DtypeRecord:
 
 @pytest.mark.usefixtures("small")
 def test_other_software_verifies_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store([_verify(tmp_path)], tmp_path, HOST)
+    store([_verify(tmp_path)], tmp_path, HERE)
     monkeypatch.setattr(run, "environment_of", lambda device: replace(HERE, time="later"))
     assert _names(_verify(tmp_path)) == []
     monkeypatch.setattr(run, "environment_of", lambda device: replace(HERE, driver="590"))

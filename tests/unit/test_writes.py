@@ -185,9 +185,9 @@ def test_memory_that_is_shared_is_refused() -> None:
     x = randn(5, 8)
     kernel(x[:4].clone(), x[1:])
     for other in (x[:4], x[1:]):
-        with pytest.raises(ArgumentError, match="'x' is written to, and shares memory with 'y'"):
+        with pytest.raises(ArgumentError, match="'x' is written to, but shares memory with 'y'"):
             kernel(x[:4], other)
-    with pytest.raises(ArgumentError, match="several of its elements are one in memory"):
+    with pytest.raises(ArgumentError, match="several of its elements share one memory location"):
         kernel(randn(1, 8).expand(4, 8), x[:4])
 
 
@@ -335,7 +335,7 @@ def test_out_that_does_not_fit() -> None:
         (torch.empty(3, 41), "shape"),
         (torch.empty(1, 40), "shape"),
         (torch.empty(3, 40).double(), "float64"),
-        (torch.empty(1, 40).expand(3, 40), "one in memory"),
+        (torch.empty(1, 40).expand(3, 40), "share one memory location"),
         (x, "shares memory with 'x'"),
     ):
         with pytest.raises(ArgumentError, match=words):

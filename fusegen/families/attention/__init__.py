@@ -1,4 +1,4 @@
-"""Streaming attention: two matmuls with a recurrence in between, whose scores are never materialized."""
+"""Streaming attention: two matmuls with a recurrence in between. The scores are never materialized."""
 
 from __future__ import annotations
 

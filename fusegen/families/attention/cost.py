@@ -1,8 +1,8 @@
 """The cost model of attention: expected times in µs of a generated kernel and of torch's kernel.
 
-The generated kernel has a block for each 128 queries of a head, which walks over its keys, in waves of one block per SM. Torch's
-kernel multiplies at a constant rate, and splits the keys of a single query over blocks. The constants are fitted to measurements
-(`docs/costs/attention-h100.json`). `tests/unit/test_attention_cost.py` bounds the loss by wrong choices.
+In the generated kernel, a block computes 128 queries of a head and loops over their keys. Blocks run in waves of one per SM.
+Torch's kernel multiplies at a constant rate, and splits the keys of a single query over blocks. The constants are fitted to
+measurements (`docs/costs/attention-h100.json`). `tests/unit/test_attention_cost.py` bounds the loss by wrong choices.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 _OFFSET = "The offset of a query's first channel in the output."
 _SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
 
-# Weights are relative to the largest one, about 1, so that those below the smallest normal number may be flushed to 0.
+# The largest weight is about 1, so weights below the smallest normal number may be flushed to 0.
 _WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
 
 

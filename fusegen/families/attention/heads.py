@@ -1,7 +1,7 @@
 """Rewrites attention to the four dims of its kernel: batch, head, position, channel.
 
-Attention is also written without a batch or heads, with both merged for `torch.bmm`, or with heads in groups that share keys.
-Merged operands need copies, since heads are adjacent within a row of a projection; separate dims make each operand a view.
+A function may also write attention without a batch or heads, with both merged for `torch.bmm`, or with heads in groups that share
+keys. Merged operands need copies, since a row of a projection holds all heads. With separate dims, each operand is a view.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _Attention:
 
 
 def attention_in_four_dims(graph: Graph) -> Graph:
-    """Rewrites attention over other leading dims to (batch, head, query, key), where it has views of these dims."""
+    """Rewrites attention over other leading dims to (batch, head, query, key), if that helps the attention kernel to read its
+    operands."""
     leading: dict[int, _Leading] = {}
     for position, _ in graph:
         attention = _attention_at(graph, position)
@@ -119,7 +120,7 @@ def _best_leading(graph: Graph, attention: _Attention) -> _Leading | None:
     """
     current = (False, -_copies(graph, [p for p, _ in attention.operands(graph)]))
     ranked = {leading: _rating(graph, attention, leading) for leading in _candidates(graph, attention)}
-    best = max(ranked, key=lambda leading: ranked[leading])  # the first of equals
+    best = max(ranked, key=lambda leading: ranked[leading])  # the first of the best
     return best if ranked[best] > current else None
 
 
@@ -133,7 +134,7 @@ def _rating(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[boo
 
 
 def _copies(graph: Graph, operands: Sequence[int]) -> int:
-    """Returns the number of operands that strides cannot describe, so that they are copied."""
+    """Returns the number of operands that must be copied, because strides cannot describe them."""
     return sum(graph.nodes[strided_view(graph, p).base].family is Family.VIEW for p in operands)
 
 
@@ -155,7 +156,7 @@ def _candidates(graph: Graph, attention: _Attention) -> list[_Leading]:
 
 
 def _dims_below(graph: Graph, position: int) -> Iterator[Shape]:
-    """Yields the shapes below a value's reshapes and permutations."""
+    """Yields the shapes of a value before its reshapes and permutations."""
     while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
         (position,) = graph.nodes[position].args
         yield graph.nodes[position].shape

@@ -22,7 +22,7 @@ from fusegen.target import Target
 _HEADS_LAST = (0, 2, 1, 3)
 _CHANNELS, _MOST_CHANNELS = 8, 256  # head dims on GPUs: multiples of the first up to the second
 _MOST_DROPPED = 128  # the largest head dim with dropout: flash kernels of all GPUs support it
-_MOST_STEPS = 8  # operations between the matmul and its softmax: scale, bias, mask, and multiplied numbers
+_MOST_STEPS = 8  # operations between the matmul and its softmax: scale, bias, mask, and further factors
 _MASKS = (Op.WHERE, Op.ADD)
 
 
@@ -89,7 +89,7 @@ def _attention(graph: Graph, product_: int, target: Target, differentiated: Coll
 
 
 def _without_dropout(graph: Graph, weights: int) -> tuple[int, float]:
-    """Returns the weights before dropout without a seed, and the dropout probability."""
+    """Returns the weights before unseeded dropout, and the dropout probability."""
     node = graph.nodes[weights]
     if node.op is not Op.MUL:
         return weights, 0.0
@@ -227,7 +227,7 @@ def _is_dropped_by_flash(graph: Graph, attention: _Attention) -> bool:
 
 
 def _is_widened(graph: Graph, attention: _Attention) -> bool:
-    """True if operands are converted to float32 from 16 bits in memory, which generated kernels read directly."""
+    """True if operands are converted to float32 from 16-bit values in memory: generated kernels read the values directly."""
     operands = (graph.nodes[p] for p in (attention.q, attention.keys, attention.values))
     return any(n.op is Op.CAST and n.dtype is DType.FLOAT32 and graph.nodes[n.args[0]].dtype.is_half for n in operands)
 
@@ -279,7 +279,7 @@ class _Builder:
         return result.unpermuted(orders[0]).apply(Op.RESHAPE, shape=self.graph.nodes[self.position].shape).position
 
     def _with_heads_last(self, attention: _Attention) -> Value | None:
-        """Recomputes the queries with positions before heads in memory, because torch's result takes their order of dims.
+        """Recomputes the queries with positions before heads in memory, because torch's result has the memory order of the queries.
 
         None if readers of the result need another order, or if no value that the queries are computed from has this order.
         """
@@ -379,8 +379,8 @@ def _before_repetition(x: Value, repeated: Value, expanded: Value, *, swapped: b
     return result.apply(Op.PERMUTE, dims=(0, 1, 3, 2)) if swapped else result
 
 
-# A pointwise value in another order of dims: its operands are permuted instead, down to views. Eager torch does the same: the
-# pointwise result of equally permuted views has their order in memory.
+# To compute a pointwise value in another order of dims, its operands are permuted, down to views. Eager torch does the same: if
+# all operands are permuted in the same way, the result has their order in memory.
 
 
 _MOST = 64  # nodes that may be computed again

@@ -157,7 +157,7 @@ def _words(axes: Axes, lane: str) -> dict[Index, str]:
 
 def _literal(extent: Index) -> int:
     value = literal(extent)
-    assert value is not None  # a head dim that the match accepts
+    assert value is not None  # the match accepts only literal head dims
     return value
 
 
@@ -181,7 +181,7 @@ def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands
 
 
 def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, sms: int) -> Formula:
-    """Returns the number of blocks, which are persistent and stride over tiles of queries."""
+    """Returns the number of persistent blocks; each loops over tiles of queries."""
     return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), sms)
 
 
@@ -193,8 +193,8 @@ _BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
 
 
 def common_factor(terms: Terms, roots: Sequence[int]) -> tuple[float, tuple[int, ...]]:
-    """Takes a positive constant factor out of all roots; returns the factor and the remaining roots. The row max does not depend on
-    the unit of the scores, so that the factor becomes part of a constant in the weights."""
+    """Takes a positive constant factor out of all roots; returns the factor and the remaining roots. Since max(c s) = c max(s), the
+    factor becomes part of a constant in the weights."""
     factored = [_factored(terms, root) for root in roots]
     factors = {factor for factor, _ in factored}
     if len(factors) != 1:
@@ -218,7 +218,8 @@ def _factored(terms: Terms, root: int) -> tuple[float, int]:
 
 
 def _factor_operands(terms: Terms, position: int) -> tuple[int, ...]:
-    """Returns the operands whose common factor is one of the term too; empty unless it is a product, quotient or choice."""
+    """Returns the operands whose common factor is also a factor of the term; empty unless it is a product, quotient or
+    ``where``."""
     term = terms.items[position]
     if term.op is Op.MUL:
         return next(

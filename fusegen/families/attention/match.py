@@ -154,7 +154,7 @@ def _without_sink(graph: Graph, total: int, sink: int, reference: int, separatio
 
 
 def _without_cast(graph: Graph, position: int) -> int:
-    """Skips casts between float types, which a fused kernel does not have to round at."""
+    """Skips casts between float types: a fused kernel need not round there."""
     while graph.nodes[position].op is Op.CAST and graph.nodes[graph.nodes[position].args[0]].dtype.is_float:
         position = graph.nodes[position].args[0]
     return position
@@ -334,8 +334,8 @@ def _is_identity(at: Position, axes: Axes) -> bool:
     return all(i in (s, 0) and (i == s or same(e, 1)) for i, s, e in zip(at, axes.symbols, axes.extents, strict=True))
 
 
-# A bound on the keys that a query sees, e.g. in causal attention. Scores are `where(condition, s, -inf)`, possibly nested, with
-# comparisons of positions that the function computes. Keys past the bound have weight 0, so that a kernel skips them.
+# A bound on the keys that a query sees, e.g. in causal attention. Scores are `where(condition, s, -inf)`, possibly nested; the
+# conditions compare positions. Keys past the bound have weight 0, so the kernel skips them.
 
 
 _FAR = 1 << 20
@@ -344,7 +344,7 @@ _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
 def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
-    """Returns a bound on the keys that a query sees, which grows with its position; None if it may see all.
+    """Returns a bound on the keys that a query sees; it grows with the query's position. None if a query may see all keys.
 
     Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.
     """

@@ -56,8 +56,8 @@ class AttentionBody(Body):
     """Streaming attention: the recurrence's functions around two matmuls.
 
     Attributes:
-        score: from the dot products of a query with two neighbouring keys; axes are batch, head, query and pairs of keys.
-        finish: from two neighbouring channels of the weighted sum; axes end in pairs of channels.
+        score: maps the dot products of a query with two neighbouring keys to scores; axes are batch, head, query and pairs of keys.
+        finish: maps two neighbouring channels of the weighted sum to the result; axes end in pairs of channels.
         weights: ``anchor``, ``weight`` and ``carry``.
         peak, mass: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.

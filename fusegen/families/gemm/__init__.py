@@ -39,7 +39,7 @@ class GemmFamily(KernelFamily):
                 _claim_epilogue(graph, matmul, target, claims)
 
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
-        """Maps materialized pointwise values to the epilogue result from whose group they can be stored as well."""
+        """Maps each materialized pointwise value to the result whose epilogue can store it too."""
         merged: dict[int, int] = {}
         ends = matmul_ends(matmuls_of(graph), claims)
         for end in ends:
@@ -118,7 +118,7 @@ def _candidates(graph: Graph, end: int, values: Collection[int], claims: Claims)
 
 
 def _can_store(graph: Graph, group: Group, values: list[int], target: Target, claims: Claims) -> bool:
-    """True if the epilogue can store more values, and takes over all matmuls that would end in them otherwise."""
+    """True if the epilogue can store more values, and takes over all matmuls that would otherwise end in them."""
     wider = with_outputs(graph, group, values, claims.ends)
     separate = [group_ending_at(graph, value, target, claims.ends) for value in values if value in claims.epilogues]
     return wider is not None and all(set(alone.anchors) <= set(wider.anchors) for alone in separate if alone is not None)

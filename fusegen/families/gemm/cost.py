@@ -1,9 +1,9 @@
 """The cost model of matmuls: expected times in µs of a generated kernel with a plan, and of the library.
 
-A kernel takes its start-up time and then the longer of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile
-takes a step for every 64 of the depth, and an end, which grows with the values per element that the epilogue reads and writes.
-The constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py`
-bounds the loss by wrong choices.
+A kernel's time is its start-up plus the longer of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile takes a
+step for every 64 of the depth, plus an end. The end grows with the values per element that the epilogue reads and writes. The
+constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py` bounds
+the loss by wrong choices.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class ProductCosts:
         sms: SMs of the measured machine.
         start: start-up of a kernel.
         steps, ends: time of a tile's step and end, by consumer warpgroups and columns multiplied at once.
-        reads, writes: extra time of an end per 16-bit value an element that the epilogue reads, and writes beside the first; by
-            consumer warpgroups and columns of a tile.
+        reads, writes: extra time of a tile's end per 16-bit value per element that the epilogue reads, or writes besides its first;
+            by consumer warpgroups and columns of a tile.
         ragged: relative extra time of a tile without valid rows.
-        draws: random elements in an epilogue, where two share a call of the generator.
+        draws: random elements per µs in an epilogue; two elements share a call of the generator.
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
-        epilogue_start, epilogue_bandwidth: a separate kernel for the epilogue.
+        epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
     """
 
     sms: int
@@ -53,7 +53,7 @@ class ProductCosts:
 
 @dataclass(frozen=True)
 class EpilogueSize:
-    """The 16-bit values per element that an epilogue reads, and that it writes beside the first; the mean of the parts."""
+    """The 16-bit values per element that an epilogue reads, and that it writes besides its first; the mean over the parts."""
 
     read: float = 0.0
     written: float = 0.0
@@ -101,7 +101,7 @@ class MatmulSize:
 def product_time(
     costs: ProductCosts, plan: ContractionPlan, sizes: tuple[MatmulSize, ...], epilogue: EpilogueSize, sms: int
 ) -> float:
-    """Returns the time of one generated launch, for the sizes of its parts' matmuls, or of all matmuls of its only part."""
+    """Returns the time of one generated launch, given the sizes of all its matmuls."""
     first = sizes[0]
     row_tiles = math.ceil(first.rows / plan.tile_m)
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])

@@ -42,7 +42,7 @@ class ResultView:
         words: registers of a pair of columns.
         map: the tensor map that stores it; if empty, `pointer` and `offset` name the parameter and the offset function.
         octets: True if eight columns are contiguous.
-        head: columns of a head, for one element per head; else 0.
+        head: columns of a head, if the result has one element per head; else 0.
         bytes: True for one-byte elements; a pair of these takes half a register.
     """
 

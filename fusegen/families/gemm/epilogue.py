@@ -68,8 +68,8 @@ def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
 
 
 def with_outputs(graph: Graph, group: Group, roots: Sequence[int], materialized: Collection[int]) -> Group | None:
-    """Returns the group with more results of its only epilogue, or None if that is impossible. The results may read a second
-    matmul, which then ends in one of them."""
+    """Returns the group with more results of its only epilogue, or None if that is impossible. They may read a second matmul, whose
+    epilogue then ends in one of them."""
     (part,) = group.parts
     matmul, pipeline = part.products[0], pipeline_named(group.pipeline)
     if not all(_may_be_result(graph, r) and pipeline.rejection_reason(graph, matmul, r) is None for r in roots):
@@ -174,7 +174,7 @@ def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -
 def _checked_part(
     graph: Graph, part: EpiloguePart, materialized: Collection[int], pipeline: Pipeline
 ) -> tuple[EpiloguePart, tuple[int, ...]] | None:
-    """Returns the part, reduced to the matmuls that it reads and with the columns that a tile must hold, and its other inputs.
+    """Returns the part with the columns that a tile must hold and only the matmuls that it reads; and its other inputs.
 
     None if the pipeline cannot compute it.
     """
@@ -261,7 +261,7 @@ def _may_be_result(graph: Graph, root: int) -> bool:
 
 
 def _head_operand(graph: Graph, root: int) -> int:
-    """Returns the value of the matmul's size that a result is reduced from over heads, else the result itself."""
+    """Returns the value that a reduction over heads reduces to the result; without such a reduction, the result itself."""
     shape = graph.nodes[root].shape
     stack, seen = [root] if shape and same(shape[-1], 1) else [], set[int]()
     while stack:

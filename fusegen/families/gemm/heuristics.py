@@ -143,7 +143,7 @@ _MMA_TILES = (
     (2, 2, 64, 64), (4, 1, 32, 128), (4, 1, 32, 96), (4, 1, 32, 64), (2, 2, 64, 32), (2, 2, 32, 64),
     (2, 2, 32, 32), (1, 4, 32, 32), (1, 4, 32, 64),
 )  # fmt: skip
-_MOST_ACCUMULATED = 64 * 64  # by a warp: half of a thread's registers
+_MOST_ACCUMULATED = 64 * 64  # elements per warp: they take half of a thread's registers
 _MOST_MMA_STAGES = 4
 _SHARED_READS, _GLOBAL_READS = 8, 16  # time to read an element from shared and from global memory, in multiply-adds
 

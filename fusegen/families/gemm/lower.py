@@ -363,7 +363,7 @@ def _state(context: Context, evaluator: Evaluator, reduction: int, element: int)
 
 
 def _optional(part: EpiloguePart) -> Dim | None:
-    """Returns the extent of the last dim if it is odd, so that the second column can be past its end."""
+    """Returns the extent of the last dim if it is odd: the second column may then be past its end."""
     last = part.domain.shape[-1]
     return last if (literal(last) or 0) % LANES else None
 

@@ -137,7 +137,7 @@ class _Split:
         self.sliced: dict[tuple[int, int, int], int] = {}
 
     def replaced(self, builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
-        """Returns the range that replaces a view, and OUT for values over the packed columns."""
+        """Returns the range that replaces a view; OUT for packed values, which are dropped."""
         self.builder, self.renamed = builder, renamed
         if position in self.ranges:
             return self._range(position, self.ranges[position])

@@ -106,7 +106,7 @@ def rows_are_aligned(graph: Graph, view: StridedView) -> bool:
 
 
 def _is_multiple(stride: Dim, itemsize: int) -> bool:
-    """True if a stride is a multiple of 16 bytes by its literal factor; a `Stride` symbol is by the buffer's alignment."""
+    """True if a stride's literal factor is a multiple of 16 bytes, or a `Stride` symbol with an aligned buffer is a factor."""
     factor = math.prod(int(f) for f in sympy.Mul.make_args(sympy.sympify(stride)) if f.is_Integer)
     return isinstance(stride, Stride) or factor * itemsize % _TMA_ALIGNMENT == 0
 
@@ -164,7 +164,7 @@ class Pipeline:
         return None if self.operands(graph, matmul) is not None else f"an operand is {self.operand}"
 
     def tile_of(self, head: int, *, is_full_row: bool) -> int:
-        """Returns the columns that a tile must hold for a head. A head of all columns needs a tile of a full width."""
+        """Returns the columns that a tile must hold for a head. If a head spans all columns, the tile has a full width."""
         return min((width for width in self.widths if width >= head > 1), default=head) if is_full_row else head
 
     def tile_widths(self, head: int, products: int) -> tuple[int, ...]:

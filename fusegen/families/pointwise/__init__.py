@@ -108,7 +108,7 @@ def _tiled(body: TileBody, candidates: Sequence[Plan], sizes: Mapping[str, int],
 
 
 def _repeated(body: PointwiseBody, candidates: Sequence[Plan], sizes: Mapping[str, int], sms: int) -> Plan:
-    """Returns the first plan whose threads keep all SMs busy, else one that does not repeat."""
+    """Returns the first plan whose threads keep all SMs busy, else a plan without repetition."""
     elements = math.prod(formula(extent)(sizes) for extent in body.axes.extents)
     plans = [plan for plan in candidates if isinstance(plan, PointwisePlan)]
     enough = sms * _BUSY
@@ -116,7 +116,7 @@ def _repeated(body: PointwiseBody, candidates: Sequence[Plan], sizes: Mapping[st
 
 
 def _is_short(body: PointwiseBody) -> bool:
-    """True if vectors would wrap around short rows often, which the cost model does not cover."""
+    """True if rows are so short that vectors often wrap: the cost model does not cover this."""
     columns = literal(body.axes.extents[-1])
     return columns is not None and columns < SHORT
 

@@ -44,8 +44,8 @@ def _is_transposed(offset: Index, axes: Axes) -> bool:
 
 
 def chunk_lanes(axes: Axes) -> tuple[int, ...]:
-    """Returns the candidates for elements per chunk, the best first. Short last axes get short chunks, since all lanes take part in
-    the end of a row."""
+    """Returns the candidates for elements per chunk, the best first. Short last axes get short chunks, since a partial chunk at the
+    end of a row costs as much as a whole one."""
     extent = literal(axes.extents[-1])
     vec = CHUNK
     while extent is not None and vec > _FEWEST_LANES and vec // 2 >= extent:

@@ -17,13 +17,13 @@ _MOST_LANES = 8
 _LEAST_BYTES = 4  # bytes of the smallest vector in a window
 _THREADS = (128, 256, 512)
 SHORT = 64
-"""Fewest columns for which vectors that wrap rows come first, if at most a quarter of the vector width divides a row: on an H200 up
-to twice as fast."""
+"""Fewest columns for which plans whose vectors wrap rows come first, if at most a quarter of the vector width divides a row. On an
+H200, they are then up to twice as fast."""
 _NARROW_THREADS = 256  # threads of blocks with half the vector width
 _UNROLLS = (1, 2, 4)
 _REPEATS = (4, 8, 16, 2)
 _REPEATED_UNROLLS = (2, 1, 4)
-_ROOM, _MOST_MOVED = 1024, 48  # threads per SM, of 64 registers each; most of these for reads and writes
+_ROOM, _MOST_MOVED = 1024, 48  # threads per SM, with 64 registers each; most registers for reads and writes
 
 
 def widest(itemsizes: Sequence[int]) -> int:
@@ -38,7 +38,7 @@ class PointwiseFeatures:
 
     Attributes:
         axes: merged axes; vectors run along the last one.
-        itemsizes, offsets: of all reads and writes.
+        itemsizes, offsets: those of all reads and writes.
         may_wrap: whether vectors may continue in the next row.
         interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
         together: elements of the group's domain per index of the axes.
@@ -128,8 +128,8 @@ def _dividing(extent_multiple: int, vec: int) -> int:
 FEWEST = 32
 """Fewest elements along both axes for which tiles pay: the smallest tile."""
 _TILE_SHAPES = ((64, 64, 128), (128, 64, 256), (128, 64, 128), (64, 64, 256), (32, 64, 128), (32, 32, 128))
-"""Rows and columns of a tile, and threads of its block. On an H200, a transposed copy of 16384 x 4096 takes 74 to 79 µs with each,
-and 67 without the transposition. For 300 x 500, the first takes 6.8 µs and the last, which has more blocks, 5.3."""
+"""Rows and columns of a tile, and threads of its block. On an H200, a transposed copy of 16384 x 4096 takes 74 to 79 µs with each
+of them, and 67 without the transposition. For 300 x 500, the first takes 6.8 µs and the last, which has more blocks, 5.3."""
 _BLOCKS_OF_TILES = 8  # blocks per SM that shared memory must leave room for
 _LEAST_IN_FLIGHT = 32  # bytes in flight per thread that hide the memory latency on a full SM
 

@@ -155,11 +155,11 @@ def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]
 
 
 _COSTS = {Op.POW: 3, Op.SIN: 2, Op.COS: 2, Op.ATAN2: 2, Op.LGAMMA: 3}
-"""Prices of operations above that of an exponential, which is 1. `_CHEAP` operations are free."""
+"""Prices of operations that cost more than an exponential, whose price is 1. `_CHEAP` operations are free."""
 
 _CHEAP = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.CAST, Op.WHERE, Op.SQRT, Op.RSQRT)
 _LEAST = 4
-"""Lowest price that justifies a loop: one exponential per element still hides behind memory."""
+"""Lowest price that justifies a loop: memory latency still hides one exponential per element."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ class _Invariance:
         return bool(sympy.sympify(index).has(self.axis))
 
 
-# Splitting axes that tensors index in parts into two, so that neighbours within a part are recognized. A packed projection has one
-# axis of heads times channels; in the result, heads are not adjacent. Elements are known to be neighbours along the channels, but
-# not along the joined axis.
+# An axis that tensors index in parts is split into two, so that neighbours within a part are recognized. For example, a packed
+# projection joins heads and channels in one axis, but heads are not adjacent in the result. Only along the separate channels are
+# elements known to be neighbours.
 
 
 def split_axes(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
@@ -374,8 +374,8 @@ def _tile_count(extent: Index, side: int) -> Index:
     return FloorDiv(sympy.sympify(extent) + side - 1, sympy.Integer(side))
 
 
-# Transposed operands of pointwise kernels: along the axis in which results are contiguous, their neighbours are far apart, and vice
-# versa.
+# Transposed operands of pointwise kernels. Along the axis in which results are contiguous, neighbouring elements of these
+# operands are far apart, and vice versa.
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class TilePlan(Plan):
     """The plan of a pointwise kernel with transposed operands: their tiles go through shared memory.
 
     Attributes:
-        threads: threads per block, which works on one tile.
+        threads: threads per block; a block works on one tile.
         vec: vector width of results.
         rows: elements of a tile along the axis in which the transposed operands are contiguous.
         columns: elements of a tile along the axis in which results are contiguous.
@@ -126,7 +126,7 @@ class PointwiseBody(Body):
 
     @property
     def threads(self) -> Axes:
-        """The axes that threads divide among them. If each thread loops along the first one, it is divided into chunks."""
+        """The axes that threads divide among themselves. If each thread loops along the first one, it is divided into chunks."""
         if self.hoisted is None:
             return self.axes
         chunks = FloorDiv(self.axes.extents[0] + sympy.Integer(self.plan.repeats - 1), sympy.Integer(self.plan.repeats))

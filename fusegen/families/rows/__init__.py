@@ -69,9 +69,9 @@ def is_faster_split(launch: Launch, sizes: Mapping[str, int], target: Target) ->
     """True if the row results and the column sums of a launch are expected to be faster in two kernels.
 
     In one kernel, each block loops over rows and a second launch combines the blocks' sums. Two kernels read everything twice,
-    which is cheap while L2 holds it. On an H200, a norm's backward pass takes in one kernel and in two, each with its best plan: 64
-    x 8192 in bfloat16 13.2 and 9.9 µs, 46 x 11552 in float32 15.7 and 11.1, 50000 x 128 41 and 36, 8192 x 768 28.5 and 27.2; 2000 x
-    4096 30 and 36, 6000 x 2048 34 and 48, 16384 x 4096 120 and 189.
+    which is cheap while L2 holds it. Times of a norm's backward pass on an H200, in one kernel and in two, each with its best plan:
+    13.2 and 9.9 µs for 64 x 8192 in bfloat16, 15.7 and 11.1 for 46 x 11552 in float32, 41 and 36 for 50000 x 128, 28.5 and 27.2 for
+    8192 x 768; but 30 and 36 for 2000 x 4096, 34 and 48 for 6000 x 2048, 120 and 189 for 16384 x 4096.
     """
     costs = LANE_COSTS.get(target.name)
     if costs is None or launch.group.kind is not ROW_COLUMN or not isinstance(launch.kernel.body, RowBody):

@@ -1,4 +1,4 @@
-"""Column sums, whose partial sums a kernel combines in a fixed order; cache-friendly row orders; unaligned rows."""
+"""Column sums (a kernel combines their partial sums in a fixed order), cache-friendly row orders, unaligned rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
 
 PART = axis_symbol("part")
-"""The number of a part of the rows: its block, and its row of the workspace."""
+"""The number of a part of the rows, of the block that sums it, and of its row in the workspace."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
 
 
 _RUN = 1024
-"""Fewest contiguous bytes moved in any order: shorter runs cost more bandwidth than the cache saves."""
+"""Fewest bytes of a contiguous run that reordering keeps together: shorter runs cost more bandwidth than the cache saves."""
 
 _CACHE = 16 << 20
 """Bytes moved before a reuse from which on the cache has evicted the data. Symbolic sizes count as `nominal` says.
@@ -165,9 +165,9 @@ def _volume(symbols: Iterable[sympy.Symbol], extents: Mapping[sympy.Symbol, Dim]
 
 # Unaligned rows, e.g. of odd lengths: vectors still start at aligned addresses.
 #
-# One tensor of the kernel, the *anchor*, defines these. Tensors with its alignment are accessed by vectors; other contiguous ones
-# through a window, which two aligned accesses cover. In row reductions the first and the last vector of a row are partial; without
-# reductions a vector continues in the next row.
+# One tensor of the kernel, the *anchor*, defines these addresses. Tensors with its alignment are accessed by vectors. Other
+# contiguous tensors are accessed through a window, which two aligned accesses cover. In row reductions the first and the last
+# vector of a row are partial; without reductions a vector continues in the next row.
 
 
 _VECTOR_BYTES = 16  # the widest access; its alignment suffices for any vector

@@ -1,9 +1,9 @@
 """Cost model of pointwise and row kernels, in µs.
 
-The time is a sum: a launch starts, moves its bytes, and exposes part of its threads' latency: once for the chain of one block, and
-a smaller share for every further wave of blocks, which earlier waves hide in part. Prices were fitted to measurements by
-non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py` checks the resulting
-choices. Staged rows have a model of their own (`staged_time`).
+The time is the sum of a launch's start, its traffic, and the exposed part of its threads' latency. The latency of the first wave of
+blocks is exposed once; that of each further wave counts less, since earlier waves hide a part of it. Prices were fitted to
+measurements by non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py` checks the
+resulting choices. Rows staged in shared memory have a separate model (`staged_time`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusegen.families.rows.tiles import COLUMNS_H200, ColumnPrices
 
 _WIDEST = 16  # bytes per access
 _OVERLAP, _DRAINED_OVERLAP = 2.28, 3.24
-"""Degrees of the norm that adds two overlapping times; higher if registers take a row at once, which frees shared memory."""
+"""Degrees of the p-norm that combines two overlapping times; higher if registers take a row at once, which frees shared memory."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class StagedPrices:
         fill: per vector of the first row.
         drained_megabyte: per MB of an SM's first rows, if registers take them at once.
         reduction: per row reduction and round.
-        exchange: surcharge on it, by cluster size.
+        exchange: surcharge per reduction and round, by cluster size.
         late: per vector shared by all rows and not kept, in each round.
-        late_window: surcharge on it for shifted vectors.
+        late_window: surcharge on `late` for shifted vectors.
         kept_window: per kept vector shared by all rows, once, if shifted.
         waiting: per MB of an SM's part of a row that stays in shared memory while it is processed.
     """
@@ -149,13 +149,13 @@ class RowPrices:
         million_shuffles: per million warp shuffles.
         thousand: per 1024 accesses of the threads of an SM's first blocks.
         access: per access of one thread, in sequence.
-        unaligned: surcharge on it for shifted vectors.
+        unaligned: surcharge on `access` for shifted vectors.
         window: per window of a thread.
         kept_window: surcharge on a window loaded together with the row.
         barrier: per reduction that several warps share.
         exchange: per reduction that several blocks share.
         late: per vector shared by all rows and loaded after the reductions.
-        wave_barrier: per reduction in a further wave and doubling of its warps.
+        wave_barrier: per reduction in a further wave, for each doubling of its warps.
         wave_exchange: per reduction in a further wave that several blocks share.
         wave_window: per window in a further wave.
         wave_alone: per further wave with one block per SM.

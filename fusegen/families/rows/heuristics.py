@@ -7,12 +7,13 @@ read in several passes. With column sums, shorter rows are staged too.
 The blocks of a cluster can share a longer row; each holds or stages its part. Each warp sends its part of a reduction to all blocks
 and continues when the others' parts have arrived; the only cluster barrier is at the start. Staged this way, one read of memory is
 enough for rows of up to a million elements. On an H200, layer_norm of 2048 rows of 65536 takes 142 µs with clusters of 8 blocks of
-128 threads, two per SM; 179 with the row in a cluster's registers; 188 with a single block that stages it. Softmax of 512 rows of
-262144 takes 151 instead of 283.
+128 threads, two per SM. It takes 179 µs with the row in a cluster's registers, and 188 with a single block that stages it. Softmax
+of 512 rows of 262144 takes 151 instead of 283.
 
 Values shared by all rows stay in registers if there is room. Otherwise each thread prefetches a few vectors of them before the
-reduction that they follow: loads cannot move above stores, so each vector would wait for the previous store. Kernels that hold rows
-in registers gained nothing from that. Blocks that read each other's parts between two cluster barriers were slower than both.
+preceding reduction. Without the prefetch, each vector would wait for the previous store, because loads cannot move above stores.
+Kernels that hold rows in registers gained nothing from it. Blocks that read each other's parts between two cluster barriers were
+slower than blocks that send them.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _WARP = 32
 _MOST_THREADS = 1024
 _BLOCK = 256  # threads of a block with several short rows
 _MOST_ELEMENTS = 32
-"""Most elements of a row per thread while more threads can share it: on an H200, layer_norm then reaches 88% of the speed of a copy
-from 4096 to 16384 columns, against 84% with 64 and 76% with 8."""
+"""Most elements of a row per thread while more threads can share it. With 4096 to 16384 columns on an H200, layer_norm reaches 88%
+of a copy's speed with this limit, 84% with 64 and 76% with 8."""
 _MOST_REGISTERS = 64
 """Most registers per thread for a row, besides the arithmetic."""
 _THREADS_PER_SM = 1024
@@ -47,25 +48,26 @@ _THREADS_PER_SM = 1024
 _REGISTERS = 65536  # per SM
 _OWN_REGISTERS = 27
 """Registers per thread besides its part of the row. If two blocks of more than 512 threads fit with this many, the compiler does
-not spill: for layer_norm over 18432 columns, a thread of 768 takes 40 instead of 48. It recomputes values that later phases use,
-e.g. a softmax's exponentials."""
+not spill, but recomputes values that later phases use, e.g. a softmax's exponentials. For layer_norm over 18432 columns, each of
+768 threads takes 40 instead of 48 registers."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # ratio of stages to vectors per row from which on staging is worth its barriers
 _LEAST_BYTES = 4  # bytes of the smallest vector in a window
 _LONG = 1024
-"""Vectors per row from which on wider vectors at aligned addresses pay despite partial ones at the row's ends. On an H200, 1001
-scalars take equally long either way, and 3001 a third longer; 1002 in pairs take less."""
+"""Vectors per row from which on wider vectors at aligned addresses pay despite partial ones at the row's ends. On an H200, rows of
+1001 elements take equally long with scalars, rows of 3001 a third longer with scalars, and rows of 1002 less time with pairs."""
 _LEAST_SUMMING = 128  # threads of a block that stages rows and sums columns
 _SUMMING_THREADS = range(256, 1024 + 1)  # per SM, for such blocks
 _SUMMING_BYTES = 1 << 15
 """Bytes of rows that an SM works on at a time, in blocks of the fewest threads: each warp adds to the cost of a phase's end. On an
 H200, a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of 256 and 147 with
-four of 128; for 8192 rows of 8192, 125 with one block of 256 and 138 with one of 512."""
+four of 128. For 8192 rows of 8192, it takes 125 µs with one block of 256 and 138 with one of 512."""
 _SUMMING_BLOCKS = (2, 4, 1)  # per SM
 _SUMMING_CHUNKS = (1, 2, 4, 8)
 _SUMMING_ROWS = 4  # most rows in shared memory
 _SUMMING_REGISTERS = 41, 3
-"""Registers per thread that stages rows, besides those held over all rows, and per vector: with fewer, ptxas spills."""
+"""Registers of a thread that stages rows, besides those held over all rows: a fixed number, and a number per vector. With fewer,
+ptxas spills."""
 _SPARE = 16
 """Registers that must remain per thread when it takes a staged row at once. With none left, layer_norm_gelu_add of 4096 rows of
 18432 spilled 36 bytes and took 134 µs instead of 118."""
@@ -197,7 +199,8 @@ def _plans(columns: int | None, known: bool, vec: int, features: RowFeatures, ta
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
     at_once = [_with_early_shared(plan, features) for plan in powers]
-    # Copies that wait for an index are not ahead: an embedding with a norm takes 132 µs staged on an H100, 110 in registers.
+    # Prefetching gains nothing if copies wait for an index: an embedding with a norm takes 132 µs staged on an H100, 110 in
+    # registers.
     waits = features.indexed and any(powers)
     staged = [] if waits else _staged(columns, known, vec, features, target)
     return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
@@ -212,7 +215,7 @@ def _with_early_shared(plan: RowPlan | None, features: RowFeatures) -> RowPlan |
 
 
 def _may_be_shifted(features: RowFeatures, columns: int | None, vec: int) -> bool:
-    """True if vectors may start at aligned addresses. Column sums need the same lanes in each row of a thread."""
+    """True if vectors may start at aligned addresses. With column sums, a thread needs the same columns in each row."""
     if features.shifted_stage_bytes is None or features.column_sums:
         return False
     return _is_worth_a_shift(features, columns, vec)
@@ -234,9 +237,9 @@ def _shifted(columns: int | None, known: bool, vec: int, features: RowFeatures, 
 
 
 def _with_shift(plan: RowPlan, row_step: int | None) -> RowPlan:
-    """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. their
-    numbers differ by a multiple of the period. A block that visits rows by alignment would not need that; it took a fifth longer
-    on an H200, for its counters and their registers."""
+    """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. the rows'
+    numbers differ by multiples of the period. A block that visits rows by alignment would not need that, but took a fifth longer on
+    an H200, because its counters take registers."""
     plan = replace(plan, unaligned=True, exact=False)
     if not plan.cache_weights or not plan.persistent_blocks:
         return plan
@@ -252,9 +255,9 @@ def _shared(
 ) -> tuple[RowPlan, ...]:
     """Returns plans of rows shared by a cluster; none if one of `plans` holds a row in a block's registers.
 
-    The fewest blocks that hold it come first, then twice as many, then those with half as much per thread; if there are none,
-    those with twice as much, one block per SM. Next come the fewest blocks of more threads. If no cluster holds a row, the largest
-    ones read it in several passes.
+    The order is: the smallest cluster that holds the row, the next larger one, the smallest one with half as much per thread. If
+    there is none, threads hold twice as much, with one block per SM. The smallest cluster of larger blocks comes last. If no
+    cluster holds a row, the two largest ones read it in several passes.
     """
     clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
     is_held = any(plan.persistence is Persistence.REGISTERS for plan in plans)
@@ -378,7 +381,7 @@ def _staged_by(
     columns: int, known: bool, vec: int, features: RowFeatures, target: Target, cluster: int, blocks: int, threads: int
 ) -> RowPlan | None:
     """Returns a plan of `cluster` blocks per row, `blocks` per SM and `threads` per block, if there is room for prefetched rows.
-    Data that only the last phase needs is read late if there is none otherwise."""
+    If there is not enough room, data that only the last phase needs is read late."""
     vectors_per_thread = -(-columns // (vec * threads * cluster))
     if threads * blocks not in _STAGING_THREADS or threads > _MOST_THREADS or vectors_per_thread * vec > _MOST_STAGED:
         return None

@@ -129,7 +129,7 @@ class RowKernelBuilder:
         axis = self.lane_axis if along else None
         access = self.context.access(name, read.buffer, read.offset, axis, self.plan.vec, read.conditions)
         if along and access.pattern is AccessPattern.UNIFORM:
-            # Lanes of a vector may share an element that differs from vector to vector: still a fragment.
+            # An element that the lanes of a vector share, but that differs from vector to vector, is a fragment too.
             return replace(access, pattern=AccessPattern.GATHER)
         return self._shifted(access, AccessPattern.VECTOR if read.drawn else AccessPattern.WINDOW) if along else access
 
@@ -243,7 +243,8 @@ class RowKernelBuilder:
         )
 
     def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
-        """Returns the accesses loaded at the start of a phase. A held row is loaded at once in the first, so that loads overlap."""
+        """Returns the accesses loaded at the start of a phase. A held row is loaded at once in the first phase, so that loads
+        overlap."""
         if self.plan.persistence is Persistence.MULTI_PASS:
             return ()
         later = [(t, p) for p in self.phases[1:] for t in p.reads] if number == 0 else []

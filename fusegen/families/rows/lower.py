@@ -294,7 +294,7 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
             access = context.access("", read.buffer, read.offset, math.column_axes.symbols[-1], 8, read.conditions)
             itemsize = context.dtype(read.buffer).itemsize
             if read.conditions or access.pattern is not AccessPattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
-                return 0  # copies check no conditions, and rows concatenated from two tensors are out of bounds of one
+                return 0  # copies check no conditions, and a row concatenated from two tensors exceeds each of them
             total += itemsize
     return total
 

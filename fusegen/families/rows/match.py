@@ -25,9 +25,9 @@ _LONGEST_SUMMED_ROW = 16384
 """Longest row for which a kernel that reduces along rows also keeps column sums in registers."""
 
 _FEWEST_LANES = 4
-"""The vector width that must divide these rows: column sums need the same lanes in each row, so vectors cannot shift to aligned
-addresses. On an H200, a norm's backward pass over 310 rows of 14449 takes 50 µs in one kernel and 32 in two; over 4000 rows of
-1001, 32 and 27."""
+"""The vector width that must divide these rows: with column sums, a thread needs the same columns in each row, so vectors cannot
+shift to aligned addresses. On an H200, a norm's backward pass over 310 rows of 14449 takes 50 µs in one kernel and 32 in two; over
+4000 rows of 1001, 32 and 27."""
 
 _BARRIERS = (Family.CONTRACTION, Family.LIBRARY, Family.SCAN)
 """Families of operations that end the search for a reduction: no row kernel computes them."""
@@ -96,7 +96,8 @@ def _candidates(graph: Graph, root: int, reduction: int, materialized: Materiali
 def _innermost(graph: Graph, position: int) -> int | None:
     """Returns the contiguous dim of an elementwise value; None for a single element.
 
-    It is the contiguous dim of the first operand in memory with the value's shape that is not broadcast, else the last dim.
+    It is that of the first operand in memory that has the value's shape and is not broadcast; without such an operand, the last
+    dim.
     """
     shape = graph.nodes[position].shape
     dims = [d for d in range(len(shape)) if not same(shape[d], 1)]
@@ -186,7 +187,7 @@ def sums_columns(graph: Graph, position: int, domain: Domain) -> bool:
 
 
 def fits_beside_sums(graph: Graph, domain: Domain) -> bool:
-    """True if a kernel along the rows of a domain can sum its columns too, as far as their number is known."""
+    """True if a kernel along the rows of a domain can sum its columns too, given the known bounds and divisors of their number."""
     extents = [(literal(domain.shape[d]), str(domain.shape[d])) for d in domain.columns]
     bounds, multiples = dict(graph.bounds), dict(graph.multiples)
     longest = math.prod(bounds.get(name, _LONGEST_SUMMED_ROW + 1) if known is None else known for known, name in extents)

@@ -32,8 +32,8 @@ def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
 #
 # A tile is as wide as a warp's vectors, or narrower for narrow rows; the block's other threads are along its rows. For few rows,
 # blocks are wide and a thread sums its columns alone. The blocks of a cluster share the rows of a tile and finish its sums: on an
-# H200, 16384 rows of 1408 take 22 µs, against 23 if each block leaves partial sums for a second kernel; 300 rows 6 and 9. Only very
-# many rows justify more blocks and that kernel.
+# H200, 16384 rows of 1408 take 22 µs, and 300 rows 6 µs. If each block leaves partial sums for a second kernel, they take 23 and 9
+# µs. Only very many rows justify more blocks and the second kernel.
 #
 # If rows are unaligned, the block has as many thread rows as it takes until the alignment repeats. Each thread then reads whole
 # vectors of rows with one alignment.
@@ -122,7 +122,7 @@ _REGISTERS = 65536  # per SM
 _SM_THREADS = 2048  # per SM
 _MOST_BLOCKS = 32
 _LARGEST_BLOCK = (
-    1024  # threads; neighbouring blocks of this size go through the rows side by side, and find shared sectors in a cache
+    1024  # threads; neighbouring blocks this large read the rows side by side, so that sectors that they share hit a cache
 )
 _TILE_REGISTERS = 28  # per thread, besides loads and sums
 _LAST_WAVE = 0.5  # share of the SMs that the last wave leaves idle: blocks end at different times
@@ -150,7 +150,7 @@ class ColumnPrices:
         exchanged: per 4096 values that the threads of a block exchange, in each wave.
         cluster: per cluster that exchanges sums.
         doubled: per doubling of the cluster size.
-        combine: of the second kernel.
+        combine: price of the second kernel.
         partial: per MB of partial sums.
         cache: bytes read up to which repeated reads hit L2.
     """

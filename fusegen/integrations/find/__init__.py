@@ -36,7 +36,7 @@ def find(
 ) -> Findings:
     """Finds chains of operations that fusegen computes in fewer launches, or with less traffic.
 
-    A model runs once on fake tensors of the batch's shapes, which needs no memory. If that fails, for instance because the model
+    A model runs once on fake tensors of the batch's shapes; this needs no memory. If that fails, for instance because the model
     reads a tensor's value, it runs on the batch itself. Gradients are not considered.
 
     Args:

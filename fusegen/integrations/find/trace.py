@@ -82,7 +82,7 @@ _EXPORTED: WeakKeyDictionary[Any, ProfilerTrace] = WeakKeyDictionary()
 
 
 def trace_of(source: Any) -> ProfilerTrace:
-    """The trace of a profile, which is cached, or of an exported file.
+    """The trace of an exported file, or of a profile (cached).
 
     Args:
         source: a `torch.profiler.profile`, or the path of a Chrome trace in JSON, plain or gzipped.
@@ -349,7 +349,8 @@ class _Recent:
         self._read = WeakIdKeyDictionary()
 
     def forget(self, operator: ProfiledOperator) -> None:
-        """Drops results of the same shape as an unknown one, which they may be mistaken for, if the operator reads no tensor."""
+        """Drops results that an unknown result may be mistaken for: those of its shape if the operator reads no tensor, else
+        all."""
         reads = any(kind in _DTYPES or kind == "TensorList" for kind in operator.types)
         shape = next((value for value in map(literal, operator.values) if isinstance(value, list)), None)
         remaining = [] if reads or shape is None else [value for value in self.results if list(value.shape) != shape]

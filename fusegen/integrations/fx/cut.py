@@ -179,7 +179,7 @@ def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> CutRe
 
 
 def _bases(node: fx.Node, inside: Collection[fx.Node], kinds: dict[fx.Node, NodeCost]) -> Iterable[fx.Node]:
-    """Returns the values in the region that a view, or a chain of views, is of; for any other node, the node itself."""
+    """Returns the region's values below a view or a chain of views; for any other node, the node itself."""
     if kinds[node] is not NodeCost.FREE:
         return [node]
     return [base for operand in node.all_input_nodes if operand in inside for base in _bases(operand, inside, kinds)]

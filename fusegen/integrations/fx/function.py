@@ -124,7 +124,8 @@ def _joined(body: Sequence[str], returned: str) -> Iterator[str]:
 
 
 def _name_of(functions: Sequence[str]) -> str:
-    """Makes a name from the characteristic functions of a region, each once; of many, the first two and the last."""
+    """Makes a name from the characteristic functions of a region, each once. If they are many, it has the first two and the
+    last."""
     distinct = list(dict.fromkeys(name for name in functions if name not in _PLAIN)) or list(functions)
     characteristic = [name for name in distinct if name not in _ARITHMETIC]
     if len(distinct) > _MOST_NAMED and characteristic:

@@ -86,7 +86,7 @@ def fresh_flags(cache: Any, index: int) -> tuple[bool, ...]:
 def is_fresh(cache: Any, index: int) -> bool:
     """True if the layer's cache is empty, and `update` will return the new entries unchanged.
 
-    The latter is known for classes and methods of ``transformers`` only.
+    The second condition is known for classes and methods of ``transformers`` only.
     """
     caches, layers = sys.modules[_CACHES], cache.layers
     if cache.offloading or not _is_defined_in(caches, cache, "update"):

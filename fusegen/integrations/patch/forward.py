@@ -41,8 +41,8 @@ _HOOKED = "_old_forward"  # the forward pass that accelerate's wrapper calls
 class FusedForward(FusedCall):
     """The forward pass of a module, as one kernel if possible.
 
-    Calls run the module's own code, whose submodules may be fused, under torch.compile, under gradient checkpointing, and if
-    submodules have hooks.
+    Under torch.compile, under gradient checkpointing, and if submodules have hooks, calls run the module's own code. Its submodules
+    may still be fused.
     """
 
     __guarded__ = ("module", "_given")
@@ -59,7 +59,7 @@ class FusedForward(FusedCall):
         setattr(self.module, self._attribute, self)
 
     def remove(self) -> None:
-        """Restores the forward pass; if another tool has wrapped this object since, it passes calls through."""
+        """Restores the forward pass; if another tool has wrapped this object meanwhile, calls pass through it."""
         self._is_removed = True
         attributes = vars(self.module)
         if attributes.get(_HOOKED) is self:  # accelerate's wrapper calls it by this name
@@ -102,7 +102,7 @@ class FusedForward(FusedCall):
                 refusal = refusal_of(error)
                 if not refusal:
                     raise
-            # Not the whole layer again: its cache has the new keys and values already.
+            # The whole layer must not run again: its cache already has the new keys and values.
             result = self._after(argument).function(self.module, attended, *positional, **named)
             self.refuse(args, kwargs, refusal)
             return result

@@ -32,7 +32,7 @@ CallKind: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """A call that is converted to a kernel call, whose arguments are tensors and plain values.
+    """A call that is converted to a kernel call. The kernel's arguments are tensors and plain values.
 
     Attributes:
         args, kwargs: arguments of the kernel.
@@ -168,7 +168,7 @@ class FusedCall:
     def _own_code_reason(self) -> str:
         """Returns `own_code_reason`; in a backward pass, that of the forward pass.
 
-        A checkpoint that calls the module again thus takes the same path, and draws the same dropout masks.
+        So a checkpoint that calls the module again takes the same path and draws the same dropout masks.
         """
         if torch._C._current_graph_task_id() < 0:
             self._last_reason = self.own_code_reason()

@@ -42,7 +42,7 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
         model: a model of ``transformers``, or any other module.
         only: the modules to replace, with their submodules: classes, names of classes, or paths in the model, where ``*`` matches
             any text (``"*.mlp"``). By default all modules.
-        exclude: modules that keep their own code, selected likewise. Modules around them are fused in parts.
+        exclude: modules that keep their own code, selected in the same way. Modules around them are fused in parts.
         cuda_graphs: records repeated calls, those with equal argument shapes, as CUDA graphs. A replay takes little host time. The
             report's attribute ``cuda_graphs`` changes it later.
 
@@ -109,7 +109,7 @@ _ONE_LAUNCH = (
     nn.modules.dropout._DropoutNd,
     torch.jit.ScriptModule,  # its forward pass cannot be replaced
 )
-"""Torch's modules with a single launch, or that cannot be traced; except for `has_unaligned_rows`."""
+"""Torch's modules with a single launch, or that cannot be traced; except for layers with `has_unaligned_rows`."""
 
 _MOST_PARTS = 8  # modules in the lists of a layer; longer lists are compiled module by module
 

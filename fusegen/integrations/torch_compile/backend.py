@@ -122,7 +122,7 @@ def fused(module: fx.GraphModule, machine: Target, device: torch.device) -> fx.G
 
     Args:
         module: a graph module whose nodes have ``meta["example_value"]``, as Dynamo makes it.
-        device: of its tensors.
+        device: the device of its tensors.
     """
     mark_writes(module.graph)
     kinds = NodeCosts(machine).of(module.graph.nodes)
@@ -197,7 +197,7 @@ class _FusedGraph:
     """A graph under construction, with calls in place of regions.
 
     Nodes keep their order, except that a region is called before the first reader of its results, after its inputs. No node moves
-    across one that may write.
+    across a node that may write.
     """
 
     def __init__(self, module: fx.GraphModule, regions: Sequence[tuple[CutRegion, RegionFunction]]) -> None:
@@ -260,7 +260,7 @@ def _item(values: Any, index: int) -> Any:
     return values[index]
 
 
-# Epochs of a Dynamo graph number its nodes so that none moves across an in-place write or a call with unknown effects.
+# Epochs number the nodes of a Dynamo graph, so that no node moves across an in-place write or a call with unknown effects.
 
 
 _IN_PLACE = {"setitem", "delitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}

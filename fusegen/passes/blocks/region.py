@@ -87,7 +87,7 @@ def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
 
 
 def _draws_key(graph: Graph, region: BlockRegion) -> bool:
-    """True if the region depends on a random key drawn by the call, which each block would draw anew."""
+    """True if the region depends on a random key drawn by the call: each block would draw it anew."""
     inside = frozenset[int]().union(*(graph.ancestors[p] for p in region.dims))
     return any(graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args for p in inside)
 
@@ -139,7 +139,7 @@ class _RegionBuilder:
         return self._empty.is_large(self.graph, position)
 
     def _heavy_nodes(self) -> frozenset[int]:
-        """Large nodes that depend on matmuls or reductions through large nodes, which are too expensive to recompute."""
+        """Large nodes that are too expensive to recompute: they depend on matmuls or reductions through large nodes."""
         heavy: set[int] = set()
         for position, node in self.graph:
             cheap_families = (Family.LEAF, Family.VIEW, Family.POINTWISE)
@@ -148,7 +148,7 @@ class _RegionBuilder:
         return frozenset(heavy)
 
     def _reduces_large(self, position: int) -> bool:
-        """True for a reduction of a large value that each block recomputes: it is reduced there as well."""
+        """True for a reduction of a large value: each block recomputes the value and reduces it."""
         node = self.graph.nodes[position]
         return node.family is Family.REDUCTION and self._is_large(node.args[0])
 

@@ -1,4 +1,4 @@
-// The value of a kernel's argument: an entry gets the address of all of them, eight bytes each.
+// Returns an argument of a kernel: the entry point gets the address of all arguments, 8 bytes each.
 template <typename T>
 FG_INLINE T argument(const void* values, i32 position) {
     T value;

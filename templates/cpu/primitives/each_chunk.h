@@ -1,4 +1,5 @@
-// Calls body(first, count) for chunks of [begin, end): whole ones with a constant count, so that their loops unroll, then the rest.
+// Calls body(first, count) for the vectors of [begin, end): full ones with a constant count, so that their loops unroll, then the
+// rest.
 template <i32 LANES, typename Body>
 FG_INLINE void each_chunk(i64 begin, i64 end, const Body& body) {
     i64 first = begin;

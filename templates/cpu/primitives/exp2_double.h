@@ -1,4 +1,4 @@
-// 2^x in double with the relative error of a good float (2^-34), for the last rounding to float; x is bounded to where a float is 0 or infinity.
+// 2^x in double, relative error 2^-34, to be rounded to float; x is clamped to where a float is 0 or infinity.
 FG_INLINE double exp2_double(double x) {
     const double bound = 300.0;
     const double shift = 0x1.8p52;

@@ -1,5 +1,5 @@
-// e^x: 2^n (1 + expm1(r)). Beyond the bounds the result is 0 or infinity, chosen at the end: nothing waits for the comparisons, which
-// let NaN through.
+// e^x: 2^n (1 + expm1(r)). Beyond the bounds the result is 0 or infinity, selected at the end, so that nothing waits for the
+// comparisons; NaN passes through.
 FG_INLINE float exp_f32(float x) {
     const float low = -104.0f;
     const float high = 89.0f;

@@ -1,4 +1,4 @@
-// float to bits of an 8-bit float of 4 exponent bits, to nearest even. There is no infinity: beyond 448 lies 448, as torch has it;
+// float to bits of an 8-bit float of 4 exponent bits, to nearest even. Values beyond 448 become 448 (no infinity), as in torch;
 // NaN stays NaN. Selected with masks, as in float_to_half.
 FG_INLINE u8 float_to_f8e4m3(float value) {
     const u32 rebias = (127u - 7u) << 23;

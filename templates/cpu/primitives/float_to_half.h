@@ -1,5 +1,5 @@
 // float to binary16 bits, to nearest even; NaN stays a (quiet) NaN.
-// Selected with masks: the vectoriser of g++ 12 gives up on selects of values that end as u16 when the loop holds more than this.
+// Selects with masks: g++ 12 does not vectorize selects of values that are narrowed to u16 in larger loops.
 FG_INLINE u16 float_to_half(float value) {
 #if defined(__aarch64__) || (defined(__clang__) && defined(__F16C__))
     const _Float16 half = (_Float16)value;

@@ -1,4 +1,4 @@
-// torch.floor_divide. Floats as Python divides: the quotient of a - fmod(a, b), which is nearly whole, made whole.
+// torch.floor_divide. Floats as in Python: (a - fmod(a, b)) / b, which is nearly an integer, rounded.
 // Integers: a / 0 is -1 (torch raises instead); the smallest integer over -1 wraps.
 FG_INLINE float floor_divide(float a, float b) {
     const float r = __builtin_fmodf(a, b);

@@ -1,5 +1,5 @@
-// binary16 bits to float, exactly. g++ 12 on x86 does not vectorise conversions of _Float16, with AVX512-FP16 neither: integers do
-// it there, several times as fast.
+// binary16 bits to float, exactly. g++ 12 on x86 does not vectorize conversions of _Float16, even with AVX512-FP16; integer
+// arithmetic is several times as fast there.
 FG_INLINE float half_to_float(u16 half) {
 #if defined(__aarch64__) || (defined(__clang__) && defined(__F16C__))
     _Float16 value;

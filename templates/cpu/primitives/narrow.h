@@ -1,4 +1,4 @@
-// Computed value to the element that is stored: floats to nearest even, integers wrap.
+// Compute type to storage type: floats round to nearest even, integers wrap.
 // double to a float of 16 bits or fewer goes through float (two roundings), as torch does.
 FG_INLINE void narrow(float x, bf16& out) { out.bits = float_to_bfloat(x); }
 FG_INLINE void narrow(float x, f16& out) { out.bits = float_to_half(x); }

@@ -1,2 +1,2 @@
-// Whether no index was refused up to now: what is refused has no place to be written to.
+// True if no index was refused so far: a refused index has no element to write to.
 FG_INLINE bool none_failed(const char** failed) { return __atomic_load_n(failed, __ATOMIC_RELAXED) == nullptr; }

@@ -1,2 +1,2 @@
-// torch's a >> count: the sign moves in; a count that is negative or too large leaves nothing but the sign.
+// a >> count, as torch: an arithmetic shift; a negative or too large count gives 0 or -1, by the sign.
 FG_INLINE i64 shift_right(i64 a, i64 count) { return a >> ((u64)count < 63 ? count : 63); }

@@ -1,5 +1,5 @@
 // sin(r) for |r| <= pi/4: r + r^3 p(r^2), p minimax of degree 2 for the relative error (2^-28);
-// the sign of r is put back for the sake of -0.
+// copies the sign of r, for -0.
 FG_INLINE float sin_reduced(float r) {
     const float s = r * r;
     float p = -0.000195180954f;

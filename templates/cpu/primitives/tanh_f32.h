@@ -1,4 +1,5 @@
-// tanh: x + x^3 p(x^2) below 0.55 (p minimax of degree 4, relative error 2^-29), else 1 - 2 / (e^(2|x|) + 1); at 10 it has long been 1.
+// tanh: x + x^3 p(x^2) below 0.55 (p minimax of degree 4, relative error 2^-29), else 1 - 2 / (e^(2|x|) + 1); constant 1 long
+// before 10.
 FG_INLINE float tanh_f32(float x) {
     const float split = 0.55f;
     const float high = 10.0f;

@@ -1,4 +1,4 @@
-// Storage types of tensor elements, and the attribute of every primitive: inlining is what lets a loop that calls one vectorise.
+// Storage types of elements, and the attribute of every primitive: loops vectorize only if their calls are inlined.
 #include <stdint.h>
 
 typedef int8_t i8;
@@ -7,7 +7,7 @@ typedef int16_t i16;
 typedef uint16_t u16;
 typedef int32_t i32;
 typedef uint32_t u32;
-typedef long long i64;  // as literals with the suffix LL are, so that overloads are not ambiguous
+typedef long long i64;  // the type of LL literals, so that overloads are not ambiguous
 typedef unsigned long long u64;
 
 struct bf16 { u16 bits; };

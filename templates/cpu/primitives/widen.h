@@ -1,5 +1,5 @@
-// Element to the type it is computed in: floats of 16 bits or fewer in float, integers in i64.
-// A bool is read as the byte that it is: g++ 12 does not vectorise a loop that loads a bool.
+// Storage type to compute type: floats of 16 bits or fewer to float, integers to i64.
+// A bool is read as a byte: g++ 12 does not vectorize loops that load a bool.
 FG_INLINE float widen(bf16 x) { return float_from_bits((u32)x.bits << 16); }
 FG_INLINE float widen(f16 x) { return half_to_float(x.bits); }
 //% if "f8e4m3" in types

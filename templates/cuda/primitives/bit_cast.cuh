@@ -1,4 +1,4 @@
-// Same bits, another type of the same size.
+// Reinterprets the bits as another type of the same size.
 template <typename To, typename From>
 __device__ __forceinline__ To bit_cast(From value) {
   static_assert(sizeof(To) == sizeof(From), "bit_cast needs two types of one size");

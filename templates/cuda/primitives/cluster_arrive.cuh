@@ -1,4 +1,4 @@
-// Says that this thread has come to the cluster's barrier, and goes on; what it did before is done for whoever waits.
+// Arrives at the cluster barrier without waiting; earlier accesses of this thread are visible to threads that wait (release).
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }

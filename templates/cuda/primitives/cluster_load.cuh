@@ -1,4 +1,4 @@
-// Element i of the array at the same place in the shared memory of block `rank` of the cluster.
+// Element i of the array at the same address in the shared memory of block `rank` of the cluster.
 template <typename T>
 __device__ __forceinline__ T cluster_load(const T* array, i32 i, i32 rank) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "cluster_load reads 4 or 8 bytes");

@@ -1,5 +1,5 @@
-// Starts copying W elements (4, 8 or 16 bytes, aligned so) from global to shared memory; see copy_async_wait. Those of 16 bytes
-// leave the first-level cache to what is read again.
+// Starts a cp.async of W elements (4, 8 or 16 bytes, aligned to their size) from global to shared memory; see copy_async_wait.
+// Copies of 16 bytes bypass L1.
 template <int W, typename T>
 __device__ __forceinline__ void copy_async(T* to, i32 i, const T* base, i64 j) {
   if constexpr (W * sizeof(T) == 16) {

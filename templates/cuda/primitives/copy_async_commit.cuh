@@ -1,2 +1,2 @@
-// Closes a group of this thread's asynchronous copies.
+// Commits this thread's pending cp.async as a group.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;"); }

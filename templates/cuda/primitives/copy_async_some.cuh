@@ -1,5 +1,5 @@
-// Starts copying the first `count` of W elements (aligned to their size, 16 bytes at most) from global to shared memory; zeros
-// follow. Fewer than 4 bytes are copied by way of a register, at once; see copy_async_wait.
+// Starts a cp.async of the first `count` of W elements (aligned to their size, 16 bytes at most) from global to shared memory, and
+// fills the rest with zeros; see copy_async_wait. Fewer than 4 bytes are copied synchronously through a register.
 template <int W, typename T>
 __device__ __forceinline__ void copy_async_some(u32 to, const T* base, i64 j, i32 count) {
   constexpr i32 bytes = W * sizeof(T);

@@ -1,4 +1,4 @@
-// Waits until at most PENDING of this thread's groups of copies are under way; it may then read what the others brought.
+// Waits until at most PENDING of this thread's cp.async groups are in flight; it may then read the data of the others.
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

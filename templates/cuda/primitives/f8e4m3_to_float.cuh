@@ -1,4 +1,4 @@
-// The float of an f8e4m3's bits, exactly; the largest magnitude is NaN.
+// Converts the bits of an f8e4m3 to float, exactly; the largest magnitude is NaN.
 __device__ __forceinline__ float f8e4m3_to_float(u8 bits) {
   const u32 sign = static_cast<u32>(bits & 0x80u) << 24, magnitude = bits & 0x7fu;
   const u32 subnormal = bit_cast<u32>(static_cast<float>(magnitude) * 0.001953125f);

@@ -1,5 +1,5 @@
-// Orders this thread's writes to shared memory before later reads by the copy engine and by wgmma.
-// Every writing thread fences, then a barrier follows, then one thread issues.
+// Orders this thread's writes to shared memory before later reads by TMA and wgmma (the async proxy).
+// Every writing thread fences; after a barrier, one thread issues.
 __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

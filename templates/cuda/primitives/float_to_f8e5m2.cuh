@@ -1,4 +1,4 @@
-// A float as the bits of the nearest f8e5m2, ties to even; what is too large becomes infinite, NaN stays NaN.
+// Converts a float to the bits of the nearest f8e5m2, ties to even; overflow gives infinity, NaN stays NaN.
 __device__ __forceinline__ u8 float_to_f8e5m2(float value) {
   const u32 bits = bit_cast<u32>(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7f;

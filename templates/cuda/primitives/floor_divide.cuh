@@ -1,5 +1,5 @@
 // floor(a / b), torch.floor_divide. Floats take it from the exact fmod, since a / b may round up to the next integer.
-// An integer divisor of zero gives -1, as the device's division does.
+// An integer divided by zero gives -1, as on the GPU.
 //% if "float" in computed or "double" in computed
 template <typename Real>
 __device__ __forceinline__ Real floor_divide_exact(Real a, Real b, Real rest) {

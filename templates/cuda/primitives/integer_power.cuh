@@ -1,4 +1,4 @@
-// base to an integer exponent, wrapping; as torch.pow: a negative exponent gives 0 but for a base of 1 or -1.
+// base^exponent of integers, wrapping, as torch.pow: a negative exponent gives 0 unless the base is 1 or -1.
 __device__ __forceinline__ i64 integer_power(i64 base, i64 exponent) {
   if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent % 2 == 0 ? 1 : -1) : 0;
   u64 result = 1, factor = static_cast<u64>(base);

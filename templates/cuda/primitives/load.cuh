@@ -1,4 +1,4 @@
-// One element from global memory. Never the read-only path: outputs may alias inputs.
+// Loads one element from global memory, not through the read-only path: outputs may alias inputs.
 //% for t in stored
 __device__ __forceinline__ {{ t.name }} load(const {{ t.name }}* base, i64 i) {
   {{ t.register }} bits;

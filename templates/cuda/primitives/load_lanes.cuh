@@ -1,4 +1,4 @@
-// N consecutive elements of which only every W-th is known to start an aligned access.
+// Loads N consecutive elements in aligned accesses of W elements.
 template <int W, int N, typename T>
 __device__ __forceinline__ void load_lanes(T (&dst)[N], const T* base, i64 i) {
   if constexpr (W == N) {

@@ -1,4 +1,4 @@
-// One element of a buffer that the kernel does not write: loads of one address may become one, and may leave a loop.
+// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out of loops.
 //% for t in stored
 __device__ __forceinline__ {{ t.name }} load_once(const {{ t.name }}* base, i64 i) {
   {{ t.register }} bits;

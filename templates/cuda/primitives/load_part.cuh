@@ -1,5 +1,5 @@
-// Of N consecutive elements, which start an aligned access, those from `begin` to `end`; the others are of no use. They are brought
-// along where the memory holds all N, of which it has `there`.
+// Loads elements `begin` to `end` of an aligned vector of N; the others are unspecified. `there` elements are in memory: if all N
+// are, one access loads the whole vector.
 template <int N, typename T>
 __device__ __forceinline__ void load_part(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end, i64 there) {
   if (there >= N) {

@@ -1,4 +1,4 @@
-// N consecutive elements from global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+// Loads N consecutive elements from global memory, in aligned accesses of vector_width(N * sizeof(T)) bytes.
 template <int N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
   constexpr i32 bytes = N * sizeof(T);

@@ -1,4 +1,4 @@
-// Two neighbouring elements of a buffer that the kernel does not write, aligned to the size of both, in their computing type.
+// Loads an aligned pair of elements of a buffer that the kernel does not write, in their compute type.
 template <typename T, typename Wide>
 __device__ __forceinline__ void load_wide(Wide (&dst)[2], const T* base, i64 i) {
   T pair[2];

@@ -1,5 +1,4 @@
-// load_wide() where a condition holds, zeros elsewhere, where the memory may not exist. Predicated: there is no branch that loads of
-// other operands would wait at.
+// load_wide() if a condition holds, else zeros without an access. Predicated: loads of other operands wait at no branch.
 template <typename T, typename Wide>
 __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const T* base, i64 i) {
   T pair[2];

@@ -1,5 +1,5 @@
-// Of N consecutive elements from any place on, those from `begin` to `end`; the others are of no use. Neighbouring aligned accesses
-// hold them all: whole words move to the front, then the bytes within words.
+// Loads elements `begin` to `end` of an unaligned vector of N; the others are unspecified. Two neighboring aligned accesses contain
+// the vector: whole words are shifted to the front, then bytes within words.
 template <int N, typename T>
 __device__ __forceinline__ void load_window(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end) {
   constexpr i32 bytes = N * sizeof(T), step = vector_width(bytes), size = sizeof(T);

@@ -1,4 +1,4 @@
-// Waits until the phase of parity `parity` has completed. A fresh barrier is in phase 0, so parity 1 passes at once.
+// Waits until the phase of parity `parity` has completed. A new mbarrier is in phase 0, so parity 1 passes at once.
 __device__ __forceinline__ bool mbarrier_try_wait(u64* barrier, u32 parity) {
     u32 done;
     asm volatile(

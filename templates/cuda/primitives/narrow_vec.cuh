@@ -47,7 +47,7 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], f8e5m2 (&dst)[
   for (i32 k = 0; k + 1 < N; k += 2) {
     u16 pair;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(src[k + 1]), "f"(src[k]));
-    if (fabsf(src[k]) >= 61440.0f) pair = pair & 0xff80u | 0x007cu;  // infinite, where the instruction saturates
+    if (fabsf(src[k]) >= 61440.0f) pair = pair & 0xff80u | 0x007cu;  // infinity, where the instruction saturates
     if (fabsf(src[k + 1]) >= 61440.0f) pair = pair & 0x80ffu | 0x7c00u;
     memcpy(&dst[k], &pair, sizeof(pair));
   }

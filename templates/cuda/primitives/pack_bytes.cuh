@@ -1,4 +1,4 @@
-// The bits of two 8-bit values in the lower half of a register, the first in the lowest byte.
+// Packs two 8-bit values into the lower half of a register, the first in the lowest byte.
 template <typename Byte>
 __device__ __forceinline__ float pack_bytes(const Byte (&pair)[2]) {
     u32 bits = 0;

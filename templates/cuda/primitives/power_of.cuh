@@ -1,4 +1,4 @@
-// base^x, of the binary logarithm of a base above 0, which is high + low: within three units in the last place.
+// base^x from high + low, the binary logarithm of a positive base: within 3 units in the last place.
 __device__ __forceinline__ float power_of(float high, float low, float x) {
   const float exponent = x * high;
   const float rest = fmaf(x, high, -exponent) + x * low;

@@ -1,4 +1,4 @@
-// Random bits, 16 an element, which load() and its kind give as if they lay in memory: Philox-4x32-10 of Salmon et al. (2011).
+// Random bits, 16 per element, which load() and its variants return like memory: Philox-4x32-10 of Salmon et al. (2011).
 struct RandomBits { u32 low, high, stream; };
 
 __device__ __forceinline__ RandomBits random_bits(const i64* key, u32 stream) {
@@ -6,7 +6,7 @@ __device__ __forceinline__ RandomBits random_bits(const i64* key, u32 stream) {
   return {static_cast<u32>(bits), static_cast<u32>(bits >> 32), stream};
 }
 
-// The bits of the eight elements from 8 * call on.
+// The bits of elements 8 * call to 8 * call + 7.
 __device__ __forceinline__ void philox(u32* words, RandomBits key, u64 call) {
   u32 c0 = static_cast<u32>(call), c1 = static_cast<u32>(call >> 32), c2 = key.stream, c3 = 0;
 #pragma unroll
@@ -20,7 +20,7 @@ __device__ __forceinline__ void philox(u32* words, RandomBits key, u64 call) {
   words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// Up to eight neighbours, of which every W-th is at a multiple of W.
+// Up to eight consecutive elements, in aligned runs of W.
 template <int W, int N>
 __device__ __forceinline__ void load_lanes(i16 (&dst)[N], RandomBits key, i64 i) {
   static_assert(N <= 8 && 8 % W == 0, "");
@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_lanes(i16 (&dst)[N], RandomBits key, i64 i)
   if constexpr (W < N) {
     if (place + N > 8) philox(words + 4, key, (static_cast<u64>(i) >> 3) + 1);
   }
-  if constexpr (W < 8) {  // the first one's bits move to the front
+  if constexpr (W < 8) {  // shifts the first element's bits to the front
 #pragma unroll
     for (i32 w = 0; w + 2 < 8; ++w) words[w] = place & 4 ? words[w + 2] : words[w];
 #pragma unroll
@@ -51,7 +51,7 @@ __device__ __forceinline__ i16 load(RandomBits key, i64 i) {
 
 __device__ __forceinline__ i16 load_once(RandomBits key, i64 i) { return load(key, i); }
 
-// Two neighbours, of which the first is at a multiple of two.
+// An aligned pair of elements.
 __device__ __forceinline__ void load_wide(i64 (&dst)[2], RandomBits key, i64 i) {
   i16 pair[2];
   load_lanes<2>(pair, key, i);

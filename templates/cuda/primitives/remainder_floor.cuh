@@ -1,4 +1,4 @@
-// a - b * floor(a / b), torch.remainder: the result has the sign of the divisor. An integer divisor of zero gives a.
+// a - b * floor(a / b), torch.remainder: the result has the sign of the divisor. An integer modulo zero gives a.
 //% if "float" in computed
 __device__ __forceinline__ float remainder_floor(float a, float b) {
   float rest = fmodf(a, b);

@@ -1,4 +1,4 @@
-// N consecutive elements from shared memory, aligned to their size (16 bytes at most).
+// Loads N consecutive elements from shared memory, aligned to their size (16 bytes at most).
 template <int N, typename T>
 __device__ __forceinline__ void shared_load_vec(T (&dst)[N], const T* from, i32 i) {
   constexpr i32 bytes = N * sizeof(T);

@@ -1,4 +1,4 @@
-// N consecutive elements to shared memory, word by word where they are smaller than words and fill some, which they are aligned to.
+// Stores N consecutive elements to shared memory; small elements that fill aligned words are stored as words.
 template <int N, typename T>
 __device__ __forceinline__ void shared_store_vec(T* to, i32 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);

@@ -1,4 +1,4 @@
-// -1, 0 or 1; 0 for NaN, as torch.sign has it.
+// -1, 0 or 1; 0 for NaN, as torch.sign.
 //% if "float" in computed
 __device__ __forceinline__ float sign_of(float x) { return static_cast<float>((x > 0.0f) - (x < 0.0f)); }
 //% endif

@@ -1,4 +1,4 @@
-// The value of a number that `sort_key` gives.
+// The float of a `sort_key`.
 __device__ __forceinline__ float sorted_value(i64 key) {
   const i32 ordered = static_cast<i32>(key >> 32);
   const i32 bits = ordered < 0 ? ordered ^ 0x7fffffff : ordered == 0x7f800001 ? 0x7fc00000 : ordered;

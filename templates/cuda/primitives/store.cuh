@@ -1,4 +1,4 @@
-// One element to global memory.
+// Stores one element to global memory.
 //% for t in stored
 __device__ __forceinline__ void store({{ t.name }}* base, i64 i, {{ t.name }} value) {
   {{ t.register }} bits = bit_cast<{{ t.unsigned }}>(value);

@@ -1,4 +1,4 @@
-// Of N consecutive elements, which start an aligned access, those from `begin` to `end`.
+// Stores elements `begin` to `end` of an aligned vector of N.
 template <int N, typename T>
 __device__ __forceinline__ void store_part(T* base, i64 i, const T (&src)[N], i64 begin, i64 end) {
   if (begin <= 0 && end >= N) {

@@ -1,4 +1,4 @@
-// Stores one or two registers at a shared-memory address that is aligned to all of them together.
+// Stores one or two registers at a shared-memory address that is aligned to their total size.
 __device__ __forceinline__ void store_shared_words(u32 address, float word) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(word) : "memory");
 }

@@ -1,4 +1,4 @@
-// N consecutive elements to global memory, in accesses of vector_width(N * sizeof(T)) bytes, to which they are aligned.
+// Stores N consecutive elements to global memory, in aligned accesses of vector_width(N * sizeof(T)) bytes.
 template <int N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
   constexpr i32 bytes = N * sizeof(T);

@@ -1,5 +1,5 @@
-// tanh(x), relative error 2^-18: minimax for small x, where 1 - 2 / (1 + e^2x) would cancel. A thread has both, and chooses without a
-// branch.
+// tanh(x), relative error 2^-18: minimax for small x, where 1 - 2 / (1 + e^2x) would cancel. Computes both and selects
+// without a branch.
 __device__ __forceinline__ float tanh_by_exp(float x) {
   const float square = x * x;
   const float p = fmaf(0.128764197f, square, -0.333245724f);

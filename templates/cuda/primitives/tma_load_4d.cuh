@@ -1,5 +1,5 @@
-// Copies one box of a 4-d tensor into shared memory; one thread issues, `barrier` receives the bytes. Coordinates run
-// from the contiguous dimension outwards; what lies outside of the tensor arrives as zeros and counts as bytes too.
+// Copies one box of a 4-d tensor into shared memory; one thread issues, and the mbarrier counts the bytes. Coordinates run
+// from the contiguous dim outwards; elements outside of the tensor arrive as zeros and count too.
 __device__ __forceinline__ void tma_load_4d(void* destination, const TensorMap& map, u64* barrier, i32 x, i32 y,
                                             i32 z, i32 w) {
     asm volatile(

@@ -1,5 +1,5 @@
-// Waits until the launch before this one has completed and all that it wrote can be seen. Where the launch does not overlap with that,
-// it returns at once.
+// Waits until the previous launch has completed and its writes are visible (griddepcontrol.wait). Returns at once unless the
+// launches overlap.
 __device__ __forceinline__ void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }

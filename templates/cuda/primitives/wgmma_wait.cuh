@@ -1,5 +1,5 @@
-// Waits until at most PENDING groups of wgmma are in flight. Naming the accumulator keeps the compiler from
-// reading it before the wait, which it could not otherwise know to be what makes the values final.
+// Waits until at most PENDING groups of wgmma are in flight. The accumulator is an operand, so that the compiler
+// does not read it before the wait.
 template <i32 PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");

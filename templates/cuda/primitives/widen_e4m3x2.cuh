@@ -1,4 +1,4 @@
-// The floats of two f8e4m3 in one register, `low` of the lower half, where instructions convert them.
+// Converts two packed f8e4m3 to floats by instructions; `low` comes from the lower byte.
 __device__ __forceinline__ void widen_e4m3x2(u16 pair, float& low, float& high) {
   u32 halves;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));

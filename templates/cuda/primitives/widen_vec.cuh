@@ -1,4 +1,4 @@
-// widen() for arrays; bf16 comes in pairs, one instruction for each element.
+// widen() for arrays; pairs of bf16 take one instruction per element.
 template <int N, typename From, typename To>
 __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll

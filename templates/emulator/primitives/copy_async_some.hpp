@@ -1,4 +1,4 @@
-// Arrives when the thread waits for it; until then the emulator keeps everybody away from the place.
+// Completes when the thread waits for it; until then the emulator reports any access to the destination.
 template <int W, typename T>
 inline void copy_async_some(u32 to, const T* base, i64 j, i32 count) {
   constexpr i64 size = sizeof(T);

@@ -1,4 +1,4 @@
-// What belongs to other rows, which other threads may be writing, is brought along but of no use: a number that shows in a result.
+// Elements of other rows, which other threads may be writing, are filled with NaN bits, so that a use of them shows in the result.
 template <int N, typename T>
 inline void load_part(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end, i64 there) {
   if (there >= N) {

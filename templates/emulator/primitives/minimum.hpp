@@ -1,6 +1,6 @@
 inline float minimum(float a, float b) {
   if (a != a || b != b) return __uint_as_float(0x7fffffffu);
-  if (a == b) return signbit(a) ? a : b;  // the device orders the zeros
+  if (a == b) return signbit(a) ? a : b;  // the GPU orders -0 before 0
   return a < b ? a : b;
 }
 inline double minimum(double a, double b) { return a < b || a != a ? a : b; }

@@ -1,4 +1,4 @@
-// Any NaN becomes 0x7fff, as cvt has it.
+// Any NaN becomes 0x7fff, as with cvt.
 inline void narrow(float value, bf16& out) {
   u32 bits = __float_as_uint(value);
   bits += 0x7fffu + (bits >> 16 & 1u);  // half a unit, ties to even

@@ -9,7 +9,7 @@ namespace emulator {
 
 #if !defined(FUSEGEN_UCONTEXT)
 
-// By hand, since ucontext enters the kernel at each switch. Saves what the calling convention asks a callee to keep.
+// Written by hand, since ucontext makes a system call at each switch. Saves the callee-saved registers.
 extern "C" __attribute__((visibility("hidden"))) void fg_switch_stack(void** save, void* load);
 asm(R"(
 .text
@@ -41,8 +41,8 @@ inline void switch_context(Context& save, Context& load) { fg_switch_stack(&save
 
 inline void prepare_context(Context& context, u8* stack, i64 bytes, void (*entry)()) {
   void** top = reinterpret_cast<void**>(stack + bytes);
-  top[-2] = reinterpret_cast<void*>(entry);  // where `ret` goes, with the alignment that a call would leave
-  context.stack_pointer = top - 8;           // six registers below it; their first values don't matter
+  top[-2] = reinterpret_cast<void*>(entry);  // the return address, with the stack alignment after a call
+  context.stack_pointer = top - 8;           // six saved registers, with any initial values
 }
 
 #else

@@ -8,7 +8,7 @@
 
 namespace emulator {
 
-// A barrier: `epoch` counts how often all members met.
+// A barrier; `epoch` counts its completed phases.
 struct Meeting {
   const char* name = "";
   i32 members = 0;
@@ -22,14 +22,14 @@ struct Meeting {
   }
 };
 
-// A barrier in shared memory: a phase ends when all have arrived and all announced bytes have come.
+// An mbarrier: a phase completes when all threads and all expected bytes have arrived.
 struct Barrier {
   Meeting meeting{"mbarrier_wait"};
   i64 bytes = 0;
   bool visible = false;
   Stamp made;
-  u32 sent = 0;  // phases up to which other blocks sent something
-  u32 seen = 0;  // phases up to which some thread has waited for that
+  u32 sent = 0;  // the last phase in which other blocks sent data
+  u32 seen = 0;  // the last of these that a thread has waited for
 
   void complete() {
     if (bytes == 0) meeting.release_if_complete();
@@ -39,17 +39,17 @@ struct Barrier {
 struct Warp {
   Meeting sync{"warp_sync"};
   Meeting shuffle{"shuffle_xor"};
-  Meeting parts[16];           // shuffles of some neighbours each
+  Meeting parts[16];           // for shuffles within a part of the warp
   u64 passed_among[2][32] = {};  // as `passed`
   Meeting sync_products{"wgmma"};
   Meeting matrices{"ldmatrix or mma"};
-  u64 passed[2][32] = {};  // by the parity of the shuffle, so that a quick lane cannot overwrite what a slow one reads
+  u64 passed[2][32] = {};  // by parity of the shuffle, so that a fast lane cannot overwrite the value that a slow one reads
   u32 shown[2][32][6] = {};  // addresses or operands of a warp's matrices, likewise
   u32 sent = 0;              // rounds of pushes that the warp has begun
-  i64 pushed_to = -1;        // where the barriers of the last one lie
+  i64 pushed_to = -1;        // address of the mbarriers of the last round
 };
 
-// What told of a byte that another block sent: a barrier, in one of its phases.
+// The mbarrier and phase that count a byte from another block.
 struct Arrival {
   const Barrier* barrier = nullptr;
   u32 phase = 0;
@@ -63,8 +63,8 @@ struct Block {
   std::vector<u8> memory;
   std::vector<ShadowByte> shadow;
   std::vector<bool> in_flight;  // bytes that an asynchronous copy is bringing
-  std::vector<bool> leaving;    // bytes that the copy engine has yet to read
-  std::vector<bool> unfenced;   // bytes that were written and that the copy engine may not see yet
+  std::vector<bool> leaving;    // bytes that TMA has yet to read
+  std::vector<bool> unfenced;   // written bytes that are not yet visible to TMA
   std::vector<Arrival> pushed;  // bytes that a block of the cluster has sent, or is sending
   i32 pushes = 0;               // under way to this block
   std::map<i64, Barrier> barriers;
@@ -72,7 +72,7 @@ struct Block {
   Stamp last_remote_read;
 };
 
-// An asynchronous copy into shared memory, which arrives when its thread waits for it.
+// A cp.async, which completes when its thread waits for it.
 struct Copy {
   i64 offset;
   i64 bytes;
@@ -82,7 +82,7 @@ struct Copy {
   u32 group;
 };
 
-// A box on its way from shared to global memory.
+// A TMA store in flight.
 struct Store {
   u64 map[16];
   i64 offset;
@@ -108,9 +108,9 @@ struct Thread {
   Warp* warp = nullptr;
   Meeting* waiting = nullptr;
   u32 waiting_epoch = 0;
-  bool has_arrived = false;  // at the cluster's barrier, where it has not waited yet
+  bool has_arrived = false;  // at the cluster barrier, without having waited
   u32 arrived_epoch = 0;
-  std::map<const Barrier*, u32> seen;  // phases of barriers up to which the thread sees what other blocks sent
+  std::map<const Barrier*, u32> seen;  // per mbarrier, the last phase whose data from other blocks the thread may read
   u32 heard = 0;  // rounds of pushes that the thread has waited for
   bool done = false;
 
@@ -137,12 +137,12 @@ struct Machine {
   Thread* current = nullptr;
   Context scheduler;
   bool failed = false;
-  bool bad_index = false;  // failed since the user's index names no element
+  bool bad_index = false;  // the failure is an index of the user's that is out of range
 };
 
 static thread_local Machine* machine = nullptr;
 
-// Whether what is asynchronous takes effect only when somebody waits for it.
+// True if asynchronous operations complete only when a thread waits for them.
 inline bool is_late() { return machine->launch.timing & 1; }
 
 inline Stamp stamp_now() {
@@ -152,7 +152,7 @@ inline Stamp stamp_now() {
   return {number, thread.warp->sync.epoch, thread.block->sync.epoch, cluster, thread.warp->sent, thread.heard};
 }
 
-// Says what is wrong, and that the launch is over.
+// Records the error and ends the launch.
 inline void report_values(const Thread& thread, const char* format, va_list values) {
   const Launch& launch = machine->launch;
   i32 used = snprintf(launch.message, launch.message_bytes, "%s: block %d, thread %d: ", launch.kernel,
@@ -168,7 +168,7 @@ __attribute__((format(printf, 2, 3))) inline void report(const Thread& thread, c
   va_end(values);
 }
 
-// Ends the launch from within a thread: control goes back to the scheduler for good.
+// Ends the launch from within a thread; does not return.
 void fail(const char* format, ...) {
   va_list values;
   va_start(values, format);
@@ -178,7 +178,7 @@ void fail(const char* format, ...) {
   abort();
 }
 
-// Ends the launch for an index of the user's that names no element.
+// Ends the launch for an index of the user's that is out of range.
 void fail_index(const char* message) {
   snprintf(machine->launch.message, machine->launch.message_bytes, "%s", message);
   machine->failed = machine->bad_index = true;
@@ -186,10 +186,10 @@ void fail_index(const char* message) {
   abort();
 }
 
-// Lets the others go on first.
+// Yields to the other threads.
 void pause() { switch_context(machine->current->context, machine->scheduler); }
 
-// Waits until all members have come.
+// Waits until all members have arrived.
 inline void meet(Meeting& meeting) {
   Thread& thread = *machine->current;
   thread.waiting = &meeting;
@@ -200,7 +200,7 @@ inline void meet(Meeting& meeting) {
   thread.waiting = nullptr;
 }
 
-// A cluster's barrier in two steps: between them a thread goes on.
+// A cluster barrier in two steps, arrive and wait.
 void arrive_at_cluster() {
   Thread& thread = *machine->current;
   if (thread.has_arrived) fail("arrives at the cluster's barrier twice, with no cluster_wait between");
@@ -220,7 +220,7 @@ void wait_for_cluster() {
   thread.has_arrived = false;
 }
 
-// As the hardware has it, a thread that ended counts as arrived at cluster barriers, and its block's shared memory is gone.
+// As on the hardware, an exited thread counts as arrived at cluster barriers, and the shared memory of an exited block is invalid.
 inline void leave(Thread& thread) {
   if (thread.has_arrived) fail("ends between cluster_arrive and cluster_wait");
   thread.done = true;
@@ -248,7 +248,7 @@ inline void thread_entry() {
   abort();
 }
 
-// Whether the barrier at which `stuck` waits also waits for this thread.
+// True if the barrier at which `stuck` waits also waits for this thread.
 inline bool expected(const Thread& thread, const Thread& stuck) {
   if (stuck.waiting == &machine->cluster_sync) return !thread.done;
   if (stuck.waiting == &stuck.block->sync) return thread.block == stuck.block;
@@ -257,7 +257,7 @@ inline bool expected(const Thread& thread, const Thread& stuck) {
   return of_warp && thread.warp == stuck.warp;
 }
 
-// Nobody can go on: some wait at a barrier that others will never reach. Names the first of each.
+// Reports a deadlock: some threads wait at a barrier that others will never reach. Names the first of each.
 inline void report_deadlock() {
   const Thread* stuck = nullptr;
   for (const Thread& thread : machine->threads) stuck = stuck || thread.done ? stuck : &thread;
@@ -283,7 +283,7 @@ inline void resume(Thread& thread, i64 i) {
   if (!machine->failed && machine->stacks.overrun(i)) report(thread, "used more than %lld bytes of stack", stack_bytes);
 }
 
-// Lets each thread that can go on run to its next barrier; false when none can.
+// Runs each runnable thread to its next barrier; returns false if there is none.
 inline bool run_round() {
   bool progress = false;
   size_t count = machine->threads.size();

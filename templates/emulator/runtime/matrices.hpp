@@ -1,8 +1,8 @@
-// What a warp does together with small matrices: loads of 8 x 8 values from shared memory, and products of 16 x 8 results. Lanes
-// show each other what they have; each computes what its own registers hold.
+// Warp-wide matrix operations: ldmatrix, and mma with 16 x 8 results. Lanes exchange their operands; each computes the results of
+// its own registers.
 namespace emulator {
 
-// Shows this lane's words to the warp and gives those of all lanes.
+// Publishes this lane's words to the warp, and returns those of all lanes.
 template <int COUNT>
 inline const u32 (*show(const u32 (&words)[COUNT]))[6] {
   Warp& warp = *machine->current->warp;
@@ -43,7 +43,7 @@ inline void multiply_fragments(float* d, const u32 (&a)[4], u32 b_left, u32 b_ri
     for (i32 j = 0; j < 2; ++j) {
       float sum = 0.0f;
       for (i32 k = 0; k < 16; ++k) {
-        i32 right = k / 8, quad_lane = k % 8 / 2;  // who holds a row's, or a column's, two values
+        i32 right = k / 8, quad_lane = k % 8 / 2;  // the lane that holds the two values of a row or column
         float x = half_of<Element>(of[lane / 4 * 4 + quad_lane][2 * right + h], k % 2);
         float y = half_of<Element>(of[(lane % 4 * 2 + j) * 4 + quad_lane][4 + right], k % 2);
         sum += x * y;

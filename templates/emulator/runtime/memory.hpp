@@ -1,7 +1,7 @@
 // Checked access to global and shared memory.
 namespace emulator {
 
-// What to say of a race, by the smallest group that holds both threads.
+// Describes a race by the smallest group that contains both threads.
 inline const char* missing_barrier(Scope scope) {
   switch (scope) {
     case Scope::warp: return "with no warp_sync or block_sync between";
@@ -51,7 +51,7 @@ inline bool holds(const Buffer& buffer, const u8* at, i64 bytes) {
        static_cast<const void*>(base));
 }
 
-// The buffer that the pointer belongs to, if it holds all of the access: running from one buffer into the next is an error.
+// Returns the pointer's buffer if it contains the whole access; crossing into the next buffer is an error.
 inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
   const Launch& launch = machine->launch;
   if (launch.overlaps && !machine->current->waited_for_previous) {
@@ -142,7 +142,7 @@ inline void check_arrived(const Block& block, const char* doing, i64 offset, i64
   }
 }
 
-// What another block sent is there for a thread that has waited at the barrier that counts it.
+// Data from another block is visible to a thread that has waited at the mbarrier that counts it.
 inline void check_seen(const Arrival& arrival, i64 offset) {
   const auto& seen = machine->current->seen;
   auto found = seen.find(arrival.barrier);
@@ -172,7 +172,7 @@ void shared_write(Block& block, i64 offset, const void* from, i64 bytes) {
   memcpy(&block.memory[offset], from, bytes);
 }
 
-// From here on nobody may touch the bytes until the copying thread has waited.
+// From here on, no thread may access the bytes until the copying thread has waited.
 void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present) {
   Thread& thread = *machine->current;
   Copy copy{offset, bytes, static_cast<const u8*>(base) + from, present, {}, thread.copy_groups};
@@ -189,7 +189,7 @@ void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present) 
 
 void close_copies() { ++machine->current->copy_groups; }
 
-// The copies of all groups but the last `pending` ones arrive, for this thread: others see them after a barrier from here on.
+// Completes the copies of all groups except the last `pending`, for this thread; other threads see them after a barrier.
 void finish_copies(u32 pending) {
   Thread& thread = *machine->current;
   size_t done = 0;

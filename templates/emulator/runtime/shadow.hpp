@@ -12,7 +12,7 @@ struct Stamp {
   u32 heard = 0;  // of which the thread has waited for those of all warps
 };
 
-// The smallest group that holds both of two threads.
+// The smallest group that contains two threads.
 enum class Scope { thread, warp, block, cluster, grid };
 
 struct Shape {
@@ -29,8 +29,8 @@ inline Scope common_scope(u32 a, u32 b, Shape shape) {
   return one_warp ? Scope::warp : Scope::block;
 }
 
-// Groups nest and a barrier has all of its group as members, so two accesses are ordered exactly when the barrier of a
-// group that holds both threads was passed in between.
+// Groups nest, and a barrier has all threads of its group as members. So two accesses are ordered exactly if the barrier of
+// a group that contains both threads completed in between.
 inline bool happens_before(const Stamp& first, const Stamp& then, Shape shape) {
   if (first.thread == 0 || first.thread == then.thread) return true;
   switch (common_scope(first.thread, then.thread, shape)) {

@@ -1,5 +1,5 @@
-// What is asynchronous on sm_90a: barriers in shared memory, the copy engine, products of warpgroups. Launch.timing says whether
-// it takes effect at once or not before somebody waits for it; a kernel that is right is right with either.
+// Asynchronous operations of sm_90a: mbarriers, TMA, wgmma. By Launch.timing they complete at once, or only when a thread waits
+// for them; a correct kernel is correct with both.
 namespace emulator {
 
 i64 shared_offset(const void* pointer) {
@@ -48,7 +48,7 @@ void wait_for_phase(Barrier& barrier, u32 parity) {
   }
 }
 
-// As it is for whoever also sees what other blocks have sent.
+// As above, and the data from other blocks becomes visible.
 void wait_for_blocks(Barrier& barrier, u32 parity) {
   if (!happens_before(barrier.made, stamp_now(), machine->shape)) fail("waits at a barrier that may not be initialised yet");
   wait_for_phase(barrier, parity);
@@ -64,7 +64,7 @@ void meet_named(i32 id, i32 threads) {
   meet(meeting);
 }
 
-// The copy engine. A tensor map as the launch passes it: sizes from the contiguous dimension outwards, strides in bytes.
+// TMA. A tensor map as the launch passes it: sizes from the contiguous dim outwards, strides in bytes.
 
 struct Map {
   u8* base;
@@ -144,7 +144,7 @@ void load_tile(void* destination, const TensorMap& opaque, const void* barrier_a
   else arrives();
 }
 
-// A value on its way to the shared memory of a block of the cluster, where a barrier counts it.
+// A store in flight to the shared memory of a block of the cluster, counted by an mbarrier there.
 
 inline Barrier& find_barrier_of(Block& block, const void* pointer) {
   i64 offset = shared_offset(pointer);
@@ -167,7 +167,7 @@ inline void check_push(Block& block, const Barrier& barrier, i64 offset, i64 byt
   note_write(&block.shadow[offset], bytes, "shared memory of another block", offset, true);
 }
 
-// A warp's pushes of a round go to barriers at one place, those of the next round to another.
+// The pushes of a warp in one round go to mbarriers at one address, those of the next round to another.
 inline void note_round(Warp& warp, i64 barrier) {
   if (warp.pushed_to != barrier) ++warp.sent;
   warp.pushed_to = barrier;
@@ -206,10 +206,10 @@ void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier
   auto arrives = [&sender, &block, &barrier, offset, value, bytes] { take_push(sender, block, barrier, offset, value, bytes); };
   if (is_late()) machine->deliveries.push_back(arrives);
   else arrives();
-  if (machine->failed) pause();  // for good
+  if (machine->failed) pause();  // does not return
 }
 
-// Called by the scheduler when no thread can go on: the youngest copy arrives first, since they have no order.
+// Called by the scheduler if no thread is runnable. Copies are unordered, so the newest one completes first.
 inline bool deliver_one() {
   if (machine->deliveries.empty()) return false;
   auto arrives = machine->deliveries.back();
@@ -278,7 +278,7 @@ void finish_stores(u32 pending) {
   }
 }
 
-// Products of warpgroups. Each thread computes what its registers hold.
+// wgmma. Each thread computes the results of its own registers.
 
 // The byte of an element of an operand that a descriptor names; `line` counts along the dimension that is not the depth.
 inline i64 operand_byte(u64 descriptor, bool transposed, i64 line, i64 depth) {
@@ -311,8 +311,8 @@ inline float operand(u64 descriptor, bool transposed, i64 line, i64 depth) {
   return wide(element);
 }
 
-// One of the two rows of a thread. In registers, 2k + h of a lane holds columns 8k + 2 (lane % 4) and the next one: the row's others
-// are in the quad's lanes.
+// One of the two rows of a thread. In registers, 2k + h of a lane holds columns 8k + 2 (lane % 4) and the next one: the row's
+// others are in the quad's lanes.
 template <typename Element>
 inline void row_of(const Product& p, i32 lane, i32 line, i32 h, float* row) {
   for (i32 k = 0; k < 16; ++k) {
@@ -355,7 +355,7 @@ void start_product(Product product) {
   product.number = thread.product_count++;
   product.first_thread = static_cast<i32>(&thread - machine->threads.data()) / 32 * 32;
   memcpy(thread.shown[product.number % 64], product.a_registers, sizeof(product.a_registers));
-  meet(thread.warp->sync_products);  // the lanes of a warp issue together, and see each other's registers
+  meet(thread.warp->sync_products);  // the lanes of a warp issue together and read each other's registers
   if (is_late()) thread.products.push_back(product);
   else product.run(product);
 }

@@ -1,4 +1,4 @@
-// What a thread asks of the machine: where it is, and to wait for others.
+// Requests of a thread to the machine: its position, and barriers.
 namespace emulator {
 
 i32 thread_index() { return machine->current->index; }
@@ -11,7 +11,7 @@ void sync_warp() { meet(machine->current->warp->sync); }
 void sync_block() { meet(machine->current->block->sync); }
 void end_wait_for_previous() { machine->current->waited_for_previous = true; }
 
-// Shows the other lanes the value, and puts in its place what the lane `from` shows.
+// Publishes the value to the other lanes, and replaces it by that of lane `from`.
 void shuffle(void* value, i64 bytes, i32 from) {
   Warp& warp = *machine->current->warp;
   if (from < 0 || from >= warp.shuffle.members) fail("shuffle_xor reads lane %d of a warp of %d", from, warp.shuffle.members);
@@ -21,7 +21,7 @@ void shuffle(void* value, i64 bytes, i32 from) {
   memcpy(value, &passed[from], bytes);
 }
 
-// The same of the `width` neighbours alone that the lane belongs to.
+// The same within the lane's aligned group of `width` lanes.
 void shuffle_among(void* value, i64 bytes, i32 from, i32 width) {
   Warp& warp = *machine->current->warp;
   i32 lane = machine->current->index % 32;
