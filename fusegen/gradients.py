@@ -55,7 +55,7 @@ class Saved:
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
         """Returns a copy with other tensors, for instance ``ctx.saved_tensors``; an empty sequence gives a copy without tensors."""
         if not all(isinstance(each, Tensor) for each in tensors):
-            what = f"{self.forward.name}: with_tensors got {tensors!r:.100}"
+            what = f"{self.forward.name}: with_tensors takes tensors, but got {tensors!r:.100}"
             raise ArgumentError(what, hint=f"give {len(self.tensors)} tensors in the order of saved.tensors, or an empty tuple")
         return Saved.of(replace(self.values, tensors=tuple(tensors)), self.forward)
 

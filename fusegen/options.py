@@ -25,7 +25,9 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
             ArgumentError: an unknown option value, or one name instead of a sequence of names.
         """
         if isinstance(self.mutates, str):
-            raise ArgumentError(f"mutates is {self.mutates!r}", hint=f"pass a tuple of names: mutates=({self.mutates!r},)")
+            raise ArgumentError(
+                f"fg.kernel: mutates is the string {self.mutates!r}", hint=f"pass a tuple of names: mutates=({self.mutates!r},)"
+            )
         names = tuple(self.mutates) if isinstance(self.mutates, Iterable) else (self.mutates,)
         if not all(isinstance(name, str) for name in names):
             raise ArgumentError(f"fg.kernel: mutates is {self.mutates!r}", hint="pass names of parameters: mutates=('x',)")

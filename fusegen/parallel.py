@@ -57,7 +57,7 @@ class Ranks:
             raise ArgumentError("torch.distributed is not initialized", hint="call torch.distributed.init_process_group first")
         if isinstance(group, DeviceMesh):
             if group.ndim != 1:
-                raise ArgumentError(f"the mesh has {group.ndim} dims", hint="pass one of its dims, such as mesh['tp']")
+                raise ArgumentError(f"the mesh has {group.ndim} dims, not one", hint="pass one of its dims, such as mesh['tp']")
             group = group.get_group()
         chosen = dist.group.WORLD if group is None else group
         assert chosen is not None  # torch.distributed is initialized
@@ -96,7 +96,7 @@ class Ranks:
 
     def _check_placement(self, what: str, tensor: DTensor, dim: int) -> None:
         if tuple(tensor.placements) != (Shard(dim),) or tensor.device_mesh.get_group().group_name != self.name:
-            what = f"{what} is placed as {tensor.placements} over {tensor.device_mesh}"
+            what = f"{what} has the wrong placements {tensor.placements} over {tensor.device_mesh}"
             raise ArgumentError(what, hint=f"redistribute it with (Shard({dim}),) over a mesh of the module's group")
 
 
@@ -334,8 +334,8 @@ class ParallelAttention(nn.Module):
         if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
             return mask
         if mask.shape[-3] != self.num_attention_heads * self.ranks.size:
-            what = f"ParallelAttention: the mask has shape {tuple(mask.shape)}, and dim -3 is not the number of heads of all ranks"
-            raise ArgumentError(what, hint=f"pass a mask of {self.num_attention_heads * self.ranks.size} heads, or of one")
+            what = f"ParallelAttention: the mask has shape {tuple(mask.shape)}, but dim -3 must be the number of heads of all ranks"
+            raise ArgumentError(what, hint=f"pass a mask of {self.num_attention_heads * self.ranks.size} heads, or of one head")
         return mask[..., self.ranks.part(mask.shape[-3]), :, :]
 
     def extra_repr(self) -> str:

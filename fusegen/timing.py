@@ -129,7 +129,7 @@ def _captured(call: TimedCall) -> torch.cuda.CUDAGraph:
             call()
     except Exception as error:
         cause = error.__context__ or error  # torch's error at the end of a capture hides the original one
-        raise CaptureError(f"no CUDA graph can hold it: {type(cause).__name__}: {cause}") from error
+        raise CaptureError(f"it cannot be captured in a CUDA graph: {type(cause).__name__}: {cause}") from error
     return graph
 
 

@@ -52,7 +52,9 @@ def choose(names: Sequence[str] | None, device: torch.device) -> ChosenProviders
     """
     for name in names or ():
         if name not in {provider.name for provider in PROVIDERS}:
-            raise ArgumentError(f"there is no provider {name!r}", hint=", ".join(provider.name for provider in PROVIDERS))
+            raise ArgumentError(
+                f"there is no provider {name!r}", hint=f"give one of {', '.join(provider.name for provider in PROVIDERS)}"
+            )
     requested = [provider for provider in PROVIDERS if names is None or provider.name in names]
     reasons = {provider.name: provider.missing(device) for provider in requested}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}

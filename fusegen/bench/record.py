@@ -162,7 +162,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def read(path: Path) -> BenchRecord:
-    return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json, which writes a record")
+    return read_json(path, "record of fusegen bench", FORMAT, _record, "write a record: fusegen bench --out FILE.json")
 
 
 def _record(data: Mapping[str, Any]) -> BenchRecord:
@@ -291,10 +291,10 @@ class Comparison:
 def check_same_device(old: Environment, new: Environment) -> None:
     """Refuses records of different devices, timers or, on a CPU, numbers of threads."""
     if old.device != new.device:
-        raise ArgumentError(f"the records use different devices: {old.device} and {new.device}", hint="use one of this device")
+        raise ArgumentError(f"the records use different devices: {old.device} and {new.device}", hint="use a record of this device")
     clocks = [record_environment.timer.partition(",")[0] for record_environment in (old, new)]
     if clocks[0] != clocks[1]:
-        raise ArgumentError(f"the records use different timers: {clocks[0]} and {clocks[1]}", hint="use one of the same timer")
+        raise ArgumentError(f"the records use different timers: {clocks[0]} and {clocks[1]}", hint="use a record of the same timer")
     if new.kind == "cpu" and old.threads != new.threads:
         what = f"the records use different numbers of threads: {old.threads} and {new.threads}"
         raise ArgumentError(what, hint=f"OMP_NUM_THREADS={old.threads}")

@@ -268,7 +268,9 @@ def resumed(path: Path, current: Environment) -> BenchRecord:
     for field in (*_SHARED_FIELDS, *(("threads",) if current.kind == "cpu" else ())):
         old, new = getattr(record.environment, field), getattr(current, field)
         if old != new:
-            raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", hint="another file with --out")
+            raise ArgumentError(
+                f"{path} was measured with another {field}: {old}, not {new}", hint="choose another file with --out"
+            )
     return replace(record, environment=current)
 
 

@@ -130,7 +130,7 @@ def _traced(requested: BuildRequest) -> TracedCall:
     device = torch.device("cpu" if requested.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.of(values, requested.target, device)
     if asked := variant.state.asked:
-        what = f"{requested.name} asks for {', '.join(asked)} while it is traced, which a built kernel cannot check again"
+        what = f"{requested.name} reads {', '.join(asked)} while it is traced, but a built kernel cannot check it in later calls"
         raise BundleError(what, hint="pass the value as an argument")
     names = (*dispatcher.parameters.names, *variant.state.names)
     return TracedCall(requested, dispatcher, variant, names, (*values, *captured))
@@ -182,7 +182,7 @@ def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) ->
 def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> None:
     if kernel.parameters != tuple(parameters):
         names = (", ".join(p.name for p in some if p.captured) or "none" for some in (kernel.parameters, parameters))
-        what = "{} captures other tensors for other arguments: {}, and {}".format(kernel.name, *names)
+        what = "{} captures different tensors for different arguments: {}; {}".format(kernel.name, *names)
         raise BundleError(what, hint="build each into its own folder, or pass them as arguments")
 
 
@@ -276,6 +276,6 @@ def structure_of(structure: run.ResultTree) -> ResultStructure:
     if kind is ContainerKind.NAMED_TUPLE:
         keys = structure.context._fields
     if not all(type(key) in (str, int) for key in keys):
-        raise ArgumentError("a result is a dict whose keys are neither strings nor ints", hint="use strings or ints as keys")
+        raise ArgumentError("a result is a dict with a key that is neither a string nor an int", hint="use strings or ints as keys")
     name = structure.context.__name__ if kind is ContainerKind.NAMED_TUPLE else ""
     return ResultStructure(kind, tuple(map(structure_of, structure.children())), keys, name)

@@ -121,7 +121,7 @@ def _operators(requests: Iterable[BuildRequest]) -> list[OperatorSpec]:
         parameters, kind = traced.parameters(), traced.kind()
         known = operators.get(traced.name, OperatorSpec(traced.name, parameters, ()))
         if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):
-            what = f"{each.name} has other parameters or results for {kind.description} than for earlier calls"
+            what = f"{each.name} has different parameters or results for {kind.description} than for earlier calls"
             raise BundleError(what, hint="build it into another library")
         operators[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
     for name in operators:

@@ -71,7 +71,7 @@ def _resolved_path(folder: object) -> Path:
         return Path(folder).resolve()
     except (TypeError, ValueError, OSError, RuntimeError) as error:  # bytes, a null character, circular links
         raise ArgumentError(
-            f"{folder!r} is not the path of a folder: {error}", hint="give the one that fusegen build --out wrote"
+            f"{folder!r} is not the path of a folder: {error}", hint="give the folder that fusegen build --out wrote"
         ) from None
 
 
@@ -90,7 +90,7 @@ class Bundle:
     def __getattr__(self, name: str) -> BuiltFunction:
         if name in self.__dict__.get("_kernels", ()):
             return self._kernels[name]
-        raise AttributeError(f"no kernel {name!r} was built; there is {', '.join(self.__dict__.get('_kernels', ()))}")
+        raise AttributeError(f"the bundle has no kernel {name!r}; it has {', '.join(self.__dict__.get('_kernels', ()))}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kernels)

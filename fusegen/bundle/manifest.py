@@ -156,15 +156,15 @@ def _decode_checked(document: Any, path: Path) -> Manifest:
     if not isinstance(document, dict) or "format" not in document:
         raise BundleError(f"{path} is not a manifest of built kernels", hint="give the folder that fusegen build --out wrote")
     if document["format"] != FORMAT:
-        what = f"{path} is of format {str(document['format'])[:20]}, this fusegen reads {FORMAT}"
+        what = f"{path} has format {str(document['format'])[:20]}, but this fusegen reads format {FORMAT}"
         raise BundleError(what, hint="build it again with this fusegen, or update fusegen")
     content = document.get("content")
     if document.get("sha256") != digest(_canonical(content)):
-        raise BundleError(f"{path} is not as it was written: its hash differs", hint=REBUILD_HINT)
+        raise BundleError(f"{path} was modified after the build: its hash differs", hint=REBUILD_HINT)
     manifest: Manifest = decode(content, Manifest, path.name)
     names = [kernel.name for kernel in manifest.kernels]
     if len(set(names)) < len(names):
-        raise BundleError(f"{path} holds a kernel twice", hint=REBUILD_HINT)
+        raise BundleError(f"{path} contains a kernel twice", hint=REBUILD_HINT)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
@@ -180,10 +180,10 @@ def _check_program(program: BuiltProgram, where: str) -> None:
     for numbers in (program.call.scalars, program.signature.conditions):
         for line in numbers.lines:
             if isinstance(line, Operation) and arity(line.name) != len(line.operands):
-                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", hint=REBUILD_HINT)
+                raise BundleError(f"{where}: unknown operation {line.name!r} of {len(line.operands)} numbers", hint=REBUILD_HINT)
     for step in program.call.steps:
         if isinstance(step, LibraryCall) and step.function not in FUNCTIONS:
-            raise BundleError(f"{where}: there is no function {step.function!r}", hint=REBUILD_HINT)
+            raise BundleError(f"{where}: unknown function {step.function!r}", hint=REBUILD_HINT)
     if len(program.code) != len(program.call.launches):
         raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=REBUILD_HINT)
 
@@ -248,7 +248,7 @@ def binary(folder: Path, code: Code, mark: bytes) -> bytes:
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
     if digest(content) != code.sha256:
-        raise BundleError(f"{path} is not as it was built: its hash differs", hint=REBUILD_HINT)
+        raise BundleError(f"{path} was modified after the build: its hash differs", hint=REBUILD_HINT)
     if not content.endswith(mark):
-        raise BundleError(f"{path} was compiled for another call than {NAME} says", hint=REBUILD_HINT)
+        raise BundleError(f"{path} was compiled for another call than that of {NAME}", hint=REBUILD_HINT)
     return content.removesuffix(mark)

@@ -163,7 +163,7 @@ def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tupl
         raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", hint=nameless or "--shape x=16384x4096:bf16")
     texts = [size.lstrip("0") or "0" for size in match["sizes"].split("x") if size]
     if len(texts) > _MOST_DIMS or any(len(size) > _MOST_DIGITS for size in texts):
-        what = f"{shortened(text, 80)}: no tensor has such a shape"
+        what = f"{shortened(text, 80)}: the shape has too many dims, or too large sizes"
         raise ArgumentError(what, hint=f"give at most {_MOST_DIMS} sizes, each of 64 bits")
     sizes = [int(size) for size in texts]
     dtype = _dtype(match["dtype"]) if match["dtype"] else default
@@ -181,7 +181,7 @@ def _tensor(sizes: Sequence[int], dtype: DType, text: str) -> Tensor:
 
 def _dtype(name: str) -> DType:
     if name not in DTYPES:
-        raise ArgumentError(f"unknown dtype {name!r}", hint=f"one of {', '.join(d.short for d in DType)}")
+        raise ArgumentError(f"unknown dtype {name!r}", hint=f"give one of {', '.join(d.short for d in DType)}")
     return DTYPES[name]
 
 
@@ -234,7 +234,7 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
 
 def _value(name: str, text: str, parameters: Parameters) -> Any:
     if len(text) > _LONGEST_VALUE:
-        raise ArgumentError(f"the value of {name!r} has {len(text)} characters", hint=f"give at most {_LONGEST_VALUE}")
+        raise ArgumentError(f"the value of {name!r} has {len(text)} characters", hint=f"give at most {_LONGEST_VALUE} characters")
     value = _literal(text)
     return text if parameters.annotations.get(name) is str and not isinstance(value, str) else value
 

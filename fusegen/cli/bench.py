@@ -91,7 +91,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume continues the record of --out", hint="fusegen bench --out FILE.json --resume")
     if options.show is not None and (option := _timing_option(options)):
-        raise ArgumentError(f"--show times nothing, and {option} selects what to time", hint="leave one of them out")
+        raise ArgumentError(f"--show times nothing, but {option} selects what to time", hint="leave one of them out")
     for option, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
             raise ArgumentError(f"--report would overwrite the record of {option}", hint="choose another file with --report")

@@ -130,7 +130,7 @@ def _case_names(names: Sequence[str] | None, specs: Sequence[Spec]) -> Sequence[
     known = dict.fromkeys(case.name for spec in specs for case in cases(spec, spec.dtypes[-1]))
     for name in names or ():
         if name not in known:
-            raise ArgumentError(f"there is no case {name!r}", hint=f"one of {', '.join(known)}")
+            raise ArgumentError(f"there is no case {name!r}", hint=f"give one of {', '.join(known)}")
     return names or ()
 
 

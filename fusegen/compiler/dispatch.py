@@ -190,7 +190,7 @@ class Dispatcher(CallBinder):
             layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
         except RecursionError:
             what = f"{self.name}: a list, tuple or dict among the arguments contains itself, or is nested too deeply"
-            raise ArgumentError(what, hint="give containers of tensors, numbers and shallow containers") from None
+            raise ArgumentError(what, hint="pass shallow containers of tensors and numbers") from None
         if all(layout is None for _, layout in layouts):
             return None
         with self._lock:
@@ -353,7 +353,7 @@ class FlatDispatcher(Dispatcher):
         parameters = self._kernel.parameters
         layouts, leaves = spread(parameters.given, parameters.bind(args, kwargs), parameters.variadic)
         if layouts != self._layouts:
-            what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than at first"
+            what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than in the first call"
             raise ArgumentError(what, hint="call fg.vjp again for the new arguments")
         return leaves
 

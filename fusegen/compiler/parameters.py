@@ -109,7 +109,7 @@ class Parameters:
             ArgumentError: it has them.
         """
         if self.variadic:
-            what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, which this call cannot name"
+            what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, but each one needs a name"
             raise ArgumentError(what, hint="declare a kernel that names every parameter")
 
     def require_given(self, values: Sequence[object]) -> None:

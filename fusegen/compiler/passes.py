@@ -122,13 +122,13 @@ class GraphKernel(CallBinder):
         name, tensors = self.graph.name, values[: len(self.graph.inputs)]
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             if not isinstance(tensor, Tensor):
-                what = f"{name}: {spec.name!r} is a {type(tensor).__name__}, where a tensor is needed"
+                what = f"{name}: {spec.name!r} is a {type(tensor).__name__}, not a tensor"
                 raise ArgumentError(what, hint="pass a tensor")
             check_values(name, spec.name, tensor)
             check_recorded(name, spec.name, tensor)
             check_memory(name, spec.name, tensor, tensors[0].device, repr(self.graph.inputs[0].name))
             if tensor.dtype is not spec.dtype.torch:
-                what = f"{name}: {spec.name!r} is of {tensor.dtype}, where {spec.dtype.torch} is needed"
+                what = f"{name}: {spec.name!r} is {tensor.dtype}, but must be {spec.dtype.torch}"
                 raise ArgumentError(what, hint=f"convert it: {spec.name}.to({spec.dtype.torch})")
             if tensor.dim() != len(spec.shape) or not tensor.numel():
                 raise self._misshapen(spec, tensor, {})
@@ -175,7 +175,7 @@ class GraphKernel(CallBinder):
             return ArgumentError(f"{self.graph.name}: {spec.name!r} has no elements", hint="call torch for empty tensors")
         needed, symbols = shape_text(spec.shape), [dim for dim in map(str, spec.shape) if dim in sizes]
         where = f", with {_text({s: sizes[s] for s in symbols})}" if symbols else ""
-        what = f"{self.graph.name}: {spec.name!r} has shape {shape_text(tuple(tensor.shape))}, where {needed} is needed{where}"
+        what = f"{self.graph.name}: {spec.name!r} has shape {shape_text(tuple(tensor.shape))}, but needs {needed}{where}"
         literals = any(literal(dim) is not None for dim in spec.shape)
         hint = "numbers in the shape are part of the code: trace, compile or export it again for other sizes"
         return ArgumentError(what, hint=hint if literals else None)

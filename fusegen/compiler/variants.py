@@ -283,7 +283,7 @@ class VariantCache:
         count = self._promotions.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
-            warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=7)
+            warnings.warn(f"{self.name} has {count} variants: a value that selects code changes from call to call", stacklevel=7)
         return variant
 
     def _request(self, values: Values, target: Target, device: torch.device, index64: bool) -> Request:

@@ -47,7 +47,7 @@ class CacheView:
         variables: dict[type, list[tuple[Held, str]]] = {Tensor: [], int: [], object: [], list: []}
         for held in self.parts:
             if held.get("is_initialized") is False:
-                raise UnsupportedError("its cache holds nothing yet")
+                raise UnsupportedError("its cache is empty")
             for name, value in held.items():
                 variables[_kind(name, value)].append((held, name))
         self.slots, self.lengths = variables[Tensor], variables[int]
@@ -124,7 +124,7 @@ def _kind(name: str, value: Any) -> type:
         return object
     if isinstance(value, list) or has_layers(value):
         return list
-    raise UnsupportedError(f"its cache's {name!r} is a {type(value).__name__}", hint="use a StaticCache")
+    raise UnsupportedError(f"the attribute {name!r} of its cache is a {type(value).__name__}", hint="use a StaticCache")
 
 
 def _exact(value: Any) -> object:

@@ -79,7 +79,9 @@ class Reads:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor referenced by the function"
             raise UnsupportedError(what, hint="pass the module as an argument")
         if "data" in self.names:
-            raise UnsupportedError("its code reads `.data`, and torch does not count writes to `.data`", hint="write `detach()`")
+            raise UnsupportedError(
+                "its code reads `.data`, and torch does not count writes to `.data`", hint="use `detach()` instead"
+            )
         facts = Conditions()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
@@ -223,7 +225,7 @@ def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Re
     """Undoes assignments of a recorded run to state that outlives it, and raises: a replay would not repeat them."""
     iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
     if iterators:
-        raise UnsupportedError(f"it may advance a {iterators[0]}", hint="pass its elements as arguments")
+        raise UnsupportedError(f"it may advance an iterator, a {iterators[0]}", hint="pass its elements as arguments")
     before = [(held, description, _values(held)) for held, description in _assignable(function, roots)]
     reads.reached = [(held, description.startswith(_ATTRIBUTE)) for held, description, _ in before]
     known = {id(held) for held, _ in reads.reached}
@@ -240,7 +242,7 @@ def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Re
                 changed.append(repr(name))
                 _assign(held, name, value)
     if changed:
-        raise UnsupportedError(f"it assigns {changed[0]}", hint="run it without a graph")
+        raise UnsupportedError(f"it assigns {changed[0]}, which a replay would not repeat", hint="run it without a graph")
 
 
 def _assignable(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:

@@ -183,7 +183,7 @@ class GradientRecording:
         """Replays the forward pass with other arguments and returns a differentiable result."""
         sources = (*tensors, *self.parameters)
         if [tensor.requires_grad for tensor in sources] != self.required:
-            raise FusegenError("other tensors require a gradient than when the graph was recorded", hint="record it again")
+            raise FusegenError("the tensors that require a gradient are not those of the recording", hint="record it again")
         filled = _Replay.apply(self, tensors, *(sources[n] for n in self.sources))  # type: ignore[no-untyped-call]
         arguments = (*sources, *other_args)
         return self.rebuild([_value_of_leaf(leaf, arguments, filled) for leaf in self.leaves])
@@ -318,7 +318,7 @@ def _warm_up(pool: GraphPool, run: ReplayFunction, inputs: Sequence[Tensor], ali
         _require_known(results, leaves)
         _differentiate(results, [torch.zeros_like(each) if each.requires_grad else None for each in results], leaves)
     if any(leaf.is_leaf and leaf.grad is not None for leaf in leaves):
-        raise UnsupportedError("it runs a backward pass", hint="fg.graph_step(step) takes a whole step")
+        raise UnsupportedError("it runs a backward pass", hint="record the whole training step by fg.graph_step(step)")
     if [leaf._version for leaf in leaves] != versions:
         raise _write_error()
     return saved
@@ -384,8 +384,8 @@ def no_draws_on_the_host(device: torch.device) -> Iterator[None]:
     generators.add_all()
     yield
     if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
-        raise UnsupportedError("it draws random numbers on the host", hint=f"draw them on {device}")
+        raise UnsupportedError("it draws random numbers on the CPU", hint=f"draw them on {device}")
     try:
         generators.require_untouched()
     except TraceError as error:
-        raise UnsupportedError("it draws random numbers from Python's or NumPy's generator", hint="draw them by torch") from error
+        raise UnsupportedError("it draws random numbers from Python's or NumPy's generator", hint="draw them with torch") from error

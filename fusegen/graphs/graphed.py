@@ -286,7 +286,7 @@ class Graphed:
         self, pool: GraphPool, roots: Sequence[nn.Module], call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> GradientGraph:
         if call.views:
-            raise UnsupportedError("it has a cache and gradients", hint="pass use_cache=False")
+            raise UnsupportedError("it has a cache and records gradients", hint="pass use_cache=False")
         parameters = list({id(each): each for root in roots for each in root.parameters() if each.requires_grad}.values())
         state = list({id(each): each for root in roots for each in root.buffers()}.values())
         original = self.original
@@ -329,7 +329,7 @@ class Graphed:
 def _require_recordable(call: GraphCall) -> None:
     devices = {tensor.device for tensor in call.tensors}
     if len(devices) != 1 or next(iter(devices)).type != DEVICE:
-        raise UnsupportedError("its tensors are not on one GPU")
+        raise UnsupportedError("its tensors are not all on one GPU")
     if torch.is_grad_enabled() and _is_watched():
         raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
     if is_transformed() or dispatch_modes() or is_intercepted(call.tensors):

@@ -33,7 +33,7 @@ from fusegen.guards.watch import called_at
 
 _KEYS = (torch.device, torch.dtype)  # argument values that select a kernel
 _WATCHED = ("__getattribute__", "__setattr__")  # installed by `Watch`
-_HINT = "return the value, and set or store it outside"
+_HINT = "return the value, and set or store it outside of the kernel"
 
 
 class _Thread(threading.local):

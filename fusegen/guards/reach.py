@@ -373,8 +373,8 @@ class Reach:
             self._own_attributes(cls, name)
 
     def _iterator(self, iterator: object, name: str) -> None:
-        what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
-        raise TraceError(what, hint="make a list or a tuple of it, outside of the kernel")
+        what = f"the kernel reads {name!r}, an iterator ({type(iterator).__name__}), which each call would advance"
+        raise TraceError(what, hint="make a list or a tuple of it outside of the kernel")
 
     def _object(self, value: Any, name: str) -> None:
         self._notes.generators.add(value, name)

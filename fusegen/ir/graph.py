@@ -350,8 +350,8 @@ def check_recompute(graph: Graph, elements: int) -> None:
         _MOST,
         elements,
         values,
-        f"{graph.name} needs more than {elements - 1} elements of its {values} values for each output element:"
-        " the elements multiply where a value that is read at several indices depends on another one (a stencil of a stencil)",
+        f"{graph.name} reads more than {elements - 1} elements of its {values} values for each output element:"
+        " reads multiply if a stencil is computed from the result of another stencil",
     )
 
 
@@ -362,8 +362,8 @@ def check_total_recompute(graph: Graph, computed: int) -> None:
         _MOST_IN_ALL,
         computed,
         values,
-        f"{graph.name} needs more than {computed - 1} values in its kernels, though it has {values}: each kernel recomputes"
-        " values of the kernels before it",
+        f"{graph.name} computes more than {computed - 1} values in its kernels, but has only {values}: kernels recompute"
+        " values of earlier kernels",
     )
 
 

@@ -55,13 +55,13 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
         monoid = REDUCTIONS[op]
         return monoid.components[monoid.number(attrs["part"])].dtype(operands[0].dtype)
     if op is Op.MATMUL and operands[0].dtype is not operands[1].dtype:
-        raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}", hint="cast one of them")
+        raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}: the dtypes differ", hint="cast one of them")
     if rule is DtypeRule.SAME or rule is DtypeRule.SUM:
         dtype = operands[0].dtype
         return DType.INT64 if rule is DtypeRule.SUM and not dtype.is_float else dtype
     common = operand_dtype(op, operands)
     if rule is DtypeRule.FLOATING and not common.is_float:
-        raise TraceError(f"{op.row.name} of {common}", hint="convert to a float dtype first")
+        raise TraceError(f"{op.row.name} of {common} is not supported", hint="convert to a float dtype first")
     return DType.FLOAT32 if rule is DtypeRule.FLOAT and not common.is_float else common
 
 
@@ -131,8 +131,8 @@ def _normalization(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
         if not (len(extra.shape) == count and all(map(same, extra.shape, shape[len(shape) - count :]))):
             fits = len(extra.shape) == count
             raise MismatchError(
-                f"{op.row.name}: weight or bias of shape {shape_text(extra.shape)} for an input of shape {shape_text(shape)}",
-                hint="weight and bias need the shape of the normalized dims",
+                f"{op.row.name}: weight or bias of shape {shape_text(extra.shape)} does not fit an input of {shape_text(shape)}",
+                hint="give weight and bias the shape of the normalized dims",
                 sizes=tuple(zip(extra.shape, shape[len(shape) - count :], strict=True)) if fits else (),
             )
     return shape
@@ -142,7 +142,9 @@ def _matmul(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     a, b = (o.shape for o in operands)
     if len(a) < 2 or len(b) < 2 or not same(a[-1], b[-2]):
         inner = ((a[-1], b[-2]),) if len(a) > 1 and len(b) > 1 else ()
-        raise MismatchError(f"matmul of {shape_text(a)} and {shape_text(b)}", hint="make the inner sizes equal", sizes=inner)
+        raise MismatchError(
+            f"matmul of {shape_text(a)} and {shape_text(b)}: the inner sizes differ", hint="make the inner sizes equal", sizes=inner
+        )
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
@@ -154,7 +156,7 @@ def _expand(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     shape = cast(Shape, attrs["shape"])
     if not all(map(same, broadcast([operands[0].shape, shape]), shape)):
         text = f"cannot expand {shape_text(operands[0].shape)} to {shape_text(shape)}"
-        raise ShapeError(text, hint="only sizes of 1 can be expanded")
+        raise ShapeError(text, hint="expand only dims of size 1")
     return shape
 
 
@@ -189,8 +191,8 @@ def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
         if not fits:
             pairs = zip(first, operand.shape, strict=False)
             raise MismatchError(
-                f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}",
-                hint="all sizes except the concatenated one must be equal",
+                f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}: the shapes do not fit",
+                hint="make all sizes equal except along the concatenated dim",
                 sizes=tuple((a, b) for d, (a, b) in enumerate(pairs) if d != dim) if len(operand.shape) == len(first) else (),
             )
     total: sympy.Expr = sum((sympy.sympify(o.shape[dim]) for o in operands), sympy.Integer(0))
@@ -201,10 +203,10 @@ def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     x, index = operands
     if len(x.shape) != len(index.shape):
-        text = f"gather from {shape_text(x.shape)} by indices of shape {shape_text(index.shape)}"
+        text = f"gather from {shape_text(x.shape)} by indices of shape {shape_text(index.shape)}: the numbers of dims differ"
         raise ShapeError(text, hint="give the index as many dims as the tensor has")
     if index.dtype not in (DType.INT32, DType.INT64):
-        raise TraceError(f"gather by an index tensor of {index.dtype}", hint="convert it to torch.int64")
+        raise TraceError(f"gather: the index tensor is {index.dtype}", hint="convert it to torch.int64")
     return index.shape
 
 
@@ -229,7 +231,7 @@ def _library(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _scatter_add(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     rows, index = operands
     if len(rows.shape) != 2 or len(index.shape) != 1 or not same(rows.shape[0], index.shape[0]):
-        text = f"index_add of rows of shape {shape_text(rows.shape)} with indices of shape {shape_text(index.shape)}"
+        text = f"index_add: rows of shape {shape_text(rows.shape)} do not fit indices of shape {shape_text(index.shape)}"
         sizes = ((rows.shape[0], index.shape[0]),) if rows.shape and index.shape else ()
         raise MismatchError(text, hint="pass a matrix, and one index per row", sizes=sizes)
     return cast(Dim, attrs["length"]), rows.shape[1]
@@ -239,7 +241,7 @@ def _put(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     target, value = operands
     if len(target.shape) != len(value.shape) or not all(map(same, target.shape, value.shape)) or target.dtype is not value.dtype:
         texts = (f"{o.dtype} of shape {shape_text(o.shape)}" for o in (value, target))
-        raise ShapeError(" written to ".join(texts), hint="write a value of the target's shape and dtype")
+        raise ShapeError(" cannot be written to ".join(texts), hint="write a value of the target's shape and dtype")
     return cast(Shape, attrs["shape"])
 
 

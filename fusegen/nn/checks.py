@@ -20,7 +20,9 @@ def require_one_of(module: str, name: str, value: object, known: Iterable[object
 
 def require_instance(module: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
-        raise ArgumentError(f"{module}: a {type(value).__name__} is not a fusegen.nn.{kind.__name__}", hint="give such a module")
+        raise ArgumentError(
+            f"{module}: a {type(value).__name__} is not a fusegen.nn.{kind.__name__}", hint=f"give a fusegen.nn.{kind.__name__}"
+        )
 
 
 def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:

@@ -78,8 +78,8 @@ class RMSNorm(nn.RMSNorm):
         shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
         if self._takes_one_dim and len(self.normalized_shape) != 1:
-            message = f"RMSNorm: normalized_shape={self.normalized_shape} with zero_centered_gamma or a casting mode"
-            raise ArgumentError(message, hint="give one dim; torch's own norm takes several")
+            message = f"RMSNorm: zero_centered_gamma and casting_mode need one dim, but normalized_shape is {self.normalized_shape}"
+            raise ArgumentError(message, hint="give one dim, or use torch.nn.RMSNorm")
 
     @property
     def _takes_one_dim(self) -> bool:
@@ -187,4 +187,4 @@ def reset_gamma(norm: LayerNorm | RMSNorm) -> None:
 def _require_one_dim(norm: LayerNorm | RMSNorm) -> None:
     if len(norm.normalized_shape) != 1:
         message = f"{type(norm).__name__}: normalized_shape={norm.normalized_shape} has several dims"
-        raise ArgumentError(message, hint="give the number of features")
+        raise ArgumentError(message, hint="give the number of features as normalized_shape")

@@ -219,7 +219,7 @@ class FusedTransformerLayer(nn.Module):
         """
         if hidden_states.dim() != 3 or hidden_states.shape[2] != self.hidden_size:
             message = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
-            raise ArgumentError(message, hint=f"give (batch, sequence, {self.hidden_size})")
+            raise ArgumentError(message, hint=f"give it the shape (batch, sequence, {self.hidden_size})")
         if attention_mask is not None:
             attention_mask = _checked_mask(attention_mask, hidden_states)
         arguments = (
@@ -328,7 +328,7 @@ def _check_workspace(workspace: object, compiler: Compiler | None) -> None:
         hint = "give fg.Workspace(layer.workspace_bytes(batch, sequence)), or None"
         raise ArgumentError(f"FusedTransformerLayer: workspace is {workspace!r}", hint=hint)
     if workspace is not None and compiler == "extension":
-        message = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
+        message = "FusedTransformerLayer: a C++ operator allocates its own temporaries, so it takes no workspace"
         raise ArgumentError(message, hint="leave out workspace=, or compiler=")
 
 
@@ -341,7 +341,7 @@ def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
         )
         raise ArgumentError(message, hint=hint)
     if any(extent not in (1, positions) for extent, positions in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
-        message = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
+        message = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)}, which does not fit {x.shape[1]} positions"
         raise ArgumentError(message, hint="give one number per key: (batch, 1, 1, sequence), or one per query and key")
     return mask.detach() if mask.requires_grad else mask
 

@@ -156,16 +156,14 @@ class GraphOperator:
         fits = tensor.dim() == len(spec.shape) and tensor.dtype is spec.dtype.torch
         if not fits or any(_extent(d, sizes) != e for d, e in zip(spec.shape, tensor.shape, strict=True)):
             shape = ", ".join(map(str, spec.shape))
-            what = (
-                f"{self.name}: {spec.name!r} is {tensor.dtype} {tuple(tensor.shape)}, where {spec.dtype.torch} ({shape}) is needed"
-            )
-            raise ArgumentError(what)
+            what = f"{self.name}: {spec.name!r} is {tensor.dtype} {tuple(tensor.shape)}, but must be {spec.dtype.torch} ({shape})"
+            raise ArgumentError(what, hint="pass a tensor of this dtype and shape")
 
     def _require(self, sizes: Mapping[str, Any]) -> None:
         for relation in self.assumed.relations:
             if not relation(sizes):
                 what = f"{self.name} was traced for sizes with {relation}"
-                raise ArgumentError(what, hint="compile or export the model again for these sizes")
+                raise ArgumentError(what, hint="compile or export the model again for the new sizes")
 
     def _kernel(self, device: torch.device) -> GraphKernel:
         target = machine_of(device).target

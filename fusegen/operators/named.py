@@ -35,8 +35,8 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
     try:
         schema = torch.library.infer_schema(function, mutates_args=())
     except ValueError as error:
-        what = f"{getattr(function, '__name__', name)} cannot be {name}: {error}"
-        hint = "annotate all parameters and the result: Tensor, float, int, bool, str, a tuple of Tensors as a result"
+        what = f"{getattr(function, '__name__', name)} cannot be the operator {name}: {error}"
+        hint = "annotate all parameters by Tensor, float, int, bool or str, and the result by Tensor or a tuple of Tensors"
         raise ArgumentError(what, hint=hint) from None
     _require_single(name, schema)
     library = _library(name.partition("::")[0])
@@ -55,7 +55,7 @@ def require_closed(name: str, variant: Variant) -> None:
         what = f"{name} is an operator, but captures {', '.join(variant.state.names)}, which are not its parameters"
         raise UnsupportedError(what, hint="make them parameters; or declare the kernel without op=")
     if draws(variant.traced):
-        what = f"{name} is an operator, but draws random numbers, which its backward pass would draw again"
+        what = f"{name} is an operator that draws random numbers, but its backward pass would draw different ones"
         raise UnsupportedError(
             what, hint="take the seed as a parameter: fg.dropout(x, p, seed=seed); or declare the kernel without op="
         )

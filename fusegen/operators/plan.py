@@ -65,7 +65,7 @@ def planned(*call: Any) -> str:
     try:
         return str(without_dynamo(plan_of)(*call))  # after a graph break in the call, torch.compile would trace into it
     except Unplanned as reason:
-        what = f"{call[1]} is not fused where torch records it, and runs as a plain torch function: {reason}"
+        what = f"{call[1]} runs unfused in a graph that torch records: {reason}"
         warnings.warn(what, stacklevel=2)
         return ""
 
@@ -242,7 +242,7 @@ class _Plan:
         sources |= {name: f"{BOXED if self._is_boxed(name) else VALUE}{ITEMS}{position}" for name, position in self._places.items()}
         for name, path in paths.items():
             if path is None:
-                raise Unplanned(f"no path is known to the captured tensor {name!r}")
+                raise Unplanned(f"the captured tensor {name!r} cannot be found from the function or its arguments")
             sources[name] = self._traceable_path(path)
         return sources
 
@@ -258,7 +258,7 @@ class _Plan:
         if start != "function":
             name = self._dispatcher.parameters.names[int(start.removeprefix("argument "))]
             if name not in self._places:
-                raise Unplanned(f"it captures a tensor of the default of {name!r}")
+                raise Unplanned(f"it captures a tensor from the default value of {name!r}")
             items, value = [f"value {self._places[name]}"], self._constants[name]
         for step in steps:
             kind, _, key = step.partition(" ")

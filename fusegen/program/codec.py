@@ -136,7 +136,7 @@ def _formula(data: Any, where: str) -> Formula:
         raise BundleError(f"{where}: {str(data)[:200]} is not a formula", hint="build it again")
     operator, operands = _OPERATORS[data[0]], tuple(_formula(operand, where) for operand in data[1:])
     if _ARITIES.get(operator, len(operands)) != len(operands):
-        raise BundleError(f"{where}: {data[0]} of {len(operands)} operands", hint="build it again")
+        raise BundleError(f"{where}: {data[0]} cannot have {len(operands)} operands", hint="build it again")
     return Formula(operator, operands)
 
 

@@ -173,7 +173,7 @@ def check_plain(kernel: str, name: str, value: object) -> None:
     if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
         raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", hint="pass a float")
     if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
-        what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
+        what = f"{kernel}: {name!r} is a {type(value).__name__} of tensors"
         raise ArgumentError(what, hint="pass tensors one by one: built kernels and commands name each parameter")
     try:
         hash(value)
@@ -225,7 +225,7 @@ def _unsupported_storage(tensor: Tensor) -> tuple[str, str] | None:
     if torch._is_functional_tensor(tensor):
         return "is a tensor of torch's functionalization", _OUTSIDE
     if tensor._is_zerotensor():
-        return "is a tensor of zeros without memory", "pass {name}.clone()"
+        return "is a zero tensor without memory", "pass {name}.clone()"
     if tensor.is_neg():
         return "has the negative bit set, as after .conj().imag", "pass {name}.resolve_neg()"
     return None

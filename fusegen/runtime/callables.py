@@ -112,7 +112,9 @@ def fill_out(name: str, out: Any, result: Any) -> Tensor:
         ArgumentError: one of them is not a tensor, or they differ in shape or dtype.
     """
     if not isinstance(out, Tensor):
-        raise ArgumentError(f"{name}: out is a {type(out).__name__}", hint="pass a tensor of the result's shape and dtype")
+        raise ArgumentError(
+            f"{name}: out is a {type(out).__name__}, not a tensor", hint="pass a tensor of the result's shape and dtype"
+        )
     if not isinstance(result, Tensor):
         what = f"{name}: out= needs a function that returns one tensor"
         raise ArgumentError(what, hint="declare parameters for the results, and write to them: mutates=(...)")

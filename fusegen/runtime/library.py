@@ -180,8 +180,8 @@ def attention(
         return [q.new_zeros(shapes[number], dtype=dtype) for number, dtype in requested]
     if dropout and not q.is_cuda:
         if any(number for number, _ in requested):
-            what = "attention with dropout and gradients in the emulator"
-            raise UnsupportedError(what, hint="try it on a GPU, or without dropout")
+            what = "the emulator does not support attention with dropout and gradients"
+            raise UnsupportedError(what, hint="run it on a GPU, or without dropout")
         k, v = _repeat_heads(k, q), _repeat_heads(v, q)
         return [_ATEN._scaled_dot_product_attention_math(q, k, v, None, dropout, is_causal, scale=scale)[0]]
     q, k, v, bias = _aligned_operand(q), _aligned_operand(k), _aligned_operand(v), _expand_keys(bias, k)

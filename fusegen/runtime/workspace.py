@@ -39,7 +39,7 @@ class Workspace:
 
     def __init__(self, size: int, device: torch.device | str = "cuda") -> None:
         if type(size) is not int or size <= 0:
-            raise ArgumentError(f"fg.Workspace: its size is {size!r}", hint="give the number of bytes")
+            raise ArgumentError(f"fg.Workspace: its size is {size!r}", hint="give a number of bytes, e.g. fg.Workspace(1 << 20)")
         with torch.inference_mode(mode=False):
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None

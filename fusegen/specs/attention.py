@@ -20,15 +20,15 @@ FAMILY = SpecFamily("attention")
 def shared(x: Tensor, heads: int) -> Tensor:
     """Repeats the heads of keys or values for the query heads (GQA)."""
     if x.shape[-3] != heads and (x.shape[-3] == 0 or heads == 0 or heads % x.shape[-3]):
-        what = f"{heads} heads of queries for {x.shape[-3]} heads of keys"
-        raise ArgumentError(what, hint="give a multiple of the heads of keys and values")
+        what = f"{heads} query heads are not a multiple of {x.shape[-3]} heads of keys"
+        raise ArgumentError(what, hint="give a multiple of the heads of keys and values as query heads")
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
 def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
     """Returns q·kᵀ·scale; the scale is 1/√d by default."""
     if q.shape[-1] == 0:
-        raise ArgumentError("heads of 0 channels", hint="give one or more")
+        raise ArgumentError("the heads have no channels", hint="give one channel or more")
     return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
@@ -46,7 +46,7 @@ def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | No
         ArgumentError: a window below 1.
     """
     if window is not None and window < 1:
-        raise ArgumentError(f"window={window}", hint="give a positive number, or None to see all keys")
+        raise ArgumentError(f"window={window} is not positive", hint="give a positive number, or None to see all keys")
     query, key = positions_of(scores, offset)
     found = key <= query if is_causal else None
     if window is None:

@@ -21,7 +21,7 @@ def require_shapes(**tensors: tuple[Any, str]) -> None:
     for name, (value, dims) in tensors.items():
         if value is None or (isinstance(value, Tensor) and _fits(tuple(value.shape), dims.split(), known)):
             continue
-        actual = f"of shape {_shape_text(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+        actual = f"has shape {_shape_text(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
         hint = f"give a tensor of shape {_expected(dims.split(), known)}: ({dims.replace(' ', ', ')})"
         raise ArgumentError(f"{name} {actual}", hint=hint)
 
@@ -58,7 +58,7 @@ def require_integers(**tensors: Tensor | None) -> None:
     """Requires integer tensors."""
     for name, value in tensors.items():
         if value is not None and (value.is_floating_point() or value.dtype == torch.bool):
-            raise ArgumentError(f"{name} of {value.dtype}", hint="give integers")
+            raise ArgumentError(f"{name} has dtype {value.dtype}, not an integer dtype", hint="convert it to torch.int64")
 
 
 def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
@@ -66,15 +66,15 @@ def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
     shape, target = tuple(value.shape), tuple(other.shape)
     ends = zip(reversed(shape), reversed(target), strict=False)
     if len(shape) > len(target) or not all(is_one(extent) or extent == to for extent, to in ends):
-        hint = f"give one that broadcasts to {_shape_text(target)}"
-        raise ArgumentError(f"{name} of shape {_shape_text(shape)}", hint=hint)
+        hint = f"give a shape that broadcasts to {_shape_text(target)}"
+        raise ArgumentError(f"{name} of shape {_shape_text(shape)} does not broadcast", hint=hint)
 
 
 def require_mask(mask: Tensor, scores: Tensor) -> None:
     """Requires a float or bool mask that broadcasts to scores. Tokenizers' integer masks are rejected as ambiguous."""
     if not (mask.is_floating_point() or mask.dtype == torch.bool):
         hint = "give mask.bool(), True where a key is seen, or floats to add to the scores"
-        raise ArgumentError(f"a mask of {mask.dtype}", hint=hint)
+        raise ArgumentError(f"the mask is {mask.dtype}, neither bool nor floats", hint=hint)
     require_broadcast("mask", mask, scores)
 
 

@@ -32,7 +32,7 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
     if softcap is None:
         return x
     if softcap == 0:
-        raise ArgumentError("softcap=0", hint="give a positive number, or None for no cap")
+        raise ArgumentError("softcap=0 would divide by zero", hint="give a positive number, or None for no cap")
     return softcap * torch.tanh(x / softcap)
 
 
@@ -69,7 +69,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
 def require_one_packing(up: Tensor | None, interleaved: bool) -> None:
     """Rejects `up` with interleaved=True."""
     if interleaved and up is not None:
-        raise ArgumentError("interleaved=True with up", hint="give gate and up separately, or both interleaved in gate")
+        raise ArgumentError("interleaved=True takes no up", hint="give gate and up separately, or both interleaved in gate")
 
 
 def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, 
         require_shapes(gate=(gate, "*"), up=(up, "*"))
         return gate, up
     if gate.shape[-1] % 2:
-        raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", hint="give an even number, or up as well")
+        raise ArgumentError(f"a packed gate cannot have {gate.shape[-1]} features", hint="give an even number, or up as well")
     if interleaved:
         return gate[..., ::2], gate[..., 1::2]
     first, second = gate.chunk(2, -1)

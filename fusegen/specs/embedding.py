@@ -53,7 +53,7 @@ def embedding(
     if (token_type_ids is None) != (token_type_weight is None):
         raise ArgumentError("only one of token_type_ids and token_type_weight is given", hint="give both, or neither")
     if norm_bias is not None and norm_weight is None:
-        raise ArgumentError("norm_bias without norm_weight", hint="give norm_weight: (features)")
+        raise ArgumentError("norm_bias needs norm_weight", hint="give norm_weight: (features)")
     require_shapes(input=(input, "*"), token_type_ids=(token_type_ids, "*"))
     tables = {"position_weight": position_weight, "token_type_weight": token_type_weight}
     require_shapes(weight=(weight, "vocabulary features"), **{n: (table, f"{n} features") for n, table in tables.items()})
@@ -63,7 +63,7 @@ def embedding(
         h = h + F.embedding(token_type_ids, token_type_weight)
     if position_weight is not None:
         if position_weight.shape[0] < input.shape[-1]:
-            what = f"position_weight of {position_weight.shape[0]} rows for {input.shape[-1]} positions"
+            what = f"position_weight has {position_weight.shape[0]} rows, fewer than the {input.shape[-1]} positions"
             raise ArgumentError(what, hint="give a row for each position")
         h = h + position_weight[: input.shape[-1]]
     return h if norm_weight is None else F.layer_norm(h, (h.shape[-1],), norm_weight, norm_bias, eps)

@@ -80,7 +80,7 @@ def glu(input: Tensor, dim: int = -1, interleaved: bool = False) -> Tensor:
     if not interleaved:
         return F.glu(input, dim)
     if dim not in (-1, input.dim() - 1):
-        raise ArgumentError(f"interleaved pairs along dim={dim}", hint="give the last dim, -1")
+        raise ArgumentError(f"interleaved pairs cannot lie along dim={dim}", hint="give the last dim, -1")
     gate, up = halves(input, None, interleaved)
     return gate * torch.sigmoid(up)
 

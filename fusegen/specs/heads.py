@@ -24,7 +24,7 @@ def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor
     """Splits (batch, positions, (heads + 2·kv_heads)·channels) into q, k and v of (batch, heads, positions, channels)."""
     kv_heads = heads if kv_heads is None else kv_heads
     if heads < 1 or kv_heads < 1 or qkv.shape[-1] == 0 or qkv.shape[-1] % (heads + 2 * kv_heads):
-        what = f"heads={heads} and kv_heads={kv_heads} of {qkv.shape[-1]} features"
+        what = f"heads={heads} and kv_heads={kv_heads} do not split {qkv.shape[-1]} features"
         raise ArgumentError(what, hint="give positive numbers, so that heads + 2·kv_heads divides the features")
     channels = qkv.shape[-1] // (heads + 2 * kv_heads)
     widths = [count * channels for count in (heads, kv_heads, kv_heads)]
@@ -44,7 +44,7 @@ def placed(
 ) -> tuple[Tensor, Tensor]:
     """Normalizes and rotates q and k, each step only if its arguments are given."""
     if (cos is None) != (sin is None) or (interleaved and cos is None):
-        raise ArgumentError("interleaved=True without cos" if cos is sin else "only one of cos and sin", hint="give both or none")
+        raise ArgumentError("interleaved=True needs cos" if cos is sin else "only one of cos and sin is given", hint="give both")
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
     k = k if k_weight is None else rms_normalized(k, k_weight, eps)
     if cos is None or sin is None:

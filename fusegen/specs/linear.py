@@ -86,7 +86,7 @@ def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
     x: (rows, inputs); weight: (outputs, inputs); cos, sin: (rows, outputs/2). Su et al., "RoFormer" (arXiv 2104.09864).
     """
     if weight.shape[0] % 2:
-        raise ArgumentError(f"a weight of {weight.shape[0]} outputs", hint="give an even number: pairs are rotated")
+        raise ArgumentError(f"the weight has {weight.shape[0]} outputs", hint="give an even number: pairs are rotated")
     y = projected(x, weight)
     a, b = y[..., 0::2], y[..., 1::2]
     require_shapes(a=(a, "rows pairs"), cos=(cos, "rows pairs"), sin=(sin, "rows pairs"))
@@ -156,14 +156,14 @@ def qkv_linear(
 def _channels(weight: Tensor, k_weight: Tensor, v_weight: Tensor, bias: Tensor | None, heads: int, kv_heads: int | None) -> int:
     """Returns the head dim of separate weights; rejects a bias, and rows that do not match the heads."""
     if bias is not None:
-        raise ArgumentError("a bias with k_weight and v_weight", hint="give one packed weight with its bias")
+        raise ArgumentError("a bias is not supported with k_weight and v_weight", hint="give one packed weight with its bias")
     q_weight = (weight, "outputs inputs")
     require_shapes(weight=q_weight, k_weight=(k_weight, "kv_outputs inputs"), v_weight=(v_weight, "kv_outputs inputs"))
     rows, kv_rows = weight.shape[0], k_weight.shape[0]
     channels = rows // max(heads, 1)
     is_whole = channels > 0 and rows == heads * channels and kv_rows % channels == 0
     if not is_whole or (kv_heads is not None and kv_rows != kv_heads * channels):
-        what = f"heads={heads} and kv_heads={kv_heads} of {rows} and {kv_rows} rows"
+        what = f"heads={heads} and kv_heads={kv_heads} do not split {rows} and {kv_rows} rows"
         raise ArgumentError(what, hint="give weights of (heads·channels, inputs) and (kv_heads·channels, inputs)")
     return channels
 
@@ -283,7 +283,7 @@ def layer_norm_mlp(
     gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     is_rms = normalization == "RMSNorm"
     if is_rms and norm_bias is not None:
-        raise ArgumentError("a norm_bias with RMSNorm", hint="leave it out, or give normalization='LayerNorm'")
+        raise ArgumentError("RMSNorm has no norm_bias", hint="leave it out, or give normalization='LayerNorm'")
     normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
     h = projected(normalized, fc1_weight, fc1_bias)
     if activation in GATES:

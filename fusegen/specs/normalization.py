@@ -101,7 +101,7 @@ def rms_norm(
     """
     if tuple(normalized_shape) != (input.shape[-1],) and (return_statistics or zero_centered_gamma or casting_mode != "none"):
         raise ArgumentError(
-            f"normalized_shape={tuple(normalized_shape)} for rows of {input.shape[-1]}", hint="give only the last dim"
+            f"normalized_shape={tuple(normalized_shape)} is not ({input.shape[-1]},), the last dim", hint="give only the last dim"
         )
     if return_statistics:
         return _with_statistics(input, weight, eps, zero_centered_gamma, casting_mode)

@@ -51,7 +51,7 @@ def quantized(
     """
     largest = largest_of(dtype)
     if not x.dim():
-        raise ArgumentError("quantization of a tensor without dims", hint="give a tensor with dims")
+        raise ArgumentError("a tensor without dims cannot be quantized", hint="give a tensor with dims")
     wide = by_group(x.float(), granularity, group_size)
     if scale is not None:
         return (narrowed(*_raised(wide, dtype, aligned(scale, x, granularity, group_size))).reshape(x.shape),)
@@ -81,7 +81,7 @@ def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch
 def largest_of(dtype: torch.dtype) -> float:
     """Returns the largest finite value of an 8-bit dtype."""
     if dtype not in LARGEST:
-        raise ArgumentError(f"quantization to {dtype}", hint="give torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8")
+        raise ArgumentError(f"cannot quantize to {dtype}", hint="give torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8")
     return LARGEST[dtype]
 
 
@@ -92,18 +92,18 @@ def by_group(x: Tensor, granularity: str, group_size: int) -> Tensor:
     if granularity != "per_group":
         return x
     if group_size < 1 or x.shape[-1] % group_size:
-        raise ArgumentError(f"groups of {group_size} do not divide a row of {x.shape[-1]}", hint="give a group_size that does")
+        raise ArgumentError(f"groups of {group_size} do not divide a row of {x.shape[-1]}", hint="give a divisor as group_size")
     return torch.unflatten(x, -1, (-1, group_size))
 
 
 def aligned(scale: Tensor, x: Tensor, granularity: str, group_size: int) -> Tensor:
     """Checks a scale's shape, and returns it broadcastable to the result of `by_group`."""
     if not isinstance(scale, Tensor):
-        raise ArgumentError(f"a scale that is a {type(scale).__name__}", hint="give a tensor: torch.tensor(0.5)")
+        raise ArgumentError(f"scale is a {type(scale).__name__}, not a tensor", hint="give a tensor: torch.tensor(0.5)")
     groups = x.shape[-1] // group_size if granularity == "per_group" else 1
     expected = () if granularity == "per_tensor" else (*x.shape[:-1], groups)
     if tuple(scale.shape) != expected and not (granularity == "per_tensor" and tuple(scale.shape) == (1,)):
-        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {granularity}", hint=f"give one of shape {expected}")
+        raise ArgumentError(f"scale has shape {tuple(scale.shape)}, wrong for {granularity}", hint=f"give shape {expected}")
     return scale.unsqueeze(-1) if granularity == "per_group" else scale.float()
 
 
@@ -121,7 +121,7 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """
     if dtype not in LARGEST:
         if scale is not None:
-            raise ArgumentError(f"a scale for a cache of {dtype}", hint="give a cache of 8 bits, or no scale")
+            raise ArgumentError(f"a cache of {dtype} takes no scale", hint="give a cache of 8 bits, or no scale")
         return x.to(dtype)
     return narrowed(*_raised(x.float(), dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None]))
 
@@ -137,11 +137,11 @@ def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: to
     """Checks the scale of an 8-bit cache, and returns it as (1) or (kv_heads)."""
     largest_of(dtype)
     if scale is None and dtype == torch.int8:
-        raise ArgumentError("a cache of int8 without a scale", hint="give k_scale and v_scale")
+        raise ArgumentError("a cache of int8 needs a scale", hint="give k_scale and v_scale")
     if scale is None:
         return torch.ones(1, device=device)
     if tuple(scale.shape) not in ((), (1,), (kv_heads,)):
-        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", hint="give one number, or one per head")
+        raise ArgumentError(f"scale has shape {tuple(scale.shape)}", hint=f"give one number, or one for each of {kv_heads} heads")
     return scale.float().reshape(-1)
 
 
@@ -437,7 +437,7 @@ def linear_quant(
     quant_dtype: as in `quantize`.
     """
     if scale is None:
-        raise ArgumentError("linear_quant without a scale", hint="give one, or call quantize(linear(x)) in two launches")
+        raise ArgumentError("linear_quant needs a scale", hint="give one, or call quantize(linear(x)) in two launches")
     require_shapes(weight=(weight, "outputs inputs"), bias=(bias, "outputs"))
     y = activate(F.linear(input, weight, bias), activation)
     return quantized(y, "per_tensor", quant_dtype, scale)[0]

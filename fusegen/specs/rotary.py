@@ -47,7 +47,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     count = cos.shape[-1] * (2 if interleaved else 1)
     if count % 2 or count > x.shape[-1]:
-        what = f"cos and sin of {cos.shape[-1]} numbers a position for {x.shape[-1]} channels"
+        what = f"cos and sin have {cos.shape[-1]} numbers per position, which do not fit {x.shape[-1]} channels"
         raise ArgumentError(what, hint="give r numbers, r even and at most the channels; r/2 if interleaved")
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
@@ -198,16 +198,16 @@ def _cos_sin(
     """
     channels = q.shape[-1] if rotary_dim is None else rotary_dim
     if scaling is not None and factor <= 0:
-        raise ArgumentError(f"factor={factor}", hint="give a positive number")
+        raise ArgumentError(f"factor={factor} is not positive", hint="give a positive number")
     if scaling is None and factor != 1.0:
-        raise ArgumentError(f"factor={factor} without a scaling", hint="give scaling='linear', 'llama3' or 'yarn'")
+        raise ArgumentError(f"factor={factor} needs a scaling", hint="give scaling='linear', 'llama3' or 'yarn'")
     if base <= 0 or (scaling == "yarn" and base <= 1):
-        raise ArgumentError(f"base={base}", hint="give a number over 1, such as 10000.0")
+        raise ArgumentError(f"base={base} is too small", hint="give a number over 1, such as 10000.0")
     if mrope_section is None and position_ids.dim() > 2:
-        what = f"position_ids of shape {tuple(position_ids.shape)} without mrope_section"
-        raise ArgumentError(what, hint="give (batch, positions), or the number of pairs for each axis")
+        what = f"position_ids of shape {tuple(position_ids.shape)} need mrope_section"
+        raise ArgumentError(what, hint="give position_ids of (batch, positions), or mrope_section")
     if channels % 2 or not 0 < channels <= q.shape[-1]:
-        raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", hint=f"give an even number from 2 to {q.shape[-1]}")
+        raise ArgumentError(f"{channels} channels cannot be rotated", hint=f"give rotary_dim: even, from 2 to {q.shape[-1]}")
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
     frequencies, magnitude = 1.0 / base**exponents, 1.0
     if scaling == "linear":
@@ -229,7 +229,7 @@ def _cos_sin(
 def _by_section(positions: Tensor, sections: Sequence[int], pairs: int) -> Tensor:
     """Returns the position of each pair, (batch, positions, pairs), from (axes, batch, positions, 1)."""
     if sum(sections) != pairs or min(sections) < 0 or positions.dim() != 4 or positions.shape[0] != len(sections):
-        what = f"mrope_section={tuple(sections)} for {pairs} pairs and position_ids of shape {tuple(positions.shape[:-1])}"
+        what = f"mrope_section={tuple(sections)} does not fit {pairs} pairs and position_ids of shape {tuple(positions.shape[:-1])}"
         raise ArgumentError(
             what, hint="give numbers that add up to the pairs, one per axis of position_ids: (axes, batch, positions)"
         )

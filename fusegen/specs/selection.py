@@ -66,7 +66,7 @@ def moe_router(
     require_shapes(logits=(logits, "tokens experts"), bias=(bias, "experts"))
     experts, wide = logits.shape[-1], widened(logits)
     if not 1 <= k <= experts:
-        raise ArgumentError(f"k={k} of {experts} experts", hint=f"give a number from 1 to {experts}")
+        raise ArgumentError(f"k={k} is impossible with {experts} experts", hint=f"give a number from 1 to {experts}")
     if scoring == "sigmoid":
         scores = wide.sigmoid()
         indices = _limited(scores if bias is None else scores + bias, k, groups, chosen_groups).topk(k).indices
@@ -74,7 +74,7 @@ def moe_router(
         weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM) if renormalize else weights
     elif scoring == "softmax":
         if bias is not None or groups != 1 or chosen_groups != 1:
-            raise ArgumentError("a bias or groups with softmax", hint='give scoring="sigmoid"')
+            raise ArgumentError("softmax takes no bias or groups", hint='give scoring="sigmoid"')
         values, indices = wide.topk(k)
         weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
     else:
@@ -86,10 +86,10 @@ def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
     """Masks scores, (tokens, experts), with -inf outside the groups with the greatest sums of their top two."""
     experts = scores.shape[-1]
     if groups != 1 and (groups < 1 or experts % groups or experts < 2 * groups):
-        raise ArgumentError(f"groups={groups} of {experts} experts", hint="give a divisor of the experts, with two or more each")
+        raise ArgumentError(f"groups={groups} do not split {experts} experts", hint="give a divisor, with two experts or more each")
     if not 1 <= chosen <= groups or k > chosen * (experts // groups):
-        hint = f"give a number from 1 to {groups}, whose groups have k experts"
-        raise ArgumentError(f"chosen_groups={chosen} of {groups} groups of {experts // groups} experts for k={k}", hint=hint)
+        hint = f"give a number from 1 to {groups}, so that the groups have k experts"
+        raise ArgumentError(f"chosen_groups={chosen} of {groups} cannot give k={k} of {experts} experts", hint=hint)
     if groups == 1:
         return scores
     parts = scores.view(scores.shape[0], groups, -1)
@@ -165,7 +165,7 @@ def sample(
     require_shapes(**rows, **{name: (column, "requests 1") for name, column in columns.items()})
     require_integers(seeds=seeds)
     if counts is None and (repetition is not None or presence is not None or frequency is not None):
-        raise ArgumentError("penalties without counts", hint="give counts: (requests, vocabulary)")
+        raise ArgumentError("penalties need counts", hint="give counts: (requests, vocabulary)")
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
     temperature = None if temperature is None else temperature.float()
     wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature, 1.0)

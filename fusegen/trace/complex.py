@@ -36,8 +36,8 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 class ComplexTensor(Composite):
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
-            message = f"a complex tensor with parts of {real.dtype} and {imag.dtype}"
-            raise TraceError(message, where=here(), hint="make its parts float32, or float64")
+            message = f"a complex tensor cannot have parts of {real.dtype} and {imag.dtype}"
+            raise TraceError(message, where=here(), hint="make both float32, or both float64")
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ class ComplexTensor(Composite):
         rule = _RULES.get(function)
         if rule is None:
             message = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
-            hint = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
+            hint = "use +, -, *, conj, abs, real, imag and views, or compute with torch.view_as_real(z)"
             raise UnsupportedError(message, where=here(), hint=hint)
         return rule
 
@@ -102,7 +102,9 @@ class ComplexTensor(Composite):
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> NoReturn:
-        raise TraceError("a branch on a complex number cannot be traced", where=here(), hint="use torch.where of its parts")
+        raise TraceError(
+            "a branch on a complex number cannot be traced", where=here(), hint="use torch.where with a condition on its parts"
+        )
 
     def __repr__(self) -> str:
         return f"<traced complex of {self.real!r}>"
@@ -142,7 +144,7 @@ def _on_lists(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
 
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(tensor, ComplexTensor) for tensor in tensors):
-            message = f"{registry.name_of(function)} of complex and real tensors"
+            message = f"{registry.name_of(function)} of complex and real tensors is not supported"
             raise UnsupportedError(message, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
         parts = ([tensor.real for tensor in tensors], [tensor.imag for tensor in tensors])
         return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))

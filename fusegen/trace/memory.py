@@ -87,7 +87,7 @@ def require_current(value: _Value) -> None:
         return
     if memory.is_ambiguous or not (memory.declared or _are_views(value._tracer.builder, value._position, value._root)):
         raise UnsupportedError(
-            "a tensor is used after an alias of it was changed in place, and torch may have copied one of them",
+            "a tensor is used after a possible alias of it was changed in place: torch may have made a copy instead",
             where=here(),
             hint="write y = y + 1 instead of y += 1, or reshape the tensor after the change",
         )
@@ -328,7 +328,7 @@ def _interleaved(nodes: _Nodes, operand: int, dim: int, steps: tuple[Dim, Dim, i
     """The value interleaved with the elements that a strided slice skips, and its length."""
     start, length, step = steps
     if step < 0:
-        raise UnsupportedError("writing to a tensor that was reversed cannot be traced", hint="reverse the value")
+        raise UnsupportedError("writing to a reversed view cannot be traced", hint="write the reversed value to the tensor itself")
     span = simplify_dim((length - 1) * step + 1)
     shape = nodes.shape(value)
     first = nodes.part(value, dim, 0, simplify_dim(length - 1))

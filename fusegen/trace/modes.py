@@ -149,8 +149,8 @@ def _conversion(tracer: Tracer, function: Callable[..., Any], arguments: Sequenc
 def _dtype(tracer: Tracer, policy: Policy, lower: DType, arguments: Sequence[Any]) -> DType | None:
     """The dtype that floats are converted to; None for no conversion."""
     if policy is Policy.REFUSED:
-        message = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
-        raise TraceError(message, hint="use binary_cross_entropy_with_logits, on the input of the sigmoid")
+        message = "binary_cross_entropy is unsafe under torch.autocast, as in torch"
+        raise TraceError(message, hint="remove the sigmoid, and use binary_cross_entropy_with_logits")
     if policy is Policy.FLOAT32_BY_DEFAULT and any(isinstance(value, torch.dtype) for value in arguments):
         return None
     if policy is Policy.FLOAT32_RECIPROCAL and isinstance(arguments[0], torch.Tensor):
@@ -284,12 +284,17 @@ def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
     if narrow is None or op in _FLOAT8_OPS or op.family in _FLOAT8_FAMILIES:
         return
     if op is Op.MATMUL:
-        raise TraceError(f"matmul of {narrow}", hint="convert both first, or call torch._scaled_mm outside")
+        raise TraceError(
+            f"matmul of {narrow} is not supported",
+            hint="convert both operands first, or call torch._scaled_mm outside of the kernel",
+        )
     raise no_arithmetic(op.row.name, narrow)
 
 
 def no_arithmetic(name: str, dtype: DType) -> TraceError:
-    return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", hint="convert first: x.float()")
+    return TraceError(
+        f"{name} of {dtype} is not supported: the dtype is only stored, moved and converted", hint="convert first: x.float()"
+    )
 
 
 def without_overflow(value: TracedTensor) -> TracedTensor:

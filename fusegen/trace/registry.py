@@ -161,7 +161,7 @@ _ITSELF_OR_VIEWS = MAY_RETURN_INPUT.union(_VIEWS.split())
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if kwargs["out"] is not None:
         message = f"{name}: out= would write to a tensor, which cannot be traced"
-        raise UnsupportedError(message, where=here(), hint="use what the function returns")
+        raise UnsupportedError(message, where=here(), hint="leave out= out, and use the returned tensor")
     return {key: value for key, value in kwargs.items() if key != "out"}
 
 
@@ -188,10 +188,12 @@ _BY_VALUES = frozenset(
 
 def _suggestion(name: str) -> str:
     if name in _BY_VALUES:
-        return "its size depends on values: use torch.where(mask, x, other) and sums, or call it outside of the kernel"
+        return (
+            "the size of its result depends on values: use torch.where(mask, x, other) and sums, or call it outside of the kernel"
+        )
     if name.endswith("_") and not name.endswith("__"):
-        return "use the one without the trailing underscore; x.copy_(value) writes to a parameter that is declared (mutates=)"
+        return "use the function without the trailing underscore; to write to a parameter, declare mutates= and call x.copy_(value)"
     known = sorted({known_name for known_name in map(name_of, _HANDLERS) if not known_name.endswith("_")})
     matches = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
-    listed = f"; close to it: {', '.join(matches)}" if matches else ""
+    listed = f"; similar names: {', '.join(matches)}" if matches else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

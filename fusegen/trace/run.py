@@ -118,7 +118,7 @@ class _Mode(TorchFunctionMode):
                 return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
             message = f"torch.{func.__name__} draws random numbers, which kernels do not support yet"
-            raise UnsupportedError(message, where=here(), hint="draw outside of the kernel, and pass the tensor")
+            raise UnsupportedError(message, where=here(), hint="draw them outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
         if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
             self.tracer.outside.observe(func, args, kwargs or {}, result)
@@ -180,7 +180,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
             raise TraceError(
                 f"a function does not accept a traced value: {error}",
                 where=raised_at(error),
-                hint="use torch's functions on tensors",
+                hint="use torch's function for it, or call it outside of the kernel",
             ) from error
         except RuntimeError as error:
             if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
@@ -210,7 +210,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
 def _require_computed(results: Sequence[object]) -> None:
     """Refuses a function that only returns its arguments or views of them: a kernel would return copies."""
     if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
-        raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
+        raise UnsupportedError("it computes nothing: its results are its arguments, or views of them")
 
 
 def _require_plain(returned: object) -> None:

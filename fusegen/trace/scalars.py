@@ -256,8 +256,8 @@ for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
 def stale() -> TraceError:
     """Returns the error for a value that is used outside of its trace."""
     return TraceError(
-        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and is "
-        "invalid afterwards",
+        "a value of another trace is used: a kernel stored it in an attribute, a global or a list, but it is "
+        "valid only during its own trace",
         where=here(),
         hint="return it from the kernel, and store the call's result",
     )
@@ -410,7 +410,7 @@ class SymbolicSize:
         self.tracer.require_literal_feature(self.expr)
         self.tracer.require_no_parameter(self.expr)
         raise TraceError(
-            f"the run-time size {self.expr} is used as a number",
+            f"the run-time size {self.expr} is used as a float, but its value is not part of the trace",
             where=here(),
             hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
@@ -460,5 +460,5 @@ def dim_of(value: object) -> Dim:
         return int(value)
     if hasattr(value, "require_static"):  # a traced tensor
         value.require_static()
-        raise TraceError("a tensor is used as a size", where=here(), hint="use an int or a size of a traced tensor")
+        raise TraceError("a tensor cannot be a size", where=here(), hint="use an int or a size of a traced tensor")
     raise TraceError(f"{value!r} is not a size", where=here(), hint="use an int or a size of a traced tensor")

@@ -136,7 +136,9 @@ class Tracer:
             raise stale()
         if self._hooks is not _UNCHECKED and self._hooks != _hooks_on_saved():
             raise UnsupportedError(
-                "tensors that it saves are checkpointed, or have hooks", where=here(), hint="apply them outside of the kernel"
+                "its saved tensors are checkpointed, or have hooks",
+                where=here(),
+                hint="use checkpoints and hooks outside of the kernel",
             )
         for operand in args:
             require_current(operand)
@@ -160,7 +162,7 @@ class Tracer:
         if torch.get_default_dtype() is not torch.float32:
             _check_default_dtype(op, args, value)
         if op in _NOT_FOR_BOOL and all(a._node.dtype is DType.BOOL for a in args):
-            raise TraceError(f"{op.row.name} of bool", where=here(), hint="convert to a number dtype first")
+            raise TraceError(f"{op.row.name} of bool is not supported", where=here(), hint="convert to a numeric dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
@@ -268,7 +270,7 @@ class Tracer:
 
     def refuse_number(self, position: int) -> NoReturn:
         raise TraceError(
-            f"a run-time size is used as a number: {self.builder.nodes[position].op!r}",
+            f"a run-time size is used as a number by {self.builder.nodes[position].op.row.name}",
             where=here(),
             hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
@@ -439,4 +441,4 @@ def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTens
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
         message = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
-        raise TraceError(message, where=here(), hint="cast first: .to(torch.float32), or the dtype that you want")
+        raise TraceError(message, where=here(), hint="cast first, e.g. by .to(torch.float32)")

@@ -61,7 +61,11 @@ class TracedTensor:
 
     def size(self, dim: int | None = None) -> Any:
         if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
-            raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), hint="count dims from 0, or from -1")
+            raise DimError(
+                f"dim {dim} does not exist in a tensor of {self.ndim} dims",
+                where=here(),
+                hint="count dims from 0, or from -1 at the end",
+            )
         return self.shape if dim is None else self.shape[dim]
 
     @property
@@ -142,7 +146,9 @@ class TracedTensor:
 
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
-            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use the scalar")
+            raise TraceError(
+                "a tensor without dims cannot be iterated", where=here(), hint="use the tensor itself, or unsqueeze it"
+            )
         return self._tracer.size(self._node.shape[0])
 
     # Operations that need a value.
@@ -162,7 +168,11 @@ class TracedTensor:
 
     def __float__(self) -> NoReturn:
         self.require_static()
-        raise TraceError("a tensor's value is needed, but it has none during a trace", where=here(), hint="keep it a tensor")
+        raise TraceError(
+            "a tensor's value is needed, but it has none during a trace",
+            where=here(),
+            hint="compute with the tensor by torch's functions, or pass the number as a parameter",
+        )
 
     __int__ = __index__ = item = tolist = numpy = cpu = __float__
 
@@ -238,7 +248,7 @@ class TracedShape(tuple[Any, ...]):
         try:
             sizes = super().__getitem__(key)
         except IndexError:
-            message = f"the size of dim {key} of a tensor of {len(self)} dims"
+            message = f"dim {key} does not exist in a tensor of {len(self)} dims"
             raise IndexRangeError(message, where=here(), hint="pass a tensor that has the dim") from None
         return TracedShape(sizes) if isinstance(key, slice) else sizes
 
@@ -289,7 +299,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:
-        return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
+        return format(repr(self), spec) if not spec else self._refused(f"formatting a tensor by {spec!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         """Allows new attributes; refuses torch's own attributes and attributes on parameters."""
@@ -324,11 +334,11 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
     """Performs an in-place operation: all aliases of the target refer to a new value of the same shape and dtype."""
     if not torch.can_cast(result.dtype, target.dtype):
-        message = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
+        message = f"{name} in place: the result is {result.dtype}, which cannot be stored as {target.dtype}"
         raise TraceError(message, where=here(), hint="write x = x + y, or convert an operand, as torch requires too")
     shapes = result._node.shape, target._node.shape
     if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
-        message = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
+        message = f"{name} in place: the result has shape {result.shape}, the tensor {target.shape}"
         raise ShapeError(message, where=here(), hint="write x = x + y")
     overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
     return target

@@ -172,7 +172,7 @@ def test_mistakes(run: Run) -> None:
 
 def test_shapes_are_of_no_stored_record(run: Run) -> None:
     refused = run("bench", "--show", "run.json", "--shape", "x=8")
-    assert refused.code == 2 and "--show times nothing, and --shape selects what to time" in refused.err
+    assert refused.code == 2 and "--show times nothing, but --shape selects what to time" in refused.err
 
 
 def test_a_provider_of_other_kernels_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

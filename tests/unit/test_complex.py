@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[FusegenError]]] =
     "'eq' of complex": (lambda z, x: z == x, UnsupportedError),
     "a complex cannot be used": (lambda z, x: x * 1j, TraceError),
     "add:": (lambda z, x: torch.add(z, z, alpha=2).abs(), TraceError),
-    "last dim is not of size 2": (lambda z, x: torch.view_as_complex(x).abs(), TraceError),
+    "needs a last dim of size 2": (lambda z, x: torch.view_as_complex(x).abs(), TraceError),
     "complex64 is not supported": (lambda z, x: (z * CLOSED).abs(), ArgumentError),
 }
 

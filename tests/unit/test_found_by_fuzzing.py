@@ -46,8 +46,8 @@ def test_alpha_does_not_change_the_dtype() -> None:
     x, flags = torch.arange(6, dtype=torch.int32), torch.tensor([True, False] * 3)
     agree(lambda x, flags: torch.add(x, flags, alpha=2), (x, flags))
     agree(lambda x, flags: torch.add(x, flags, alpha=2), (randn(6, dtype=torch.float16), flags))
-    refused(lambda x: torch.add(x, x, alpha=2), flags, error=TraceError, says="bools scaled")
-    refused(lambda x: torch.add(x, x, alpha=0.5), x, error=TraceError, says="integers scaled")
+    refused(lambda x: torch.add(x, x, alpha=2), flags, error=TraceError, says="bools cannot be scaled")
+    refused(lambda x: torch.add(x, x, alpha=0.5), x, error=TraceError, says="integers cannot be scaled")
 
 
 def test_a_number_beside_a_statistic() -> None:

@@ -269,7 +269,7 @@ LISTS: list[tuple[Callable[[Tensor], Any], str]] = [
     (lambda x: x + torch.tensor([x.sum(), 1.0]), "a list of tensors"),
     (lambda x: x + torch.tensor([[1, 2], [3]]), "expected sequence of length 2"),
     (lambda x: x + torch.tensor(list(range(100))), "of 100 numbers"),
-    (lambda x: x + torch.tensor(["a"]), "of a list inside a kernel"),
+    (lambda x: x + torch.tensor(["a"]), "of this list cannot be traced"),
 ]
 
 

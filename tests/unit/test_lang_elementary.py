@@ -117,8 +117,8 @@ def test_angles_on_a_gpu() -> None:
 
 def test_what_torch_refuses() -> None:
     for text, says in {
-        "torch.heaviside(x, x.double())": "heaviside of float32 and float64",
-        "torch.isclose(x, x.double())": "isclose of float32 and float64",
+        "torch.heaviside(x, x.double())": "the dtypes float32 and float64 differ",
+        "torch.isclose(x, x.double())": "isclose: the dtypes float32 and float64 differ",
         "torch.hypot(x.int(), x.int())": "hypot of int32",
     }.items():
         function = function_of(text, "x")

@@ -50,15 +50,15 @@ def test_take() -> None:
 
 
 REFUSED: list[tuple[Callable[..., Any], type[FusegenError], str]] = [
-    (lambda x, b: torch.searchsorted(b.double(), x), TraceError, "of float32 among float64"),
-    (lambda x, b: torch.searchsorted(b, x, sorter=b), TraceError, "a sorter of float32"),
+    (lambda x, b: torch.searchsorted(b.double(), x), TraceError, "the values are float32, the table float64"),
+    (lambda x, b: torch.searchsorted(b, x, sorter=b), TraceError, "the sorter is float32"),
     (lambda x, b: torch.searchsorted(b, x, sorter=torch.arange(3)), ShapeError, "the sorter"),
-    (lambda x, b: torch.searchsorted(b, x, side="left", right=True), TraceError, "side='left' and right=True"),
-    (lambda x, b: torch.searchsorted(x, b), ShapeError, "searchsorted of shapes"),
+    (lambda x, b: torch.searchsorted(b, x, side="left", right=True), TraceError, "side='left' is invalid with right=True"),
+    (lambda x, b: torch.searchsorted(x, b), ShapeError, "a table and values of shapes"),
     (lambda x, b: torch.bucketize(x, x), ShapeError, "must be a vector"),
     (lambda x, b: torch.isin(x, torch.arange(2000)), UnsupportedError, "a table of 2000 entries"),
-    (lambda x, b: x.take(b.int()), TraceError, "take by indices of int32"),
-    (lambda x, b: x.put(b.int(), b), TraceError, "put by indices of int32"),
+    (lambda x, b: x.take(b.int()), TraceError, "take: the indices are int32"),
+    (lambda x, b: x.put(b.int(), b), TraceError, "put: the indices are int32"),
     (lambda x, b: x.put(b.long(), b[:2]), ShapeError, "put: the source"),
 ]
 

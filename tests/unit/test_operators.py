@@ -425,7 +425,7 @@ def test_a_recorded_call_makes_the_operators_of_its_backward_pass() -> None:
     assert len(names) == 2  # one for the gradients that are wanted, one for all
 
 
-@pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
+@pytest.mark.filterwarnings("ignore:.* runs unfused in a graph that torch records")
 def test_a_function_that_cannot_be_traced_runs_as_torch_compile_runs_it() -> None:
     @fg.kernel
     def signed(x: Tensor) -> Tensor:
@@ -436,7 +436,7 @@ def test_a_function_that_cannot_be_traced_runs_as_torch_compile_runs_it() -> Non
         torch.testing.assert_close(step(given), signed.function(given) + 1)
 
 
-@pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
+@pytest.mark.filterwarnings("ignore:.* runs unfused in a graph that torch records")
 def test_transforms_in_a_compiled_function() -> None:
     kernel, x, w = fg.kernel(lambda x, w: torch.softmax(x * w, -1)), randn(4, 16), randn(16)
 
@@ -447,7 +447,7 @@ def test_transforms_in_a_compiled_function() -> None:
     alike(Compiled(lambda x, w: torch.func.vmap(kernel, (0, None))(x, w)).call(x, w), kernel.function(x, w))
 
 
-@pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
+@pytest.mark.filterwarnings("ignore:.* runs unfused in a graph that torch records")
 def test_a_number_of_numpy_in_a_compiled_function() -> None:
     x, number = randn(4, 16), np.float32(0.5)
     alike(Compiled(fg.kernel(lambda x, number: torch.exp(x) * number)).call(x, number), torch.exp(x) * 0.5)
@@ -481,7 +481,7 @@ def test_what_is_no_operator_runs_and_is_told() -> None:
 
     kernel = fg.kernel(product)
     compiled = Compiled(lambda x, y: kernel(x, y), dynamic=True)
-    with pytest.warns(UserWarning, match="product is not fused where torch records it.*dim 1 of 'x' must be known"):
+    with pytest.warns(UserWarning, match="product runs unfused in a graph that torch records.*dim 1 of 'x' must be known"):
         alike(compiled.call(torch.ones(4, 16), torch.ones(16, 8)), torch.full((4, 8), 16.0))
     assert not compiled.operators
 
@@ -554,7 +554,7 @@ def test_an_operator_refuses_sizes_that_its_function_chose_by() -> None:
             operator(x)
 
 
-@pytest.mark.filterwarnings("ignore:.*is not fused where torch records it")
+@pytest.mark.filterwarnings("ignore:.*runs unfused in a graph that torch records")
 def test_a_kernel_that_asks_for_gradients() -> None:
     def scaled(x: Tensor) -> Tensor:
         return x * (2 if x.requires_grad else 3)

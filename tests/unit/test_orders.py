@@ -134,7 +134,7 @@ def test_gradients_go_back_to_the_chosen(text: str) -> None:
 
 def test_what_is_not_there() -> None:
     x = randn(4, 8)
-    refused(lambda x: x.topk(9), x, error=ShapeError, says="topk with k=9")
+    refused(lambda x: x.topk(9), x, error=ShapeError, says="topk: k=9")
     refused(lambda x: x.kthvalue(0), x, error=ShapeError, says="k=0")
     refused(lambda x: x.topk(2.0), x, error=TraceError, says="k=2.0")
 

@@ -106,19 +106,19 @@ TOKENS = {
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: ops.quantize(x, quant_dtype=torch.float16), "quantization to torch.float16"),
-        (lambda x: ops.quantize(x, quant_dtype=torch.uint8), "quantization to torch.uint8"),
+        (lambda x: ops.quantize(x, quant_dtype=torch.float16), "cannot quantize to torch.float16"),
+        (lambda x: ops.quantize(x, quant_dtype=torch.uint8), "cannot quantize to torch.uint8"),
         (lambda x: ops.quantize(x, granularity="per_row"), "no granularity is called 'per_row'"),
         (lambda x: ops.quantize(x, granularity="per_group", group_size=100), "groups of 100 do not divide a row of 256"),
-        (lambda x: ops.quantize(x, torch.ones(3), "per_token"), r"a scale of shape \(3,\) for per_token"),
-        (lambda x: ops.quantize(x, torch.ones(5, 1)), r"a scale of shape \(5, 1\) for per_tensor"),
+        (lambda x: ops.quantize(x, torch.ones(3), "per_token"), r"scale has shape \(3,\), wrong for per_token"),
+        (lambda x: ops.quantize(x, torch.ones(5, 1)), r"scale has shape \(5, 1\), wrong for per_tensor"),
         (lambda x: ops.rms_norm_quant(x, granularity="per_group", group_size=0), "groups of 0"),
         (lambda x: ops.linear_quant(x, x, None), "'scale' is None"),
-        (lambda x: ops.split_rotary_cache(**TOKENS, **CACHE), "a cache of int8 without a scale"),
-        (lambda x: ops.split_rotary_cache(**TOKENS, **CACHE, k_scale=torch.ones(3)), r"a scale of shape \(3,\) for 2 heads"),
+        (lambda x: ops.split_rotary_cache(**TOKENS, **CACHE), "a cache of int8 needs a scale"),
+        (lambda x: ops.split_rotary_cache(**TOKENS, **CACHE, k_scale=torch.ones(3)), r"scale has shape \(3,\)"),
         (
             lambda x: ops.cached_attention(*(x.view(1, 5, 16, 16),) * 3, torch.tensor([16]), k_scale=torch.tensor(1.0)),
-            "quantization to torch.float32",
+            "cannot quantize to torch.float32",
         ),
     ],
 )

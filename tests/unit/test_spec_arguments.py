@@ -114,33 +114,35 @@ def refused() -> dict[str, Callable[[], object]]:
     q, k, row, x = randn(1, 2, 3, 8), randn(1, 1, 3, 8), randn(2, 8), randn(2, 3, 8)
     weight, part, token = randn(8, 8), randn(4, 8), randn(1, 2, 1, 8)
     return {
-        "1 heads of queries for 2 heads of keys": lambda: ops.flash_attention(k, q, q),
-        "v of shape (1, 1, 3, 8)": lambda: ops.flash_attention(q, q, k),
-        "k of shape (1, 2, 3, 8)": lambda: ops.flash_attention(q.expand(2, 2, 3, 8), q, q),
+        "1 query heads are not a multiple of 2 heads of keys": lambda: ops.flash_attention(k, q, q),
+        "v has shape (1, 1, 3, 8)": lambda: ops.flash_attention(q, q, k),
+        "k has shape (1, 2, 3, 8)": lambda: ops.flash_attention(q.expand(2, 2, 3, 8), q, q),
         "mask of shape (2, 1, 1, 3)": lambda: ops.flash_attention(q, q, q, mask=randn(2, 1, 1, 3)),
         "offset=-1": lambda: ops.flash_attention(q, q, q, is_causal=True, offset=-1),
         "window=0": lambda: ops.flash_attention(q, q, q, window=0),
         "window=-1": lambda: ops.cached_attention(token, q, q, torch.tensor([2]), window=-1),
-        "lengths of shape (1, 1)": lambda: ops.cached_attention(token, q, q, torch.tensor([[2]])),
-        "lengths of torch.float32": lambda: ops.cached_attention(token, q, q, torch.ones(1)),
-        "a packed gate of 3 features": lambda: ops.glu(randn(3, 3), interleaved=True),
-        "interleaved pairs along dim=0": lambda: ops.glu(randn(4, 3), 0, interleaved=True),
-        "up of shape (1, 8)": lambda: ops.swiglu(row, row[:1]),
-        "interleaved=True with up": lambda: ops.swiglu(row, row, interleaved=True),
-        "a norm_bias with RMSNorm": lambda: ops.layer_norm_mlp(
+        "lengths has shape (1, 1)": lambda: ops.cached_attention(token, q, q, torch.tensor([[2]])),
+        "lengths has dtype torch.float32": lambda: ops.cached_attention(token, q, q, torch.ones(1)),
+        "a packed gate cannot have 3 features": lambda: ops.glu(randn(3, 3), interleaved=True),
+        "interleaved pairs cannot lie along dim=0": lambda: ops.glu(randn(4, 3), 0, interleaved=True),
+        "up has shape (1, 8)": lambda: ops.swiglu(row, row[:1]),
+        "interleaved=True takes no up": lambda: ops.swiglu(row, row, interleaved=True),
+        "RMSNorm has no norm_bias": lambda: ops.layer_norm_mlp(
             row, None, weight[0], weight, None, weight, None, normalization="RMSNorm"
         ),
-        "up of type float": lambda: ops.swiglu(row, 2.0),
-        "cos of shape (5, 8)": lambda: ops.rotary(token, token, randn(5, 8), randn(5, 8)),
-        "cos of shape (1, 8)": lambda: ops.rotary(q, q, randn(1, 8), randn(1, 8)),
-        "shift of shape (2, 8)": lambda: ops.modulated_layer_norm(x, x, row),
-        "shift of shape (2, 3, 8)": lambda: ops.modulated_rms_norm(x, row, x),
-        "a bias with k_weight": lambda: ops.qkv_linear(x, weight, weight[0], heads=2, k_weight=part, v_weight=part),
+        "up is a float": lambda: ops.swiglu(row, 2.0),
+        "cos has shape (5, 8)": lambda: ops.rotary(token, token, randn(5, 8), randn(5, 8)),
+        "cos has shape (1, 8)": lambda: ops.rotary(q, q, randn(1, 8), randn(1, 8)),
+        "shift has shape (2, 8)": lambda: ops.modulated_layer_norm(x, x, row),
+        "shift has shape (2, 3, 8)": lambda: ops.modulated_rms_norm(x, row, x),
+        "a bias is not supported with k_weight": lambda: ops.qkv_linear(
+            x, weight, weight[0], heads=2, k_weight=part, v_weight=part
+        ),
         "heads=2 and kv_heads=7": lambda: ops.qkv_linear(x, weight, heads=2, kv_heads=7, k_weight=part, v_weight=part),
         "only one of k_weight and v_weight": lambda: ops.qkv_linear(x, randn(24, 8), heads=2, k_weight=part),
-        "bias of shape (1)": lambda: ops.linear(x, weight, weight[0, :1]),
-        "residual of shape (1, 3, 8)": lambda: ops.add_rms_norm(x, x[:1], weight[0]),
-        "weight of shape (1)": lambda: ops.rms_norm(x, (8,), weight[0, :1], casting_mode="llama"),
+        "bias has shape (1)": lambda: ops.linear(x, weight, weight[0, :1]),
+        "residual has shape (1, 3, 8)": lambda: ops.add_rms_norm(x, x[:1], weight[0]),
+        "weight has shape (1)": lambda: ops.rms_norm(x, (8,), weight[0, :1], casting_mode="llama"),
         "temperature of shape (2, 3, 8)": lambda: ops.softmax(row[:, None], temperature=x),
     }
 
@@ -204,9 +206,9 @@ def test_none_in_place_of_what_is_needed_is_refused_by_name() -> None:
 
 
 def test_pairs_that_nothing_rotates_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="interleaved=True without cos"):
+    with pytest.raises(ArgumentError, match="interleaved=True needs cos"):
         ops.bias_split_heads(randn(2, 3, 24), heads=1, interleaved=True)
-    with pytest.raises(ArgumentError, match="interleaved=True without cos"):
+    with pytest.raises(ArgumentError, match="interleaved=True needs cos"):
         ops.qkv_linear(randn(2, 3, 8), randn(24, 8), heads=1, interleaved=True)
 
 

@@ -167,37 +167,39 @@ def refused() -> dict[str, Callable[[], object]]:
     x, logits, column, q, positions = randn(3, 7), randn(5, 16), torch.ones(5, 1), randn(1, 2, 3, 8), torch.arange(3)[None]
     router, ids = partial(ops.moe_router, logits, scoring="sigmoid"), partial(ops.rotary_position_ids, q, q, positions)
     return {
-        "k=17 of 16 experts": lambda: ops.moe_router(logits, 17),
-        "groups=3 of 16 experts": lambda: router(2, groups=3),
-        "groups=16 of 16 experts": lambda: router(2, groups=16),
-        "chosen_groups=5 of 4 groups": lambda: router(2, groups=4, chosen_groups=5),
-        "of 4 experts for k=9": lambda: router(9, groups=4, chosen_groups=2),
-        "a bias or groups with softmax": lambda: ops.moe_router(logits, 2, chosen_groups=2),
-        "penalties without counts": lambda: ops.sample(logits, repetition=column),
-        "top_k of type int": lambda: ops.sample(logits, top_k=5),
-        "top_p of shape \\(5\\)": lambda: ops.sample(logits, top_p=torch.ones(5)),
-        "seeds of torch.float32": lambda: ops.sample(logits, column, seeds=column),
-        "cos and sin of 7 numbers": lambda: ops.rotary(q, q, randn(3, 7), randn(3, 7)),
-        "sin of shape \\(3, 1\\)": lambda: ops.rotary(q, q, randn(3, 8), randn(3, 1)),
-        "rotary_dim=5 of 8 channels": lambda: ids(rotary_dim=5),
+        "k=17 is impossible with 16 experts": lambda: ops.moe_router(logits, 17),
+        "groups=3 do not split 16 experts": lambda: router(2, groups=3),
+        "groups=16 do not split 16 experts": lambda: router(2, groups=16),
+        "chosen_groups=5 of 4": lambda: router(2, groups=4, chosen_groups=5),
+        "cannot give k=9": lambda: router(9, groups=4, chosen_groups=2),
+        "softmax takes no bias or groups": lambda: ops.moe_router(logits, 2, chosen_groups=2),
+        "penalties need counts": lambda: ops.sample(logits, repetition=column),
+        "top_k is a int": lambda: ops.sample(logits, top_k=5),
+        "top_p has shape \\(5\\)": lambda: ops.sample(logits, top_p=torch.ones(5)),
+        "seeds has dtype torch.float32": lambda: ops.sample(logits, column, seeds=column),
+        "cos and sin have 7 numbers": lambda: ops.rotary(q, q, randn(3, 7), randn(3, 7)),
+        "sin has shape \\(3, 1\\)": lambda: ops.rotary(q, q, randn(3, 8), randn(3, 1)),
+        "5 channels cannot be rotated": lambda: ids(rotary_dim=5),
         "factor=0.0": lambda: ids(scaling="yarn", factor=0.0),
-        "mrope_section=\\(1, 1, 1\\) for 4 pairs": lambda: ops.rotary_position_ids(q, q, positions[None], mrope_section=(1, 1, 1)),
-        "a packed gate of 7 features": lambda: ops.swiglu(x),
-        "heads=4 and kv_heads=2 of 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
-        "normalized_shape=\\(3, 7\\) for rows of 7": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
+        "mrope_section=\\(1, 1, 1\\) does not fit 4 pairs": lambda: ops.rotary_position_ids(
+            q, q, positions[None], mrope_section=(1, 1, 1)
+        ),
+        "a packed gate cannot have 7 features": lambda: ops.swiglu(x),
+        "heads=4 and kv_heads=2 do not split 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
+        "normalized_shape=\\(3, 7\\) is not \\(7,\\)": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
         "only one of token_type_ids and token_type_weight": lambda: ops.embedding(positions, x, token_type_weight=x),
-        "norm_bias without norm_weight": lambda: ops.embedding(positions, x, norm_bias=x[0]),
-        "position_weight of 1 rows for 3 positions": lambda: ops.embedding(positions, x, position_weight=x[:1]),
-        "factor=4.0 without a scaling": lambda: ids(factor=4.0),
+        "norm_bias needs norm_weight": lambda: ops.embedding(positions, x, norm_bias=x[0]),
+        "position_weight has 1 rows, fewer than the 3 positions": lambda: ops.embedding(positions, x, position_weight=x[:1]),
+        "factor=4.0 needs a scaling": lambda: ids(factor=4.0),
         "base=1.0": lambda: ids(base=1.0, scaling="yarn", factor=4.0),
         "position_ids of shape \\(3, 1, 3\\)": lambda: ops.rotary_position_ids(q, q, positions.expand(3, 1, 3)),
-        "a mask of torch.int64": lambda: ops.flash_attention(q, q, q, mask=positions),
+        "the mask is torch.int64": lambda: ops.flash_attention(q, q, q, mask=positions),
         "only one of cos and sin": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
-        "k_cache of shape \\(2, 4, 2, 8\\)": lambda: ops.split_rotary_cache(
+        "k_cache has shape \\(2, 4, 2, 8\\)": lambda: ops.split_rotary_cache(
             randn(3, 32), *randn(2, 3, 8), *torch.zeros(2, 2, 4, 2, 8), torch.arange(3), heads=2, kv_heads=1
         ),
         "softcap=0": lambda: ops.cross_entropy(logits, torch.zeros(5, dtype=torch.int64), softcap=0.0),
-        "weight of shape \\(4\\)": lambda: ops.poly_norm(x, torch.ones(4), torch.ones(1)),
+        "weight has shape \\(4\\)": lambda: ops.poly_norm(x, torch.ones(4), torch.ones(1)),
     }
 
 

@@ -307,7 +307,7 @@ def test_an_attribute_that_a_metaclass_makes_is_refused() -> None:
 
 def test_an_iterator_is_refused() -> None:
     values = iter([1.0, 2.0])
-    with pytest.raises(TraceError, match="'values', which is an iterator"):
+    with pytest.raises(TraceError, match="'values', an iterator"):
         fg.kernel(lambda x: x * next(values))(X)
 
 
@@ -553,5 +553,5 @@ def test_what_cannot_be_watched_is_refused() -> None:
     slotted, read = Slotted(), Slotted.value.__get__  # type: ignore[attr-defined]
     slotted.value = 2.0  # type: ignore[attr-defined]
     for function in (lambda x: x * read(slotted), lambda x: x * len(Settings.__subclasses__())):
-        with pytest.raises(TraceError, match="cannot be detected"):
+        with pytest.raises(TraceError, match=r"cannot (be detected|detect new)"):
             fg.kernel(function)(X)

@@ -96,7 +96,7 @@ STRANGE: dict[str, tuple[Callable[[], Tensor], str]] = {
     "negative": (lambda: randn(COUNT, dtype=torch.complex64).conj().imag, r"negative bit.*\n.*x\.resolve_neg\(\)"),
     "negative-aligned": (lambda: torch._neg_view(randn(COUNT)), "negative bit"),
     "negative-double": (lambda: randn(COUNT, dtype=torch.complex128).conj().imag.unsqueeze(-1), "negative bit"),
-    "zeros": (lambda: torch._efficientzerotensor(COUNT), r"zeros without memory.*\n.*x\.clone\(\)"),
+    "zeros": (lambda: torch._efficientzerotensor(COUNT), r"zero tensor without memory.*\n.*x\.clone\(\)"),
     "freed": (lambda: freed(0), "storage of 0 bytes"),
     "wrapper": (lambda: Wrapper(randn(COUNT)), "is a Wrapper, whose class"),
     "dispatching": (lambda: Dispatching(randn(COUNT)), "is a Dispatching, whose class"),

@@ -248,7 +248,7 @@ def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | N
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
             return f"the head dim is {channels}, not a multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
     if attention_operands(graph, recurrence) is None:
-        return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
+        return "q, k or v does not have contiguous channels and 16-byte strides, or batch and heads are broadcast"
     return None
 
 

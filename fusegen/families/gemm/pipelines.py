@@ -156,7 +156,7 @@ class Pipeline:
             return "the second operand is batched"
         columns = literal(b.shape[-1])
         if columns is None:
-            return "the number of columns is only known at the call"
+            return "the number of columns is a run-time size"
         if columns % self.column_multiple:
             return f"the number of columns is not a multiple of {self.column_multiple}"
         if columns == 1:

@@ -129,7 +129,7 @@ def _trace(document: Any, name: str) -> ProfilerTrace:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ArgumentError(
-            f"{name} is not a trace: an event or a device is not as torch's profiler writes it", hint=_HINT
+            f"{name} is not a trace: an event or a device does not have the format of torch's profiler", hint=_HINT
         ) from error
 
 

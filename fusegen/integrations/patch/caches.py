@@ -393,7 +393,7 @@ def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheF
 
 def _own_attention() -> UnsupportedError:
     what = "the layer does not compute attention with a function that transformers knows by name"
-    return UnsupportedError(what, hint='model.set_attn_implementation("sdpa")')
+    return UnsupportedError(what, hint='call model.set_attn_implementation("sdpa")')
 
 
 def after_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
@@ -434,7 +434,7 @@ def _attention_inputs(
         if not isinstance(value, _VALUES):
             return value
         if not isinstance(value, _TENSORS):
-            raise UnsupportedError("the layer computes a number that is an argument of its attention or cache")
+            raise UnsupportedError("the layer passes a number that it computes to its attention or its cache")
         results.append(value)
         return _KernelResult(len(results) - 1)
 

@@ -118,7 +118,7 @@ class FusedForward(FusedCall):
         if self._is_removed:
             return "its patch was removed"
         if is_tracing_attention():
-            return "its layer runs its own code after its attention"
+            return "its layer runs unfused after its attention"
         is_checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
         if is_checkpointing and type(module).__call__ is nn.Module.__call__:
             return "its activations are checkpointed"

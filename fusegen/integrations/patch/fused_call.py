@@ -100,7 +100,7 @@ class FusedCall:
     graphs: KernelGraphs | None = None
     layers: Layers | None = None
     own_code: str = ""
-    _last_reason = "it was patched after its forward pass"  # the reason of the last call outside of a backward pass
+    _last_reason = "it was patched between forward and backward pass"  # the reason of the last call outside of a backward pass
 
     def __init__(self) -> None:
         self.kinds: dict[CallKind, FusedFacts | str] = {}

@@ -58,7 +58,7 @@ def repeat(input: TracedTensor, *repeats: Any, **named: Any) -> TracedTensor:
     """Repeats the whole tensor along each dim; extra counts add leading dims."""
     counts = [dim_of(c) for c in sequence(repeats, named)]
     if any((literal(c) or 0) < 0 for c in counts):
-        raise ShapeError(f"repeat {shape_text(counts)} times", hint="give numbers of 0 and more")
+        raise ShapeError(f"repeat: a count of {shape_text(counts)} is negative", hint="give counts of 0 or more")
     counts = [1] * (input.ndim - len(counts)) + counts  # for tile; repeat requires a count for each dim
     sizes: list[Dim] = [1] * (len(counts) - input.ndim) + list(input._node.shape)
     split = reshaped(input, [extent for size in sizes for extent in (1, size)])
@@ -168,7 +168,7 @@ def channel_shuffle(input: TracedTensor, groups: int) -> TracedTensor:
 def diff(input: TracedTensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> TracedTensor:
     """Differences of neighbours along a dim, n times; for bools, `!=`."""
     if n < 0:
-        raise ShapeError(f"diff: n={n}", hint="give a number of 0 or more")
+        raise ShapeError(f"diff: n={n} is negative", hint="give 0 or more")
     if not n:
         return input
     tensors = [p for p in (prepend, input, append) if p is not None]
@@ -189,7 +189,7 @@ def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: 
     if mode not in ("constant", *_BORDERS):
         raise TraceError(f"pad: mode={mode!r} is not supported", hint=f"use constant, {', '.join(_BORDERS)}")
     if mode != "constant" and value is not None:
-        raise TraceError(f"pad: value with mode={mode!r}", hint="leave value out, or use mode='constant'")
+        raise TraceError(f"pad: mode={mode!r} takes no value", hint="leave value out, or use mode='constant'")
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         text = f"pad: {len(pad)} numbers for a tensor of {input.ndim} dims"
         raise ShapeError(text, hint="give two numbers per dim, the last dim first")
@@ -246,8 +246,8 @@ def _wrapped(_x: TracedTensor, middle: TracedTensor, dim: int, width: Dim, side:
 
 def _require_room(x: TracedTensor, width: Dim, available: Dim) -> None:
     if not holds(x._tracer, sympy.sympify(width) <= available):
-        text = f"pad: {width} padding elements from a dim that provides {available}"
-        raise ShapeError(text, hint="pad by at most the size of the dim; by one less in mode 'reflect'")
+        text = f"pad: {width} padding elements, but the dim provides only {available}"
+        raise ShapeError(text, hint="pad by at most the size of the dim, or by one less with mode='reflect'")
 
 
 _BORDERS: dict[str, _Border] = {"reflect": _reflected, "replicate": _replicated, "circular": _wrapped}
@@ -262,7 +262,7 @@ _KERNELS = {"reflect": "reflection", "replicate": "replication"}
 def diagonal_of(input: TracedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TracedTensor:
     """The diagonal of two dims, `index1 == index2 - offset`, as the last dim."""
     if input.ndim < 2:
-        raise ShapeError(f"diagonal of a tensor of {input.ndim} dims", hint="give it two dims or more")
+        raise ShapeError(f"diagonal: the tensor has {input.ndim} dims", hint="give it two dims or more")
     x = movedim(input, each_dim((dim1, dim2), input.ndim), (-2, -1))
     *outer, rows, columns = x._node.shape
     below, right = max(0, -int(offset)), max(0, int(offset))
@@ -285,14 +285,14 @@ def diag(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
     if input.ndim == 1:
         return diag_embed(input, diagonal)
     if input.ndim != 2:
-        raise ShapeError(f"diag of a tensor of {input.ndim} dims", hint="give it a vector or a matrix, or use torch.diagonal")
+        raise ShapeError(f"diag: the tensor has {input.ndim} dims", hint="give it a vector or a matrix, or use torch.diagonal")
     return as_copy(diagonal_of(input, diagonal))
 
 
 @implements("trace")
 def trace(input: TracedTensor) -> TracedTensor:
     if input.ndim != 2:
-        raise ShapeError(f"trace of a tensor of {input.ndim} dims", hint="give it a matrix")
+        raise ShapeError(f"trace: the tensor has {input.ndim} dims", hint="give it a matrix")
     return reductions.sum(diagonal_of(require_number("trace", input)))
 
 
@@ -300,7 +300,7 @@ def trace(input: TracedTensor) -> TracedTensor:
 def diag_embed(input: TracedTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TracedTensor:
     """Diagonal matrices from vectors."""
     if not input.ndim:
-        raise ShapeError("diag_embed of a tensor without dims", hint="give it one dim or more")
+        raise ShapeError("diag_embed: the tensor has no dims", hint="give it one dim or more")
     tracer, shift = input._tracer, int(offset)
     padded = pad(input, (0, abs(shift)))
     column = iota(tracer, padded._node.shape[-1])
@@ -341,17 +341,19 @@ def _slices(
 ) -> list[TracedTensor]:
     """Returns one slice for each window element: that element in all windows."""
     if math.prod(sizes) > _MOST_SLICES or min(*sizes, *steps, *dilations) < 1:
-        text = f"windows of {' x '.join(map(str, sizes))} elements with steps of {' x '.join(map(str, steps))}"
+        text = f"windows of {' x '.join(map(str, sizes))} elements with steps of {' x '.join(map(str, steps))} are not supported"
         raise TraceError(text, hint=f"give positive numbers, and windows of up to {_MOST_SLICES} elements")
     counts = []
     for d, size, step, dilation in zip(dims, sizes, steps, dilations, strict=True):
         extent = literal(x._node.shape[d])
         if extent is None:
             x._tracer.require_literal(x._node.shape[d])
-            raise UnsupportedError(f"windows along a dim of the run-time size {x.shape[d]}", hint="lower with example tensors")
+            raise UnsupportedError(
+                f"windows cannot slide along a dim of the run-time size {x.shape[d]}", hint="lower with example tensors"
+            )
         span = (size - 1) * dilation + 1
         if span > extent:
-            raise ShapeError(f"windows of {span} elements along a dim of {extent}", hint="make them smaller, or pad")
+            raise ShapeError(f"windows of {span} elements do not fit a dim of {extent}", hint="make them smaller, or pad")
         counts.append((extent - span) // step + 1)
     slices = []
     for corner in itertools.product(
@@ -395,7 +397,7 @@ def _register_pools(rank: int) -> None:
         sizes, border = _per_dim(name, kernel_size, rank), _per_dim(name, padding, rank)
         steps = _steps(name, stride, sizes)
         if divisor_override is not None and not divisor_override:
-            raise TraceError(f"{name}: a divisor of 0", hint="leave divisor_override out, or give another")
+            raise TraceError(f"{name}: divisor_override is 0", hint="leave divisor_override out, or give another")
         x = _with_border(name, require_float(name, input), sizes, border, 0.0)
         total = _combined(pointwise.add, _slices(x, _axes(x, dims), sizes, steps, (1,) * rank))
         if count_include_pad or not any(border) or divisor_override:
@@ -434,7 +436,10 @@ def _axes(x: TracedTensor, dims: Sequence[int]) -> tuple[int, ...]:
 
 def _with_border(name: str, x: TracedTensor, sizes: Sequence[int], border: Sequence[int], value: float) -> TracedTensor:
     if any(2 * width > size for width, size in zip(border, sizes, strict=True)):
-        raise ShapeError(f"{name}: padding of {tuple(border)} for windows of {tuple(sizes)}", hint="give at most half a window")
+        raise ShapeError(
+            f"{name}: padding of {tuple(border)} is more than half a window of {tuple(sizes)}",
+            hint="reduce the padding, or enlarge the windows",
+        )
     widths = [width for pad_width in reversed(border) for width in (pad_width, pad_width)]
     return pad(x, widths, "constant", value) if any(border) else x
 

@@ -43,7 +43,9 @@ def scaled_dot_product_attention(
     factor = 1 / math.sqrt(_head_dim(query)) if scale is None else scale
     scores = scaled(matmul(query, transpose(key, -2, -1)), factor)
     if is_causal and attn_mask is not None:
-        raise TraceError("scaled_dot_product_attention with attn_mask and is_causal", hint="put both into the mask")
+        raise TraceError(
+            "scaled_dot_product_attention takes attn_mask or is_causal, not both", hint="include the causal mask in attn_mask"
+        )
     if is_causal:
         scores = pointwise.where(_causal(scores), scores, -math.inf)
     if attn_mask is not None:
@@ -59,7 +61,7 @@ def _repeated_heads(x: TracedTensor, query: TracedTensor) -> TracedTensor:
     heads, query_heads = literal(x._node.shape[-3]), literal(query._node.shape[-3])
     if heads is None or query_heads is None or query_heads % heads:
         message = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} query heads, {x.shape[-3]} of keys or values"
-        raise ShapeError(message, hint="use literal numbers of heads, the first a multiple of the second")
+        raise ShapeError(message, hint="use literal numbers of heads; the query heads must be a multiple of the others")
     return repeat_interleave(x, query_heads // heads, -3)
 
 
@@ -68,7 +70,7 @@ def _head_dim(query: TracedTensor) -> int:
     query._tracer.require_literal(query._node.shape[-1])
     head_dim = literal(query._node.shape[-1])
     if head_dim is None:
-        raise UnsupportedError("the head dim must be literal", hint="pass scale=")
+        raise UnsupportedError("the default scale needs a literal head dim, but it is a run-time size", hint="pass scale=")
     return head_dim
 
 
@@ -82,15 +84,15 @@ def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
     """Scores with a mask applied: -inf where a bool mask is False; a float mask, of float32 or the scores' dtype, is added."""
     lifted = scores._tracer.lift(mask)
     if lifted.dtype not in (torch.bool, torch.float32, scores.dtype):
-        message = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
-        raise TraceError(message, hint="use bool, float32 or the queries' dtype")
+        message = f"an attention mask of {dtype_of(lifted)} cannot be added to scores of {dtype_of(scores)}"
+        raise TraceError(message, hint="give a mask of bool, float32 or the queries' dtype")
     shape, mask_shape = scores._node.shape, lifted._node.shape
     if len(mask_shape) > len(shape) or any(
         same(s, 1) and not same(m, 1) for s, m in zip(shape[::-1], mask_shape[::-1], strict=False)
     ):
         raise ShapeError(
-            f"an attention mask of {shape_text(mask_shape)} for scores of {shape_text(shape)}",
-            hint="give one that broadcasts to them",
+            f"an attention mask of {shape_text(mask_shape)} does not broadcast to scores of {shape_text(shape)}",
+            hint="give a mask that broadcasts to (..., queries, keys)",
         )
     if lifted.dtype is torch.bool:
         return pointwise.where(lifted, scores, -math.inf)
@@ -127,15 +129,19 @@ def multi_head_attention_forward(
 ) -> tuple[TracedTensor, TracedTensor | None]:
     """The implementation of `torch.nn.MultiheadAttention`; positions precede the batch dim."""
     if add_zero_attn or any(argument is not None for argument in (bias_k, bias_v, static_k, static_v)):
-        raise TraceError("multi_head_attention_forward: bias_k, bias_v, add_zero_attn, static_k and static_v are not supported yet")
+        raise TraceError(
+            "multi_head_attention_forward: bias_k, bias_v, add_zero_attn, static_k and static_v are not supported",
+            hint="leave them out",
+        )
     dropout_p = dropout_p if training else 0.0
     if is_causal and attn_mask is None:
-        raise TraceError("multi_head_attention_forward with is_causal needs attn_mask, as in torch")
+        raise TraceError("multi_head_attention_forward with is_causal needs attn_mask, as in torch", hint="pass attn_mask")
     tracer = tracer_of(query, key, value)
     query, key, value = (tracer.lift(x) for x in (query, key, value))
     if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
         raise ShapeError(
-            f"multi_head_attention_forward: {query.shape[-1]} features for embed_dim {embed_dim_to_check} and {num_heads} heads"
+            f"multi_head_attention: {query.shape[-1]} features do not fit embed_dim {embed_dim_to_check} and {num_heads} heads",
+            hint="give embed_dim features, a multiple of the heads",
         )
     batched = query.ndim == 3
     inputs = [x if batched else unsqueeze(x, 1) for x in (query, key, value)]
@@ -162,7 +168,10 @@ def _attention_and_weights(
     if mask is not None:
         (mask,) = autocasted(torch.baddbmm, mask)
     if mask is not None and mask.dtype is not q.dtype:
-        raise TraceError(f"attention weights with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", hint="convert it")
+        raise TraceError(
+            f"the attention mask is {dtype_of(mask)}, but the queries are {dtype_of(q)}",
+            hint="convert the mask to the queries' dtype",
+        )
     scores = matmul(q, transpose(k, -2, -1))
     weights = _dropped(_call(F.softmax, scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
     return _call(torch.bmm, weights, v), weights

@@ -22,7 +22,7 @@ def tracer_of(*values: object) -> Tracer:
     """Returns the tracer of the first traced value, searching lists and tuples too."""
     tracer = tracer_among(values)
     if tracer is None:
-        raise TraceError("no traced operand")
+        raise TraceError("no argument is a traced tensor", hint="pass a tensor of the kernel")
     return tracer
 
 
@@ -34,7 +34,7 @@ def normalize_dim(dim: int, rank: int) -> int:
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TraceError(f"dim {dim!r} is not an int", hint="give an int")
     if not -max(rank, 1) <= dim < max(rank, 1):
-        raise DimError(f"dim {dim} of a tensor of {rank} dims", hint="count dims from 0, or from -1 at the end")
+        raise DimError(f"dim {dim} does not exist in a tensor of {rank} dims", hint="count dims from 0, or from -1 at the end")
     return dim % rank if rank else 0
 
 
@@ -71,7 +71,7 @@ def binary(op: Op, a: Any, b: Any) -> TracedTensor:
 def require_float(name: str, x: TracedTensor) -> TracedTensor:
     """Requires a float dtype of 16 bits or more."""
     if not dtype_of(x).is_float:
-        raise TraceError(f"{name} of {dtype_of(x)}", hint="convert to a float dtype first")
+        raise TraceError(f"{name} of {dtype_of(x)} is not supported", hint="convert to a float dtype first")
     if dtype_of(x).is_float8:
         raise no_arithmetic(name, dtype_of(x))
     return x
@@ -80,7 +80,7 @@ def require_float(name: str, x: TracedTensor) -> TracedTensor:
 def require_number(name: str, x: TracedTensor) -> TracedTensor:
     """Requires a dtype other than bool."""
     if dtype_of(x) is DType.BOOL:
-        raise TraceError(f"{name} of bool", hint="convert to a numeric dtype first")
+        raise TraceError(f"{name} of bool is not supported", hint="convert to a numeric dtype first")
     return x
 
 
@@ -93,7 +93,7 @@ def float_setting(name: str, value: object) -> float:
         value.require_static()
     if isinstance(value, (int, float)):
         return float(value)
-    raise TraceError(f"{name} is a {type(value).__name__}", hint="pass a number")
+    raise TraceError(f"{name} is a {type(value).__name__}, not a number", hint="pass a number")
 
 
 def sequence(args: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
@@ -110,7 +110,9 @@ def in_place(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedT
     """Returns a function's result. With inplace, the traced input is replaced by it; the caller's tensor is not written."""
     if inplace and result is not input:
         if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.captured.values()):
-            raise TraceError("an in-place function that cannot write to its input", hint="leave inplace out")
+            raise TraceError(
+                "inplace=True cannot write to this input: it is captured, or the result has another dtype", hint="leave inplace out"
+            )
         overwrite(input, result)
         return input
     return result
@@ -123,7 +125,8 @@ def check_device(tracer: Tracer, device: Any) -> None:
     requested = torch.device(device)
     if requested.type != tracer.device.type or (requested.index or 0) != (tracer.device.index or 0):
         raise TraceError(
-            f"a tensor on {requested} in a kernel on {tracer.device}", hint="leave device out, or use that of an input: x.device"
+            f"a kernel on {tracer.device} cannot create a tensor on {requested}",
+            hint="leave device out, or use that of an input: x.device",
         )
 
 

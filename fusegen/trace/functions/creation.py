@@ -37,14 +37,16 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
     check_settings(tracer, settings)
     if not 1 <= len(bounds) <= 3:
-        raise TraceError(f"arange of {len(bounds)} numbers", hint="write arange(start, end, step)")
+        raise TraceError(f"arange takes 1 to 3 numbers, not {len(bounds)}", hint="write arange(start, end, step)")
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if all(isinstance(b, (int, np.integer)) for b in (start, end, step)):
         return _integers(tracer, start, end, step, dtype)
     if not all(isinstance(b, (int, float, np.number)) for b in (start, end, step)):
-        raise TraceError("arange with a run-time float bound or step", hint="scale arange(n)")
+        raise TraceError(
+            "arange with a run-time float bound or step is not supported", hint="compute start + step * torch.arange(n)"
+        )
     if dtype is not None and not dtype.is_floating_point:
-        raise TraceError(f"arange of floats in {dtype}", hint="give ints, or convert: torch.arange(...).to(dtype)")
+        raise TraceError(f"arange of floats in {dtype} is not supported", hint="give ints, or convert: torch.arange(...).to(dtype)")
     _require_step(start, end, step)
     indices = cast(iota(tracer, math.ceil((end - start) / step)), torch.float64)  # torch computes in float64 too
     return cast(pointwise.add(pointwise.mul(indices, float(step)), float(start)), dtype or torch.get_default_dtype())
@@ -60,7 +62,9 @@ def _integers(tracer: Tracer, start: Any, end: Any, step: Any, dtype: torch.dtyp
 
 def _require_step(start: Any, end: Any, step: Any) -> None:
     if step == 0 or (end < start if step > 0 else start < end):
-        raise TraceError(f"arange from {start} to {end} with the step {step}", hint="give bounds in the order of the step")
+        raise TraceError(
+            f"arange from {start} never reaches {end} with the step {step}", hint="give a step that leads from start to end"
+        )
 
 
 def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
@@ -200,7 +204,7 @@ def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: 
     if isinstance(data, (list, tuple)):
         return _listed(tracer, data, dtype)
     if not isinstance(data, (bool, int, float, np.generic)):
-        message = f"torch.tensor of a {type(data).__name__} inside a kernel"
+        message = f"torch.tensor of a {type(data).__name__} cannot be traced"
         raise TraceError(message, hint="make the tensor outside and pass it; use torch.stack for traced values")
     if isinstance(data, np.generic):  # keeps its dtype
         return _filled(tracer, ((),), data, dtype or torch.tensor(_specialized(data)).dtype)
@@ -212,10 +216,10 @@ def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> T
     try:
         samples = torch.tensor(_samples(tracer, data), dtype=dtype, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"torch.tensor of a list inside a kernel: {error}"
+        message = f"torch.tensor of this list cannot be traced: {error}"
         raise TraceError(message, hint="give numbers, or use torch.stack for traced tensors") from None
     if samples.numel() > _MOST_NUMBERS:
-        message = f"torch.tensor of {samples.numel()} numbers inside a kernel; the limit is {_MOST_NUMBERS}"
+        message = f"torch.tensor of {samples.numel()} numbers cannot be traced: the limit is {_MOST_NUMBERS}"
         raise TraceError(message, hint="make the tensor outside and pass it")
     if not samples.numel():
         return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
@@ -228,7 +232,7 @@ def _samples(tracer: Tracer, data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_samples(tracer, part) for part in data]
     if isinstance(data, torch.Tensor):
-        raise TraceError("torch.tensor of a list of tensors inside a kernel", hint="use torch.stack")
+        raise TraceError("torch.tensor of a list of tensors cannot be traced", hint="use torch.stack")
     if type(data) is TracedScalar:
         return 1.0 if tracer.lift(data)._node.dtype.is_float else 1
     return 1 if type(data) is SymbolicSize else data
@@ -263,7 +267,9 @@ def linspace(
     check_settings(tracer, settings)
     kind = dtype or torch.get_default_dtype()
     if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
-        raise TraceError("linspace requires bounds that are numbers, an int of steps and a float dtype", hint="scale arange(n)")
+        raise TraceError(
+            "linspace needs numbers as bounds, an int as steps and a float dtype", hint="compute it from torch.arange(n)"
+        )
     steps = int(steps)  # specializes a run-time size
     index = cast(iota(tracer, steps), torch.float64)
     step = (end - start) / max(steps - 1, 1)
@@ -303,7 +309,7 @@ def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:
 @implements("view_as_complex")
 def view_as_complex(input: TracedTensor) -> ComplexTensor:
     if not input.ndim or not same(input._node.shape[-1], 2):
-        raise TraceError("view_as_complex of a tensor whose last dim is not of size 2", hint="reshape it: x.reshape(..., -1, 2)")
+        raise TraceError("view_as_complex needs a last dim of size 2", hint="reshape it: x.reshape(..., -1, 2)")
     return ComplexTensor(input[..., 0], input[..., 1])
 
 
@@ -322,7 +328,7 @@ def polar(abs: Any, angle: Any) -> ComplexTensor:
 def _require_floats(name: str, first: Any, second: Any) -> None:
     """Requires float32 or float64, as torch does."""
     if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
-        raise TraceError(f"{name} of {first.dtype} and {second.dtype}", hint="make both float32, or float64")
+        raise TraceError(f"{name}: the parts are {first.dtype} and {second.dtype}", hint="make both float32, or both float64")
 
 
 @implements("real")

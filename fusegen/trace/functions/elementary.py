@@ -178,7 +178,9 @@ def heaviside(input: Any, values: Any) -> TracedTensor:
     tracer = tracer_of(input, values)
     x, at_zero = tracer.lift(input), tracer.lift(values)
     if dtype_of(x) is not dtype_of(at_zero):
-        raise TraceError(f"heaviside of {dtype_of(x)} and {dtype_of(at_zero)}", hint="give both the same dtype, as in torch")
+        raise TraceError(
+            f"heaviside: the dtypes {dtype_of(x)} and {dtype_of(at_zero)} differ", hint="give both the same dtype, as in torch"
+        )
     return where(binary(Op.EQ, x, 0), at_zero, cast(binary(Op.GT, x, 0), x.dtype))
 
 
@@ -203,7 +205,9 @@ def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
     tracer = tracer_of(input, other)
     x, y = tracer.lift(input), tracer.lift(other)
     if dtype_of(x) is not dtype_of(y):
-        raise TraceError(f"isclose of {dtype_of(x)} and {dtype_of(y)}", hint="give both the same dtype, as in torch")
+        raise TraceError(
+            f"isclose: the dtypes {dtype_of(x)} and {dtype_of(y)} differ", hint="give both the same dtype, as in torch"
+        )
     equal = binary(Op.EQ, x, y)
     if dtype_of(x) is DType.BOOL:
         return equal
@@ -228,7 +232,7 @@ def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
 def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
     """Clamps to two bounds, which are truncated for integers."""
     if dtype_of(require_number("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
-        raise TraceError("hardtanh of uint8 with a negative bound", hint="convert to a signed dtype first")
+        raise TraceError("hardtanh of uint8 cannot have a negative bound", hint="convert to a signed dtype first")
     bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
     return in_place(input, input._tracer.add(Op.HARDTANH, input, *map(input._tracer.lift, bounds)), inplace)
 
@@ -320,5 +324,7 @@ def _integer_op(op: Op, input: Any, other: Any) -> TracedTensor:
     dtypes = [dtype_of(x) for x in operands]
     if any(dtype.is_float for dtype in dtypes) or all(dtype is DType.BOOL for dtype in dtypes):
         names = " and ".join(map(repr, dtypes))
-        raise TraceError(f"{op.row.name} of {names}: bit operations take integers", hint="convert to an integer dtype first")
+        raise TraceError(
+            f"{op.row.name} of {names} is not supported: bit operations take integers", hint="convert to an integer dtype first"
+        )
     return tracer.add(op, *operands)

@@ -157,7 +157,10 @@ def gather_slices(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool
 def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = False) -> TracedTensor:
     _require_integers(index)
     if 0 not in index._node.shape and same(x._node.shape[dim], 0):
-        raise ShapeError(f"indices into a dim of size 0 of a tensor of shape {shape_text(x._node.shape)}", hint="give it elements")
+        raise ShapeError(
+            f"a dim of size 0 cannot be indexed: the tensor has shape {shape_text(x._node.shape)}",
+            hint="give a tensor with elements",
+        )
     return x._tracer.add(Op.GATHER, x, index, dim=dim, wraps=wraps)
 
 
@@ -196,7 +199,7 @@ def _check_keys(keys: list[Any]) -> None:
                 hint="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
             )
     if sum(k is Ellipsis for k in keys) > 1:
-        raise ShapeError("an index with several ellipses", hint="use one ellipsis")
+        raise ShapeError("an index has more than one ellipsis", hint="use one ellipsis")
 
 
 def _is_short_list(key: Any) -> bool:
@@ -244,14 +247,16 @@ def _index(tracer: Tracer, key: Any) -> TracedTensor:
 
 def _require_integers(index: TracedTensor) -> None:
     if dtype_of(index) not in (DType.INT32, DType.INT64):
-        raise TraceError(f"an index of {dtype_of(index)}", hint="convert it to torch.int64")
+        raise TraceError(f"the index tensor is {dtype_of(index)}", hint="convert it to torch.int64")
 
 
 def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     size = x._node.shape[dim]
     step = 1 if key.step is None else int(key.step)
     if step <= 0:
-        raise ShapeError("a slice's step must be positive", hint="flip the tensor first; torch has no negative steps either")
+        raise ShapeError(
+            "a slice's step must be positive", hint="flip the tensor first; torch does not support negative steps either"
+        )
     tracer = x._tracer
     start = 0 if key.start is None else _clipped(tracer, key.start, size)
     stop = size if key.stop is None else _clipped(tracer, key.stop, size)
@@ -299,11 +304,11 @@ def embedding(
     tracer = tracer_of(input, weight)
     ids, table = tracer.lift(input), tracer.lift(weight)
     if table.ndim != 2:
-        raise ShapeError(f"embedding by a table of {table.ndim} dims", hint="give it the shape (rows, features)")
+        raise ShapeError(f"embedding: the table has {table.ndim} dims", hint="give a table of shape (rows, features)")
     if padding_idx is not None:
         size = table._node.shape[0]
         if not (holds(tracer, size > padding_idx) and holds(tracer, size >= -padding_idx)):
-            raise ShapeError(f"padding_idx {padding_idx} of a table of {size} rows", hint="name a row of the table")
+            raise ShapeError(f"padding_idx {padding_idx} is not a row of a table of {size} rows", hint="give the index of a row")
     rows = gather_slices(table, 0, ids, wraps=False)
     if padding_idx is None:
         return rows
@@ -324,7 +329,7 @@ def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tr
         for d, (size, limit) in enumerate(zip(ids._node.shape, x._node.shape, strict=True)):
             if d != axis and not holds(tracer, size <= limit):
                 raise ShapeError(
-                    f"gather: an index of shape {shape_text(ids._node.shape)} for a tensor of shape {shape_text(x._node.shape)}",
+                    f"gather: an index of shape {shape_text(ids._node.shape)} does not fit a tensor of {shape_text(x._node.shape)}",
                     hint=f"an index may be larger than the tensor along dim {axis} only",
                 )
     return _gathered(x, axis, ids)
@@ -336,11 +341,13 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTe
     tracer = tracer_of(input, indices)
     x, index = tracer.lift(input), tracer.lift(indices)
     if dtype_of(index) is not DType.INT64:
-        raise TraceError(f"take_along_dim by indices of {dtype_of(index)}", hint="convert them to torch.int64")
+        raise TraceError(f"take_along_dim: the indices are {dtype_of(index)}", hint="convert them to torch.int64")
     if dim is None:
         x, index = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, index))
     if x.ndim != index.ndim:
-        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {index.ndim} dims", hint="give both equally many dims")
+        raise ShapeError(
+            f"take_along_dim: the tensor has {x.ndim} dims, the indices {index.ndim}", hint="give both the same number of dims"
+        )
     axis = normalize_dim(0 if dim is None else dim, x.ndim)
     common = tracer.common_shape(*((*t._node.shape[:axis], 1, *t._node.shape[axis + 1 :]) for t in (x, index)))
     x, index = (tracer.add(Op.EXPAND, t, shape=(*common[:axis], t._node.shape[axis], *common[axis + 1 :])) for t in (x, index))
@@ -352,7 +359,7 @@ def index_select(input: Any, dim: int, index: Any) -> TracedTensor:
     tracer = tracer_of(input, index)
     x, indices = tracer.lift(input), tracer.lift(index)
     if indices.ndim > 1:
-        raise ShapeError(f"index_select by an index of {indices.ndim} dims", hint="give a vector")
+        raise ShapeError(f"index_select: the index has {indices.ndim} dims", hint="give a vector")
     axis = normalize_dim(dim, x.ndim)
     if not x.ndim:
         return reshaped(gather_slices(reshaped(x, (1,)), 0, reshaped(indices, (1,)), wraps=False), ())
@@ -364,7 +371,7 @@ def take(input: Any, index: Any) -> TracedTensor:
     tracer = tracer_of(input, index)
     x, indices = tracer.lift(input), tracer.lift(index)
     if dtype_of(indices) is not DType.INT64:
-        raise TraceError(f"take by indices of {dtype_of(indices)}", hint="convert them to torch.int64")
+        raise TraceError(f"take: the indices are {dtype_of(indices)}", hint="convert them to torch.int64")
     return gather_slices(reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, indices, wraps=True)
 
 
@@ -379,7 +386,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     require_one_dtype("index_add", x, slices)
     axis = normalize_dim(dim, x.ndim)
     if indices.ndim > 1:
-        raise ShapeError(f"index_add by an index of {indices.ndim} dims", hint="give a vector")
+        raise ShapeError(f"index_add: the index has {indices.ndim} dims", hint="give a vector")
     if not x.ndim:
         return reshaped(index_add(reshaped(x, (1,)), 0, indices, reshaped(slices, (1,)), alpha=alpha), ())
     count = simplify_dim(product(indices._node.shape))
@@ -400,7 +407,7 @@ def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
     coordinates = Coordinates.of(x, range(len(index_tensors)), index_tensors)
     shape = (*coordinates.shape, *x._node.shape[len(index_tensors) :])
     if tracer.common_shape(shape, added._node.shape) != shape:
-        text = f"index_put of {shape_text(added._node.shape)} at {shape_text(shape)}"
+        text = f"index_put: values of {shape_text(added._node.shape)} do not fit the indexed part of {shape_text(shape)}"
         raise ShapeError(text, hint="give values that broadcast to the indexed part")
     wide = reshaped(tracer.add(Op.EXPAND, added, shape=shape), (coordinates.count, *x._node.shape[len(index_tensors) :]))
     sums = _segment_sums(wide, coordinates.row_major_index(), 0, coordinates.length, wraps=False)
@@ -415,8 +422,8 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
     require_one_dtype("scatter_add", x, source)
     axis = normalize_dim(dim, x.ndim)
     if not x.ndim == indices.ndim == source.ndim:
-        text = f"scatter_add of {source.ndim} dims by an index of {indices.ndim} dims to {x.ndim} dims"
-        raise ShapeError(text, hint="give all three equally many dims")
+        text = f"scatter_add: the source has {source.ndim} dims, the index {indices.ndim}, the tensor {x.ndim}"
+        raise ShapeError(text, hint="give all three the same number of dims")
     if not x.ndim:
         return reshaped(scatter_add(reshaped(x, (1,)), 0, reshaped(indices, (1,)), reshaped(source, (1,))), ())
     for d, size in enumerate(indices._node.shape):
@@ -433,7 +440,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
 
 def require_one_dtype(name: str, x: TracedTensor, other: TracedTensor) -> None:
     if dtype_of(x) is not dtype_of(other):
-        raise TraceError(f"{name} of {dtype_of(other)} to {dtype_of(x)}", hint="convert one of them")
+        raise TraceError(f"{name}: the source is {dtype_of(other)}, the tensor {dtype_of(x)}", hint="convert one of them")
 
 
 def _segment_sums(slices: TracedTensor, index: TracedTensor, dim: int, length: Dim, *, wraps: bool) -> TracedTensor:

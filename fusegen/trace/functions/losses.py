@@ -20,7 +20,7 @@ from fusegen.trace.values import TracedTensor
 def reduce_loss(x: TracedTensor, reduction: str) -> TracedTensor:
     """Reduces a loss by mean or sum, or returns it unreduced."""
     if reduction not in ("none", "mean", "sum"):
-        raise TraceError(f"a loss with reduction={reduction!r}", hint="use 'none', 'mean' or 'sum'")
+        raise TraceError(f"reduction={reduction!r} is not supported", hint="use 'none', 'mean' or 'sum'")
     return x if reduction == "none" else reductions.mean(x) if reduction == "mean" else reductions.sum(x)
 
 
@@ -201,7 +201,7 @@ def cross_entropy(
     log_probs = log_softmax(x, _class_dim(x))
     if x.ndim == y.ndim:
         if ignore_index >= 0:
-            message = f"cross_entropy: ignore_index={ignore_index} with class probabilities, which torch does not ignore"
+            message = f"cross_entropy: ignore_index={ignore_index} has no meaning with class probabilities"
             raise TraceError(message, hint="leave it out, or give class indices")
         return _probability_loss(log_probs, y, weight, smoothing, reduction)
     return _class_index_loss("cross_entropy", log_probs, y, weight, ignore_index, smoothing, reduction)
@@ -226,7 +226,7 @@ def nll_loss(
 
 def _require_scores(name: str, x: TracedTensor) -> TracedTensor:
     if not x.ndim:
-        raise ShapeError(f"{name} of a tensor without dims", hint="give shape (classes,), (rows, classes) or (rows, classes, ...)")
+        raise ShapeError(f"{name}: the input has no dims", hint="give shape (classes,), (rows, classes) or (rows, classes, ...)")
     return x
 
 
@@ -243,9 +243,9 @@ def _class_index_loss(
     if dtype_of(target) is DType.UINT8:
         target = tracer.add(Op.CAST, target, dtype=DType.INT64)
     if dtype_of(target) is not DType.INT64:
-        raise TraceError(f"{name}: classes of {dtype_of(target)}", hint="convert them to torch.int64")
+        raise TraceError(f"{name}: the target of class indices is {dtype_of(target)}", hint="convert it to torch.int64")
     shape = log_probs._node.shape
-    require_shape(name, target, (*shape[:dim], *shape[dim + 1 :]))
+    require_shape(f"{name}: the target", target, (*shape[:dim], *shape[dim + 1 :]))
     weights = None if weight is None else _class_weights(name, log_probs, weight)
     counts = binary(Op.NE, target, ignore_index)
     classes = pointwise.where(counts, target, 0)
@@ -270,7 +270,7 @@ def _mean_over_classes(log_probs: TracedTensor, weights: TracedTensor | None) ->
 def _probability_loss(log_probs: TracedTensor, target: TracedTensor, weight: Any, smoothing: float, reduction: str) -> TracedTensor:
     tracer, dim = log_probs._tracer, _class_dim(log_probs)
     require_float("cross_entropy: probabilities", target)
-    require_shape("cross_entropy", target, log_probs._node.shape)
+    require_shape("cross_entropy: the target", target, log_probs._node.shape)
     count = tracer.size(log_probs._node.shape[dim])
     if smoothing:
         target = pointwise.add(pointwise.mul(target, 1 - smoothing), smoothing / count)
@@ -284,7 +284,9 @@ def _class_weights(name: str, x: TracedTensor, weight: Any) -> TracedTensor:
     weights = x._tracer.lift(weight)
     require_shape(f"{name}: the weight", weights, (x._node.shape[_class_dim(x)],))
     if weights.dtype is not x.dtype:
-        raise TraceError(f"{name} of {dtype_of(x)} with weights of {dtype_of(weights)}", hint="convert them to the input's dtype")
+        raise TraceError(
+            f"{name}: the input is {dtype_of(x)}, the weights {dtype_of(weights)}", hint="convert the weights to the input's dtype"
+        )
     return weights
 
 

@@ -46,7 +46,7 @@ def log_softmax(
 
 def _softmax_along(op: Op, input: TracedTensor, dim: int | None, dtype: torch.dtype | None) -> TracedTensor:
     if dim is None:
-        raise TraceError(f"{op.row.name} without dim", hint="give dim, e.g. dim=-1")
+        raise TraceError(f"{op.row.name} needs dim", hint="give dim, e.g. dim=-1")
     x = cast(input, dtype)
     if not x.ndim:  # a scalar is a row of one element
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dim=normalize_dim(dim, 0)), ())
@@ -62,7 +62,7 @@ def softmin(input: TracedTensor, dim: int | None = None, _stacklevel: int = 3, d
 def glu(input: TracedTensor, dim: int = -1) -> TracedTensor:
     halves = chunk(require_float("glu", input), 2, dim)
     if len(halves) != 2 or not same(halves[0]._node.shape[dim], halves[1]._node.shape[dim]):
-        raise ShapeError(f"glu of a dim of size {input.shape[dim]}", hint="its size must be even")
+        raise ShapeError(f"glu cannot halve a dim of size {input.shape[dim]}", hint="give a dim of even size")
     return input._tracer.add(Op.MUL, halves[0], input._tracer.add(Op.SIGMOID, halves[1]))
 
 
@@ -143,7 +143,7 @@ def group_norm(
     input: TracedTensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: Any = True
 ) -> TracedTensor:
     if input.ndim < 2:
-        raise ShapeError(f"group_norm of a tensor of {input.ndim} dims", hint="the channels are dim 1")
+        raise ShapeError(f"group_norm: the tensor has {input.ndim} dims", hint="give it shape (batch, channels, ...)")
     _require_one_dtype("group_norm", input, (weight, bias))
     return _affine(_group_normalized(input, num_groups, eps), weight, bias)
 
@@ -164,7 +164,7 @@ def instance_norm(
     if running_mean is not None or running_var is not None:
         raise TraceError("instance_norm that updates running statistics is not supported", hint="pass None for them")
     if input.ndim < 3:
-        raise ShapeError(f"instance_norm of a tensor of {input.ndim} dims", hint="the channels are dim 1, and dims follow")
+        raise ShapeError(f"instance_norm: the tensor has {input.ndim} dims", hint="give it shape (batch, channels, length, ...)")
     _require_one_dtype("instance_norm", input, (weight, bias))
     return _affine(_group_normalized(input, input.shape[1], eps), weight, bias)
 
@@ -174,7 +174,9 @@ def _require_one_dtype(name: str, x: TracedTensor, parameters: Sequence[Any]) ->
     dtypes = {x._tracer.lift(p).dtype for p in parameters if p is not None}
     if len(dtypes) > 1 or not dtypes <= {x.dtype, *((torch.float32,) if dtype_of(x).is_half else ())}:
         names = ", ".join(sorted(str(from_torch(dtype)) for dtype in dtypes))
-        raise TraceError(f"{name} of {dtype_of(x)} with parameters of {names}", hint="convert them to the input's dtype")
+        raise TraceError(
+            f"{name}: the input is {dtype_of(x)}, the parameters {names}", hint="convert the parameters to the input's dtype"
+        )
 
 
 def _group_normalized(x: TracedTensor, groups: Any, eps: float) -> TracedTensor:
@@ -200,7 +202,7 @@ def batch_norm(
         text = "batch_norm in training writes to its running statistics, which cannot be traced"
         raise TraceError(text, hint="pass running_mean=None and running_var=None, and update them outside; or training=False")
     if not training and (running_mean is None or running_var is None):
-        raise TraceError("batch_norm without statistics", hint="pass running_mean and running_var, or training=True")
+        raise TraceError("batch_norm has no statistics to normalize by", hint="pass running_mean and running_var, or training=True")
     tracer = require_float("batch_norm", input)._tracer
     _require_one_dtype("batch_norm", input, (running_mean, running_var, weight, bias))
     if training:
@@ -215,10 +217,10 @@ def batch_norm(
 def _batch_statistics(x: TracedTensor) -> tuple[TracedTensor, TracedTensor]:
     """Returns the mean and the biased variance of each channel."""
     if x.ndim < 2:
-        raise ShapeError(f"batch_norm of a tensor of {x.ndim} dims", hint="give it shape (rows, channels, ...)")
+        raise ShapeError(f"batch_norm: the tensor has {x.ndim} dims", hint="give it shape (rows, channels, ...)")
     dims = tuple(d for d in range(x.ndim) if d != 1)
     if same(product([x._node.shape[d] for d in dims]), 1):
-        raise ShapeError("batch_norm in training with one value per channel", hint="give it more rows")
+        raise ShapeError("batch_norm in training needs more than one value per channel", hint="give it more rows")
     wide = cast(x, dtype_of(x).compute.torch)
     return reduced(Op.MEAN, wide, dims, True), reduced(Op.VAR, wide, dims, True, correction=0.0)
 
@@ -296,7 +298,7 @@ def _checked_count(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:
     if not expected or len(expected) > len(actual) or not all(map(same, expected, last)):
         x._tracer.require_equal(list(zip(expected, last, strict=False)))
         raise ShapeError(
-            f"{name}: normalized_shape {shape_text(expected)} for an input of shape {shape_text(actual)}",
+            f"{name}: normalized_shape {shape_text(expected)} does not match an input of shape {shape_text(actual)}",
             hint="give the sizes of the last dims",
         )
     return len(expected)

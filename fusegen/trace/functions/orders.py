@@ -63,7 +63,7 @@ def kthvalue(input: TracedTensor, k: Any, dim: int = -1, keepdim: bool = False, 
     axis = normalize_dim(dim, input.ndim)
     count = _checked_k("kthvalue", input, axis, k)
     if count < 1:
-        raise ShapeError("kthvalue with k=0", hint="count from 1")
+        raise ShapeError("kthvalue: k=0 selects no element", hint="count from 1")
     return torch.return_types.kthvalue(_select_along(input, _kth_index(input, axis, count), axis, keepdim))  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def _median_index(name: str, x: TracedTensor, dim: int) -> TracedTensor:
         return full_like(x, 0, dtype=torch.int64)
     size = literal(_dim_size(x, dim))
     if size == 0:
-        raise ShapeError(f"{name} of no elements", hint="give one element or more")
+        raise ShapeError(f"{name} of no elements has no result", hint="give one element or more")
     if name == "median" and size is not None:
         index = _kth_index(x, dim, (size + 1) // 2)
     else:
@@ -136,11 +136,13 @@ def _dim_size(x: TracedTensor, dim: int) -> Dim:
 def _checked_k(name: str, x: TracedTensor, dim: int, k: Any) -> int:
     """Checks that k is an int from 0 to the dim's size."""
     if isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise TraceError(f"{name} with k={k!r}", hint="give an int")
+        raise TraceError(f"{name}: k={k!r} is not an int", hint="give an int")
     count = int(k)
     size = x.shape[dim] if x.ndim else 1
     if count < 0 or not holds(x._tracer, count <= size):
-        raise ShapeError(f"{name} with k={count} of a dim of {size} elements", hint="give a k of at most the size of the dim")
+        raise ShapeError(
+            f"{name}: k={count} is more than the {size} elements of the dim", hint="give a k of at most the size of the dim"
+        )
     return count
 
 
@@ -186,7 +188,9 @@ def searchsorted(
         sorter: int64 of the table's shape: the order in which the table's last dim is sorted.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
-        raise TraceError(f"searchsorted with side={side!r} and right={right}", hint="give one of them")
+        raise TraceError(
+            f"searchsorted: side={side!r} is invalid with right={right}", hint="give side='left', side='right' or right=True"
+        )
     tracer = tracer_of(sorted_sequence, input)
     table = require_number("searchsorted", tracer.lift(sorted_sequence))
     if sorter is not None:
@@ -195,10 +199,13 @@ def searchsorted(
         "searchsorted", tracer.lift(input) if isinstance(input, torch.Tensor) else cast(tracer.lift(input), table.dtype)
     )
     if dtype_of(table) is not dtype_of(x):
-        raise TraceError(f"searchsorted of {dtype_of(x)} among {dtype_of(table)}", hint="convert one of them")
+        raise TraceError(f"searchsorted: the values are {dtype_of(x)}, the table {dtype_of(table)}", hint="convert one of them")
     if not table.ndim or (table.ndim > 1 and table.ndim != x.ndim):
         shapes = " and ".join(shape_text(t._node.shape) for t in (table, x))
-        raise ShapeError(f"searchsorted of shapes {shapes}", hint="give a vector, or a table for each row")
+        raise ShapeError(
+            f"searchsorted: a table and values of shapes {shapes} do not fit",
+            hint="give a table that is a vector, or one for each row",
+        )
     if table.ndim > 1:
         require_shape("searchsorted: the table", table, (*x._node.shape[:-1], table._node.shape[-1]))
         table = unsqueeze(table, -2)
@@ -211,7 +218,7 @@ def searchsorted(
 def _in_order(table: TracedTensor, sorter: TracedTensor) -> TracedTensor:
     """Orders the last dim of a table by a sorter."""
     if dtype_of(sorter) is not DType.INT64:
-        raise TraceError(f"searchsorted with a sorter of {dtype_of(sorter)}", hint="convert it to torch.int64")
+        raise TraceError(f"searchsorted: the sorter is {dtype_of(sorter)}", hint="convert it to torch.int64")
     require_shape("searchsorted: the sorter", sorter, table._node.shape)
     return gather(table, -1, sorter)
 
@@ -242,5 +249,5 @@ def _require_short(name: str, table: TracedTensor) -> None:
     size = table._node.shape[-1]
     table._tracer.require_literal(size)
     if (literal(size) or 0) > _LONGEST_TABLE:
-        message = f"{name} of a table of {size} entries, all compared with every number"
+        message = f"{name}: a table of {size} entries is too long, because each number is compared with all entries"
         raise UnsupportedError(message, hint=f"give at most {_LONGEST_TABLE} entries, or call it outside the kernel")

@@ -41,7 +41,7 @@ def _register_row(op: Op) -> None:
         inplace = arguments.pop("inplace", False) if len(args) <= arity + len(names) + 1 else None
         if inplace not in (True, False):
             raise TraceError(
-                f"{row.name}: {len(args)} arguments",
+                f"{row.name} got {len(args)} arguments",
                 hint=f"it takes {arity} tensors and {', '.join(names) or 'no other arguments'}",
             )
         operands = [arguments.pop(key) for key in (*_OPERANDS, "exponent") if key in arguments]
@@ -50,14 +50,14 @@ def _register_row(op: Op) -> None:
             message = f"{row.name}: {'unexpected argument ' + sorted(unknown)[0] if unknown else 'missing operand'}"
             raise TraceError(message, hint=f"it takes {arity} tensors and {', '.join(names) or 'no other arguments'}")
         if arguments.get("approximate", "none") not in ("none", "tanh"):
-            raise TraceError(f"{row.name}: approximate={arguments['approximate']!r}", hint="use 'none' or 'tanh'")
+            raise TraceError(f"{row.name}: approximate={arguments['approximate']!r} is not supported", hint="use 'none' or 'tanh'")
         for name, value in arguments.items():
             if isinstance(value, TracedTensor):
                 value.require_static()
             if isinstance(value, np.generic):
                 arguments[name] = value = value.item()
             if name != "approximate" and not isinstance(value, (bool, int, float)):
-                raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", hint="pass a number")
+                raise TraceError(f"{row.name}: {name} is a {type(value).__name__}, not a number", hint="pass a number")
         tracer = tracer_of(*operands)
         lifted = [tracer.lift(o) for o in operands]
         return in_place(lifted[0], tracer.add(op, *lifted, **(defaults | arguments)), inplace)
@@ -87,7 +87,7 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> TracedTensor:
 def _difference(a: Any, b: Any) -> TracedTensor:
     tracer = tracer_of(a, b)
     if any(dtype_of(x) is DType.BOOL and not x._node.weak for x in (tracer.lift(a), tracer.lift(b))):
-        raise TraceError("subtraction of bools", hint="use ^ or ~, or convert to a numeric dtype first")
+        raise TraceError("subtraction of bools is not defined", hint="use ^ or ~, or convert to a numeric dtype first")
     return binary(Op.SUB, a, b)
 
 
@@ -96,9 +96,9 @@ def _scaled(value: Any, alpha: Any, other: Any) -> Any:
         return value
     scaled, common = _promoted(value, other)
     if common is DType.BOOL:
-        raise TraceError(f"bools scaled by {alpha}", hint="convert to a numeric dtype first")
+        raise TraceError(f"bools cannot be scaled by alpha={alpha}", hint="convert to a numeric dtype first")
     if isinstance(alpha, float) and not common.is_float:
-        raise TraceError(f"integers scaled by {alpha}", hint="convert to a float dtype first, as in torch")
+        raise TraceError(f"integers cannot be scaled by alpha={alpha}", hint="convert to a float dtype first, as in torch")
     return binary(Op.MUL, scaled, alpha)
 
 
@@ -123,7 +123,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> TracedTe
     if rounding_mode == "floor":
         return binary(Op.FLOOR_DIVIDE, input, other)
     if rounding_mode != "trunc":
-        raise TraceError(f"div: rounding_mode {rounding_mode!r}", hint="use None, 'floor' or 'trunc'")
+        raise TraceError(f"div: rounding_mode={rounding_mode!r} is not supported", hint="use None, 'floor' or 'trunc'")
     tracer = tracer_of(input, other)
     a, b = tracer.lift(input), tracer.lift(other)
     if dtype_of(a).is_float or dtype_of(b).is_float:
@@ -154,8 +154,8 @@ def fmod(input: Any, other: Any) -> TracedTensor:
 @implements("where")
 def where(condition: TracedTensor, input: Any = None, other: Any = None) -> TracedTensor:
     if input is None or other is None:
-        message = "where of a condition alone cannot be traced: the result's size depends on its values"
-        raise UnsupportedError(message, hint="choose between two values: torch.where(condition, x, 0)")
+        message = "where(condition) cannot be traced: the size of its result depends on values"
+        raise UnsupportedError(message, hint="give both values: torch.where(condition, x, 0)")
     tracer = tracer_of(condition, input, other)
     mask = tracer.lift(condition)
     if dtype_of(mask) is not DType.BOOL:
@@ -181,7 +181,7 @@ def masked_fill(input: TracedTensor, mask: Any, value: Any) -> TracedTensor:
 @implements("clamp", "clip")
 def clamp(input: TracedTensor, min: Any = None, max: Any = None) -> TracedTensor:
     if min is None and max is None:
-        raise TraceError("clamp without bounds", hint="give min, max or both")
+        raise TraceError("clamp has no bounds", hint="give min, max or both")
     result = input
     if min is not None:
         result = binary(Op.CLAMP_MIN, result, min)
@@ -311,7 +311,9 @@ def round(input: TracedTensor, *, decimals: int = 0) -> TracedTensor:
 @implements("type")
 def type_(input: TracedTensor, dtype: Any = None, non_blocking: bool = False) -> TracedTensor:
     if not isinstance(dtype, torch.dtype):
-        raise TraceError(f"Tensor.type({'' if dtype is None else repr(dtype)}) cannot be traced", hint="use .dtype, or to(dtype)")
+        raise TraceError(
+            f"Tensor.type({'' if dtype is None else repr(dtype)}) cannot be traced", hint="use x.dtype, or x.to(dtype)"
+        )
     return cast(input, dtype)
 
 

@@ -38,7 +38,7 @@ def matmul(input: Any, mat2: Any = None, *, other: Any = None) -> TracedTensor:
     tracer = tracer_of(input, mat2, other)
     a, b = require_number("matmul", tracer.lift(input)), tracer.lift(other if mat2 is None else mat2)
     if not a.ndim or not b.ndim:
-        raise ShapeError("matmul of a scalar")
+        raise ShapeError("matmul: an operand has no dims", hint="multiply with *, or give tensors of one dim or more")
     if b.ndim == 2:  # a weight: both of its sizes are features
         for size in b._node.shape:
             tracer.require_literal(size)
@@ -73,12 +73,14 @@ def dot(input: Any, other: Any = None, *, tensor: Any = None) -> TracedTensor:
     tracer = tracer_of(input, second)
     a, b = tracer.lift(input), tracer.lift(second)
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(f"dot of tensors of {a.ndim} and {b.ndim} dims", hint="use vectors, or matmul")
+        raise ShapeError(f"dot: the tensors have {a.ndim} and {b.ndim} dims", hint="use vectors, or matmul")
     if dtype_of(a) is not dtype_of(b) or dtype_of(a) is DType.BOOL:
-        raise TraceError(f"dot of {dtype_of(a)} and {dtype_of(b)}", hint="convert both to one numeric dtype, as in torch")
+        raise TraceError(
+            f"dot: the dtypes are {dtype_of(a)} and {dtype_of(b)}", hint="convert both to one numeric dtype, as in torch"
+        )
     if not same(a._node.shape[0], b._node.shape[0]):
         tracer.require_equal([(a._node.shape[0], b._node.shape[0])])
-        raise ShapeError(f"dot of vectors of {a.shape[0]} and {b.shape[0]} elements", hint="make the sizes equal")
+        raise ShapeError(f"dot: the vectors have {a.shape[0]} and {b.shape[0]} elements", hint="make the sizes equal")
     return cast(reduced(Op.SUM, tracer.add(Op.MUL, a, b), 0, False), a.dtype)
 
 
@@ -87,7 +89,7 @@ def outer(input: Any, vec2: Any) -> TracedTensor:
     tracer = tracer_of(input, vec2)
     a, b = tracer.lift(input), tracer.lift(vec2)
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(f"outer of tensors of {a.ndim} and {b.ndim} dims", hint="use vectors")
+        raise ShapeError(f"outer: the tensors have {a.ndim} and {b.ndim} dims", hint="use vectors")
     return tracer.add(Op.MUL, unsqueeze(a, 1), b)
 
 
@@ -110,11 +112,11 @@ def _checked_addend(name: str, product: TracedTensor, value: Any) -> TracedTenso
     """Checks that an addend has the matmul's dtype and broadcasts to its shape."""
     added, dtype = product._tracer.lift(value), dtype_of(product)
     if dtype_of(added) is not dtype:
-        raise TraceError(f"{name} of {dtype_of(added)} and a matmul of {dtype}", hint="convert all to one numeric dtype")
+        raise TraceError(f"{name}: the input is {dtype_of(added)}, the matmul {dtype}", hint="convert all to one numeric dtype")
     shape = product._node.shape
     if len(added._node.shape) > len(shape) or not all(map(same, product._tracer.common_shape(added._node.shape, shape), shape)):
         raise ShapeError(
-            f"{name} of {added.shape} and a matmul of {product.shape}", hint="give a shape that broadcasts to the matmul's"
+            f"{name}: the input {added.shape} does not broadcast to the matmul {product.shape}", hint="give an input that does"
         )
     return added
 
@@ -161,7 +163,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
     x, y = tracer.lift(a), tracer.lift(b)
     if isinstance(dims, int):
         if not 0 <= dims <= min(x.ndim, y.ndim):
-            what = f"tensordot over {dims} dims of a tensor with {x.ndim} dims and one with {y.ndim}"
+            what = f"tensordot over {dims} dims: the tensors have only {x.ndim} and {y.ndim} dims"
             raise ShapeError(what, hint="give no more dims than each tensor has")
         dims = (tuple(range(x.ndim - dims, x.ndim)), tuple(range(dims)))
     summed_x, summed_y = (each_dim(tuple(d), v.ndim) for d, v in zip(dims, (x, y), strict=True))
@@ -206,7 +208,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> TracedTensor:
     axis = normalize_dim(dim, x.ndim)
     if not same(x._node.shape[axis], 3):
         tracer.require_literal(x._node.shape[axis])
-        raise ShapeError(f"cross along a dim of size {x.shape[axis]}", hint="give vectors of three components")
+        raise ShapeError(f"cross: the dim has size {x.shape[axis]}, not 3", hint="give vectors of three components")
     (x1, y1), (x2, y2) = ((roll(x, -n, axis), roll(y, -n, axis)) for n in (1, 2))
     return pointwise.sub(tracer.add(Op.MUL, x1, y2), tracer.add(Op.MUL, x2, y1))
 
@@ -220,7 +222,7 @@ def cross(input: Any, other: Any, dim: int | None = None) -> TracedTensor:
             tracer.require_literal(size)
         dim = next((d for d, size in enumerate(shape) if same(size, 3)), None)
         if dim is None:
-            raise ShapeError("cross of tensors without a dim of size 3", hint="give vectors of three components")
+            raise ShapeError("cross: no dim has size 3", hint="give vectors of three components")
     return linalg_cross(input, other, dim=dim)
 
 
@@ -268,7 +270,7 @@ def _take_diagonals(x: TracedTensor, letters: str) -> tuple[TracedTensor, str]:
         second = letters.index(repeated, first + 1)
         if not same(x._node.shape[first], x._node.shape[second]):
             x._tracer.require_equal([(x._node.shape[first], x._node.shape[second])])
-            text = f"einsum: the letter {repeated!r} for dims of {x.shape[first]} and {x.shape[second]} elements"
+            text = f"einsum: the letter {repeated!r} names dims of {x.shape[first]} and {x.shape[second]} elements"
             raise ShapeError(text, hint="make the sizes equal")
         x = diagonal_of(x, 0, first, second)
         letters = letters[:first] + letters[first + 1 : second] + letters[second + 1 :] + repeated
@@ -285,7 +287,7 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str
     if len(inputs) != len(ranks):
         raise ShapeError(f"einsum {equation!r} does not fit {len(ranks)} operands", hint="give as many operands as it names")
     if set(left + result) - {*string.ascii_letters, ",", "."}:
-        raise TraceError(f"einsum {equation!r} is not supported", hint="use letters for dims, and ... for leading dims")
+        raise TraceError(f"einsum {equation!r}: a name is not a letter", hint="use letters for dims, and ... for leading dims")
     ellipsis_ranks = [_ellipsis_rank(letters, rank) for letters, rank in zip(inputs, ranks, strict=True)]
     inputs = [
         letters.replace("...", _ELLIPSIS[-count:] if count else "") for letters, count in zip(inputs, ellipsis_ranks, strict=True)
@@ -293,7 +295,8 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str
     result = result.replace("...", _ELLIPSIS[-max(ellipsis_ranks) :] if max(ellipsis_ranks) else "")
     if len(set(result)) != len(result) or any("." in letters for letters in (*inputs, result)):
         raise TraceError(
-            f"einsum {equation!r} is not supported", hint="use each letter of the result once, and three dots for an ellipsis"
+            f"einsum {equation!r}: a letter of the result is repeated, or an ellipsis is not three dots",
+            hint="write each letter of the result once, and ... for an ellipsis",
         )
     if not set(result) <= set("".join(inputs)):
         raise ShapeError(f"einsum {equation!r}: a dim of the result is in no operand", hint="use letters of the operands")
@@ -303,7 +306,9 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str
 def _ellipsis_rank(letters: str, rank: int) -> int:
     named = len(letters.replace("...", ""))
     if named > rank or (named < rank and "..." not in letters):
-        raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", hint="give one letter per dim, or ...")
+        raise ShapeError(
+            f"einsum: {letters!r} names {named} dims of a tensor that has {rank}", hint="give one letter per dim, or ..."
+        )
     return rank - named
 
 

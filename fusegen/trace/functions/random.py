@@ -68,11 +68,11 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *, seed:
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if training and not (input.is_floating_point() or input.is_complex()):
-        raise ArgumentError(f"dropout of {input.dtype}", hint="convert it to floats, as input.float() does")
+        raise ArgumentError(f"dropout of {input.dtype} is not supported", hint="convert it to a float dtype: input.float()")
     if seed is None or not training or p in (0, 1):
         return F.dropout(input, p, training)
     if type(seed) is not int:
-        raise TypeError(f"dropout with a seed of {type(seed).__name__}: give an int")
+        raise TypeError(f"dropout: the seed is a {type(seed).__name__}, not an int")
     if seed not in _SEEDS:
         raise ValueError(f"the seed {seed} has more than 64 bits")
     steps = _dropping_values(p)
@@ -119,7 +119,7 @@ def dropout3d(input: TracedTensor, p: float = 0.5, training: bool = True, inplac
 def _drop_channels(name: str, input: TracedTensor, p: float, training: bool, leading: int, ranks: tuple[int, ...]) -> TracedTensor:
     """Drops either all or none of the elements that share their leading indices."""
     if input.ndim not in ranks:
-        raise TraceError(f"{name} of a tensor of {input.ndim} dims", hint=f"give it {' or '.join(map(str, ranks))}")
+        raise TraceError(f"{name}: the tensor has {input.ndim} dims", hint=f"give it {' or '.join(map(str, ranks))}")
     shape = input._node.shape
     return apply_dropout(input, p, training, (*shape[:leading], *(1,) * (len(shape) - leading)))
 
@@ -134,7 +134,7 @@ def apply_dropout(input: TracedTensor, p: Any, training: Any, shape: Shape, seed
     if p == 1:
         return pointwise.mul(input, 0.0 if dtype.is_float else False if dtype is DType.BOOL else 0)
     if not dtype.is_float:
-        raise TraceError(f"dropout of {dtype}", hint="convert to a float dtype first")
+        raise TraceError(f"dropout of {dtype} is not supported", hint="convert to a float dtype first")
     steps = _dropping_values(p)
     return pointwise.mul(input, _dropout_factor(input, _keep_mask(input, shape, seed, steps), steps))
 
@@ -179,9 +179,9 @@ def _bits(input: TracedTensor, shape: Shape, seed: Any) -> TracedTensor:
         return tracer.add(Op.RANDOM, shape=shape, dtype=DType.INT16, stream=tracer.new_stream())
     if not isinstance(seed, int) or isinstance(seed, bool):  # run-time ints included
         kind = "Tensor" if isinstance(seed, TracedTensor) else type(seed).__name__
-        raise TraceError(f"dropout with a seed of {kind}", hint="give an int")
+        raise TraceError(f"dropout: the seed is a {kind}, not an int", hint="give an int")
     if type(seed) is int and seed not in _SEEDS:  # `in range` iterates for int subclasses
-        raise TraceError("dropout with a seed of more than 64 bits", hint="give one from -2**63 to 2**63 - 1")
+        raise TraceError("dropout: the seed has more than 64 bits", hint="give one from -2**63 to 2**63 - 1")
     return tracer.add(Op.RANDOM, tracer.lift(seed), shape=shape, dtype=DType.INT16, stream=0)
 
 
@@ -238,7 +238,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _float_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     if dtype not in _DIGITS:
-        raise TraceError(f"{name} of {dtype}", hint="give a float dtype")
+        raise TraceError(f"{name} of {dtype} is not supported", hint="give a float dtype")
     return dtype
 
 
@@ -303,7 +303,7 @@ def _integers(name: str, tracer: Tracer, shape: Shape, low: Any, high: Any, dtyp
     if type(low) is not int or type(high) is not int:
         raise TraceError(f"{name}: bounds must be ints that are known while tracing", hint="give constant ints")
     if not 0 < high - low <= _LONGEST_RANGE:
-        raise TraceError(f"{name} from {low} to {high}", hint="give a range of 1 to 2^31 integers")
+        raise TraceError(f"{name}: the range from {low} to {high} is empty or too large", hint="give a range of 1 to 2^31 integers")
     words = [_word(tracer, shape, BITS, torch.int64) for _ in range(2)]
     bits = binary(Op.BITWISE_OR, binary(Op.LEFT_SHIFT, words[0], BITS), words[1])
     return cast(add(binary(Op.RIGHT_SHIFT, mul(bits, high - low), 2 * BITS), low), dtype)
@@ -317,7 +317,7 @@ def torch_normal(tracer: Tracer, mean: Any, std: Any = 1.0, size: Any = None, **
         return _rescaled(randn(tracer, tuple(size), **settings), mean, std)
     unsupported_argument("normal", size=size, **settings)
     if not tensors:
-        raise TraceError("normal of two numbers without a size", hint="give size")
+        raise TraceError("normal of two numbers needs a size", hint="give size")
     like = tensors[0] if len(tensors) == 1 else add(*tensors)
     return _rescaled(randn_like(require_float("normal", like)), mean, std)
 

@@ -39,7 +39,7 @@ def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object)
     if not isinstance(keepdim, (bool, np.bool_)):
         raise TraceError(f"{op.row.name}: keepdim={keepdim!r} is not a bool", hint="give several dims as a tuple")
     if op in _EXTREMES and _reduces_no_elements(x, reduced_dims):
-        raise ShapeError(f"{op.row.name} of no elements", hint="give one element or more; torch raises too")
+        raise ShapeError(f"{op.row.name} of no elements has no result", hint="give one element or more; torch raises too")
     if not x.ndim:  # a scalar is a row of one element
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dims=(0,), **attrs), ())
     result = x._tracer.add(op, x, dims=reduced_dims, **attrs) if reduced_dims else x
@@ -244,7 +244,7 @@ def vector_norm(
     """(sum |x|^ord)^(1/ord), the max or min of |x| for ord=inf or -inf, the number of nonzeros for ord=0."""
     ord = ord.item() if isinstance(ord, np.number) else ord
     if not isinstance(ord, (int, float)):
-        raise TraceError(f"norm: ord={ord!r} is not supported", hint="give a number")
+        raise TraceError(f"norm: ord={ord!r} is not supported", hint="give a number as ord")
     value = require_float("norm", cast(x, dtype))
     return cast(_norm(cast(value, dtype_of(value).compute.torch), ord, dim, keepdim), value.dtype)  # avoids overflow of squares
 
@@ -253,7 +253,7 @@ def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor
     tracer = x._tracer
     magnitude = tracer.add(Op.ABS, x)
     if ord < 0 and _reduces_no_elements(x, normalize_dims(dim, x.ndim)):
-        raise ShapeError(f"the {ord}-norm of no elements", hint="give one element or more; torch raises too")
+        raise ShapeError(f"the {ord}-norm of no elements has no result", hint="give one element or more; torch raises too")
     if math.isinf(ord):
         return reduced(Op.AMAX if ord > 0 else Op.AMIN, magnitude, dim, keepdim)
     if ord == 0:
@@ -270,7 +270,7 @@ def linalg_norm(
     """Vector norms; for matrices, only the Frobenius norm."""
     dims = normalize_dims(dim, A.ndim)
     if isinstance(dim, (tuple, list)) and not dim:
-        raise ShapeError("linalg.norm without dims", hint="give one dim or two, or leave dim out")
+        raise ShapeError("linalg.norm: dim is empty", hint="give one dim or two, or leave dim out")
     if ord is not None and (len(dims) == 2 if dim is not None else A.ndim != 1) and ord != "fro":
         text = f"linalg.norm of matrices with ord={ord!r} is not supported"
         raise TraceError(text, hint="use linalg.vector_norm, or give one dim")
@@ -281,7 +281,7 @@ def linalg_norm(
 def logsumexp(input: TracedTensor, dim: Dims, keepdim: bool = False) -> TracedTensor:
     """log(sum(exp(x))), without overflow."""
     if dim is None or (input.ndim and isinstance(dim, (tuple, list)) and not dim):
-        raise TraceError("logsumexp without dim", hint="give the dims")
+        raise TraceError("logsumexp needs dim", hint="give dim, e.g. dim=-1")
     x = input if dtype_of(input).is_float else cast(input, torch.get_default_dtype())
     return reduced(Op.LOGSUMEXP, x, dim, keepdim)
 

@@ -102,7 +102,7 @@ def transpose(input: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
 def t(input: TracedTensor) -> TracedTensor:
     """The transpose of a matrix; vectors and scalars are unchanged."""
     if input.ndim > 2:
-        raise ShapeError(f"t() of a tensor of {input.ndim} dims", hint="use .mT or transpose(-2, -1)")
+        raise ShapeError(f"t(): the tensor has {input.ndim} dims, more than 2", hint="use .mT or transpose(-2, -1)")
     return input if input.ndim < 2 else transpose(input, 0, 1)
 
 
@@ -115,7 +115,7 @@ def adjoint(input: TracedTensor) -> TracedTensor:
 def movedim(input: TracedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> TracedTensor:
     sources, destinations = (each_dim(dims, input.ndim) for dims in (source, destination))
     if len(sources) != len(destinations) or isinstance(source, (tuple, list)) != isinstance(destination, (tuple, list)):
-        raise ShapeError(f"movedim of {source} to {destination}", hint="give two ints, or two lists of the same length")
+        raise ShapeError(f"movedim: {source} and {destination} do not match", hint="give two ints, or two lists of the same length")
     source_of = dict(zip(destinations, sources, strict=True))
     remaining = iter(d for d in range(input.ndim) if d not in sources)
     return permuted(input, [source_of[d] if d in source_of else next(remaining) for d in range(input.ndim)])
@@ -144,12 +144,14 @@ def expand(input: TracedTensor, *sizes: Any, **named: Any) -> TracedTensor:
     requested = [dim_of(s) for s in sequence(sizes, named)]
     lead = len(requested) - input.ndim
     if lead < 0:
-        raise ShapeError(f"expand of {shape_text(input._node.shape)} to fewer dims")
+        raise ShapeError(
+            f"expand: {shape_text(input._node.shape)} has more dims than the new shape", hint="give a size for each dim"
+        )
     if any(s == -1 for s in requested[:lead]):
-        raise ShapeError("expand: -1 for a new leading dim", hint="give new dims their sizes")
+        raise ShapeError("expand: the size of a new leading dim is -1", hint="give new dims their sizes")
     shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(requested)]
     if any((literal(s) or 0) < 0 for s in shape):
-        raise ShapeError(f"expand to {shape_text(shape)}", hint="give sizes of 0 and more, and -1 to keep a dim")
+        raise ShapeError(f"expand: a size of {shape_text(shape)} is negative", hint="give sizes of 0 or more, or -1 to keep a dim")
     return input._tracer.add(Op.EXPAND, input, shape=tuple(shape))
 
 
@@ -186,7 +188,7 @@ def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTens
     size, count = input._node.shape[axis], dim_of(length)
     first = nonnegative_index(input._tracer, start, size)
     if not (holds(input._tracer, count >= 0) and holds(input._tracer, size - first - count >= 0)):
-        raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", hint="stay within the dim")
+        raise ShapeError(f"narrow: start {start} and length {length} exceed a dim of size {size}", hint="stay within the dim")
     return sliced(input, axis, first, count)
 
 
@@ -200,7 +202,7 @@ def require_shape(name: str, x: TracedTensor, expected: Sequence[Dim]) -> None:
     shape, tracer = x._node.shape, x._tracer
     pairs = zip(shape, expected, strict=True) if len(shape) == len(expected) else [(0, 1)]
     if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
-        text = f"{name}: a tensor of shape {shape_text(shape)} where {shape_text(tuple(expected))} is expected"
+        text = f"{name} has shape {shape_text(shape)}, but must have {shape_text(tuple(expected))}"
         raise ShapeError(text, hint="give it that shape, as in torch")
 
 
@@ -210,7 +212,7 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     shape = input._node.shape
     position = nonnegative_index(input._tracer, index, shape[axis])
     if not holds(input._tracer, position < shape[axis]):
-        raise DimError(f"index {index} of a dim of size {shape[axis]}", hint="stay within the dim")
+        raise DimError(f"index {index} is out of range for a dim of size {shape[axis]}", hint="stay within the dim")
     selected = sliced(input, axis, position, 1)
     return reshaped(selected, (*shape[:axis], *shape[axis + 1 :]))
 
@@ -221,7 +223,7 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
     size = input._node.shape[normalize_dim(dim, input.ndim)]
     count = dim_of(chunks)
     if count < 1:
-        raise ShapeError(f"chunk into {chunks} parts", hint="give a positive number")
+        raise ShapeError(f"chunk: the number of parts is {chunks}", hint="give a positive number")
     if same(size, 0):
         return (input,) * chunks
     if same(count, 1):
@@ -232,7 +234,7 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
         extent = literal(size)
         if extent is None:
             text = f"chunk: {size} is not known to be a multiple of {chunks}"
-            raise UnsupportedError(text, hint="give the sizes: split(sizes, dim)")
+            raise UnsupportedError(text, hint="give the sizes of the parts: x.split(sizes, dim)")
         part = -(-extent // count)
     return _split_into(input, dim, _equal_parts(input._tracer, size, part))
 
@@ -260,7 +262,7 @@ def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     total, step = literal(size), literal(length)
     if total is not None and step is not None:
         if step < 0 or (total and not step):
-            raise ShapeError(f"split: parts of size {step}", hint="give a positive size")
+            raise ShapeError(f"split: the size {step} is not positive", hint="give a positive size")
         if not total:
             return [total]
         return [min(step, total - start) for start in range(0, total, step)]
@@ -289,7 +291,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
     tracer = tracer_of(tensors)
     lifted = [tracer.lift(x) for x in tensors]
     if any(not p.ndim for p in lifted):
-        raise ShapeError("cat of a tensor without dims", hint="use torch.stack, or unsqueeze(0)")
+        raise ShapeError("cat: a tensor has no dims", hint="use torch.stack, or unsqueeze(0)")
     axis = normalize_dim(dim, lifted[0].ndim)
     return tracer.add(Op.CONCAT, *_common_dtype(lifted), dim=axis)
 
@@ -373,11 +375,11 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TracedTensor, 
     """Expands each vector along its own dim. `xy` swaps the first two dims; the default is `ij`."""
     values = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
     if indexing not in (None, "ij", "xy"):
-        raise TraceError(f"meshgrid: indexing={indexing!r}", hint="use 'ij' or 'xy'")
+        raise TraceError(f"meshgrid: indexing={indexing!r} is not supported", hint="use 'ij' or 'xy'")
     tracer = tracer_of(values)
     vectors = [_at_least(1, tracer.lift(x)) for x in values]
     if any(v.ndim > 1 for v in vectors):
-        raise ShapeError("meshgrid of tensors of several dims", hint="give vectors")
+        raise ShapeError("meshgrid: a tensor has several dims", hint="give vectors")
     shape = tuple(v._node.shape[0] for v in vectors)
     along = [reshaped(v, [s if d == n else 1 for d, s in enumerate(shape)]) for n, v in enumerate(vectors)]
     grids = tuple(tracer.add(Op.EXPAND, v, shape=shape) for v in along)
@@ -413,7 +415,7 @@ def nonnegative_index(tracer: Tracer, index: Any, size: Dim) -> Dim:
     if is_negative(tracer, position):
         position = simplify_dim(size + position)
         if is_negative(tracer, position):
-            raise DimError(f"index {index} of a dim of size {size}", hint="stay within the dim")
+            raise DimError(f"index {index} is out of range for a dim of size {size}", hint="stay within the dim")
     return position
 
 

@@ -129,11 +129,11 @@ def _masked_write(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate
     """
     source = x._tracer.lift(value)
     if not all(same(size, 1) for size in source._node.shape):
-        message = "writing several values where a mask is true cannot be traced: their number depends on the mask"
+        message = "writing a tensor where a mask is true cannot be traced: the number of values depends on the mask"
         raise UnsupportedError(message, hint="write a number, or use torch.where(mask, values, x) with values of x's shape")
     if mask.ndim > x.ndim:
-        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", hint="give a mask of the tensor's first dims")
-    require_shape("a mask", mask, x._node.shape[: mask.ndim])
+        raise ShapeError(f"the mask has {mask.ndim} dims, the tensor only {x.ndim}", hint="give a mask of the tensor's first dims")
+    require_shape("the mask", mask, x._node.shape[: mask.ndim])
     mask_view = reshaped(mask, (*mask._node.shape, *(1,) * (x.ndim - mask.ndim)))
     number = x._tracer.add(Op.CAST, reshaped(source, ()), dtype=x._node.dtype)
     return x._tracer.add(Op.WHERE, mask_view, pointwise.add(x, number) if accumulate else number, x)
@@ -229,9 +229,9 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> TracedTensor:
     tracer = tracer_of(input, index)
     x, indices = tracer.lift(input), tracer.lift(index)
     if isinstance(value, torch.Tensor) and value.ndim:
-        raise ShapeError(f"index_fill with a tensor of {value.ndim} dims", hint="give a number")
+        raise ShapeError(f"index_fill: the value has {value.ndim} dims", hint="give a number")
     if indices.ndim > 1:
-        raise ShapeError(f"index_fill by an index of {indices.ndim} dims", hint="give a vector")
+        raise ShapeError(f"index_fill: the index has {indices.ndim} dims", hint="give a vector")
     if not x.ndim:
         return reshaped(index_fill(reshaped(x, (1,)), dim, indices, value), ())
     target = gather_slices(x, normalize_dim(dim, x.ndim), reshaped(indices, (1,)) if not indices.ndim else indices, wraps=True)
@@ -276,7 +276,7 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Traced
     tracer = tracer_of(input, index, source)
     x, indices, values = tracer.lift(input), tracer.lift(index), tracer.lift(source)
     if dtype_of(indices) is not DType.INT64:
-        raise TraceError(f"put by indices of {dtype_of(indices)}", hint="convert them to torch.int64")
+        raise TraceError(f"put: the indices are {dtype_of(indices)}", hint="convert them to torch.int64")
     flat, number, source_values = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, indices, values))
     require_shape("put: the source", source_values, number._node.shape)
     return reshaped(index_put(flat, (number,), source_values, accumulate), x._node.shape)

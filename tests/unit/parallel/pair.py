@@ -187,7 +187,7 @@ def refused() -> None:
         (lambda: ParallelGatedMLP.from_module(fnn.MLP(16, 4)), "not a fusegen.nn.GatedMLP"),
         (lambda: ColumnParallelLinear.from_module(nn.Linear(4, 4), dist.GroupMember.NON_GROUP_MEMBER), "that contains this rank"),
         # by its part it would broadcast over the heads of a rank
-        (lambda: split(torch.ones(1, 3, 16), mask=torch.zeros(1, 2, 3, 3)), "not the number of heads of all ranks"),
+        (lambda: split(torch.ones(1, 3, 16), mask=torch.zeros(1, 2, 3, 3)), "must be the number of heads of all ranks"),
     ):
         with pytest.raises(ArgumentError, match=says):
             call()
