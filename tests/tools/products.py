@@ -89,7 +89,7 @@ class Measured:
         kernel: the declaration.
         rows, columns, depth: the sizes of each matmul.
         products: the number of matmuls.
-        consumers, tile_n: fields of the plan; None for the library.
+        consumers, tile_n, warps: fields of the plan: of warpgroups the first two, for few rows the last two, else None.
         microseconds: the median time of a call.
     """
 
@@ -168,8 +168,14 @@ def measure(
                     yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
-def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Runner]]:
-    """Yields the bound kernel with each plan, and with the library."""
+def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None]:
+    if isinstance(plan, FewRowsPlan):
+        return None, plan.tile_n, plan.warps
+    return (plan.consumers, plan.tile_n, None) if plan else (None, None, None)
+
+
+def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[CostedPlan | None, Runner]]:
+    """Yields the bound kernel with each plan, for few rows only with those made for them, and with the library."""
     device = arguments[0].device
     machine, (variant, sizes) = machine_of(device), variant_of(kernel, arguments)
     whole = variant.specializer.base

@@ -20,7 +20,7 @@ from fusegen.compiler.compile import SpecializationCache
 from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.specialize import GraphPlanner, Specialization
 from fusegen.families.gemm.heuristics import CLASSES
-from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan
+from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan, MatmulPlan
 from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.lowered import Lowered
 from fusegen.schedule.kernel import Plan

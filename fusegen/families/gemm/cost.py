@@ -32,8 +32,8 @@ class ProductCosts:
         draws: random elements per µs in an epilogue; two elements share a call of the generator.
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
-        few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows; `few_rows_more` is the factor
-            of its time for up to 16 rows.
+        few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
+        few_rows_more: the factor of the time for up to 16 rows.
     """
 
     sms: int
