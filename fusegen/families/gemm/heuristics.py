@@ -142,7 +142,7 @@ def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
 
 
 _FEW_ROWS = 16
-_FEW_ROWS_SLAB, _FEW_ROWS_OCTET = 16, 8  # columns and rows of an instruction
+_FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
 
 
 def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
@@ -152,13 +152,13 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     """
     if shape.rows > _FEW_ROWS or (shape.a_major, shape.b_major) != ("k", "k") or shape.head > 1:
         return ()
-    octets = math.ceil(shape.rows / _FEW_ROWS_OCTET)
-    tiles = sum(math.ceil(columns * shape.products / (2 * _FEW_ROWS_SLAB)) for columns in shape.columns)
+    fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
+    tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
     slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms else 2
-    warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if octets == 1 else 2)
-    stages = 2 if warps == 16 and octets == 1 else 1
-    tile_n = slabs * _FEW_ROWS_SLAB // shape.products
-    return (FewRowsPlan(octets * _FEW_ROWS_OCTET, tile_n, warps, stages, blocks, shape.products),)
+    warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if fragments == 1 else 2)
+    stages = 2 if warps == 16 and fragments == 1 else 1
+    tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
+    return (FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products),)
 
 
 def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
