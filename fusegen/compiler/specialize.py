@@ -17,7 +17,7 @@ from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attentions_of, takes_library
 from fusegen.families.gemm.heuristics import CLASSES, Expected, MatmulChoice, choose, class_of, depth_of, rows_of
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
-from fusegen.families.gemm.plan import ContractionPlan
+from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.families.rows.plan import RowPlan
@@ -39,7 +39,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
+MatmulKey: TypeAlias = tuple[frozenset[int], tuple[CostedPlan, ...]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -115,7 +115,7 @@ class _MatmulDecision:
 
     by_library: frozenset[int]
     fused: _Fused
-    plans: Mapping[tuple[int, ...], ContractionPlan]
+    plans: Mapping[tuple[int, ...], CostedPlan]
     choices: Mapping[int, MatmulChoice]
 
     @property

@@ -44,8 +44,8 @@ _PRIMITIVES = """
     f8e5m2_to_float fast_cos fast_divide fast_exp fast_exp2 fast_expm1 fast_log fast_log1p fast_log2 fast_one_plus_erf
     fast_reciprocal fast_rsqrt fast_sin fast_sqrt fast_tanh fence_proxy_async float_bits float_from_bits float_to_bfloat
     float_to_f8e4m3 float_to_f8e5m2 float_to_half floor_divide floor_f32 floor_f64 half_to_float integer_power lane_id ldmatrix
-    ldmatrix_transposed load load_lanes load_once load_part load_vec load_wide load_wide_if load_window log1p_f32 log1p_f64
-    log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64 log_reduce lower_registers maximum mbarrier_arrive
+    ldmatrix_transposed load load_lanes load_once load_part load_stream load_vec load_wide load_wide_if load_window log1p_f32
+    log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64 log_reduce lower_registers maximum mbarrier_arrive
     mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait mbarrier_wait_cluster minimum mma_m16n8k16_bf16
     mma_m16n8k16_f16 multiply_add named_barrier_sync narrow narrow_checked narrow_vec nearest_integer none_failed opaque
     pack_bytes pack_pair philox pow_f32 pow_f64 power_of power_of_two quad_transpose quarter_turns raise_registers random_bits

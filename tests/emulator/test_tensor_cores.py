@@ -17,6 +17,7 @@ import fusegen as fg
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
 from fusegen.families.gemm.heuristics import Expected, MatmulChoice, candidates, shape_of
+from fusegen.families.gemm.plan import FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.target import Target
@@ -64,6 +65,47 @@ def test_products_with_a_bias(name: str) -> None:
     rows, columns, depth, dtype = PRODUCTS[name]
     inputs = (randn(*shape, dtype=dtype) for shape in ((rows, depth), (columns, depth), (columns,)))
     check(bias_relu, *inputs, sms=16)
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def takes_a_plan_for_few_rows(function: Callable[..., Any], *arguments: Any) -> bool:
+    program = fg.kernel(function).lower(*arguments, target="sm_90a").program
+    return [type(launch.kernel.body.plan) for launch in program.launches] == [FewRowsPlan] == [FewRowsPlan for _ in program.steps]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("depth", [8, 72, 200, 1152], ids=lambda depth: f"depth-{depth}")
+def test_few_rows(depth: int, dtype: torch.dtype) -> None:
+    """Depths of less than a chunk, of whole and partial chunks, and of several chunks a warp."""
+    for rows, columns in ((1, 72), (9, 8), (16, 40)):
+        with case((rows, columns)):
+            x, w = randn(rows, depth, dtype=dtype), randn(columns, depth, dtype=dtype)
+            for function, others in ((bias_relu, (randn(columns, dtype=dtype),)), (gated, (w + 1,))):
+                assert takes_a_plan_for_few_rows(function, x, w, *others)
+                check(function, x, w, *others, timings=ONCE)
+
+
+def test_few_rows_of_parts_in_their_own_layouts() -> None:
+    """Matmuls of one operand are one launch; each result has a layout and an element type of its own."""
+
+    def heads(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(F.linear(x, w)).float(), F.linear(x, v).view(2, 3, 2, 8).transpose(1, 2) * 2
+
+    arguments = randn(2, 3, 72), randn(40, 72), randn(16, 72)
+    assert takes_a_plan_for_few_rows(heads, *arguments)
+    got, wanted = run(heads, *arguments), heads(*(tensor.float() for tensor in arguments))
+    assert all(torch.allclose(a.float(), b, rtol=0.02, atol=0.05) for a, b in zip(got, wanted, strict=True))
+
+
+def test_missing_rows_and_columns_do_not_touch_others() -> None:
+    """NaN and infinity stay in their row and column, also where a tile is partial and the depth ends within a chunk."""
+    x, w, b = torch.ones(3, 72, dtype=BF16), torch.ones(24, 72, dtype=BF16), torch.zeros(24, dtype=BF16)
+    x[2, 71], w[23, 0] = float("inf"), float("nan")
+    got = run(bias_relu, x, w, b)
+    assert (got[:2, :23] == 72).all() and (got[2, :23] == float("inf")).all() and got[:, 23].isnan().all()
 
 
 def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:

@@ -1,8 +1,9 @@
 """Measures matmuls on this machine's GPU, with each plan and by the library. `fusegen/families/gemm/cost.py` is fitted to the
 record.
 
-``python -m tests.tools.products FILE.json`` measures matmuls of few and of many rows. ``… FILE.json epilogues`` measures those of
-training, whose epilogues read and write several values per element. Weights are cold: all of them together exceed the cache.
+``python -m tests.tools.products FILE.json`` measures matmuls of few and of many rows, ``… FILE.json few-rows`` those of up to 16
+rows, ``… FILE.json epilogues`` those of training, whose epilogues read and write several values per element. Weights are cold: all
+of them together exceed the cache.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.specialize import Choose, GraphPlanner
 from fusegen.families.gemm.heuristics import MatmulChoice, candidates, shape_of
-from fusegen.families.gemm.plan import ContractionPlan
+from fusegen.families.gemm.plan import CostedPlan, FewRowsPlan
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner
 
 SHAPES = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
-ROWS = (8, 33, 64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)
+ROWS = (33, 64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)
+FEW_ROWS_SHAPES = (*SHAPES, (14336, 4096), (4096, 14336), (28672, 3584), (5120, 5120), (2816, 1024), (1024, 2816), (128256, 4096))
+FEW_ROWS = (1, 8, 16)
 TRAINED_SHAPES = ((4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
 TRAINED_ROWS = (1024, 4096, 8192)
 _COLD = 200 << 20  # bytes of weights that successive calls read
@@ -86,7 +89,7 @@ class Measured:
         kernel: the declaration.
         rows, columns, depth: the sizes of each matmul.
         products: the number of matmuls.
-        consumers, tile_n: fields of the plan; None for the library.
+        consumers, tile_n, warps: fields of the plan: of warpgroups the first two, for few rows the last two, else None.
         microseconds: the median time of a call.
     """
 
@@ -97,6 +100,7 @@ class Measured:
     products: int
     consumers: int | None
     tile_n: int | None
+    warps: int | None
     microseconds: float
 
 
@@ -160,18 +164,24 @@ def measure(
             for rows in row_counts:
                 arguments = make(rows, columns, depth, device)
                 for plan, program in _programs(kernel, arguments[0]):
-                    chosen = (plan.consumers, plan.tile_n) if plan else (None, None)
                     time = _microseconds([partial(program.call, each, {}) for each in arguments])
-                    yield Measured(kernel.function.__name__, rows, columns, depth, products, chosen[0], chosen[1], time)
+                    yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
-def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Runner]]:
-    """Yields the bound kernel with each plan, and with the library."""
+def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None]:
+    if isinstance(plan, FewRowsPlan):
+        return None, plan.tile_n, plan.warps
+    return (plan.consumers, plan.tile_n, None) if plan else (None, None, None)
+
+
+def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[CostedPlan | None, Runner]]:
+    """Yields the bound kernel with each plan, for few rows only with those made for them, and with the library."""
     device = arguments[0].device
     machine, (variant, sizes) = machine_of(device), variant_of(kernel, arguments)
     whole = variant.specializer.base
     (group,) = whole.matmul_launches
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
+    plans = tuple(plan for plan in plans if isinstance(plan, FewRowsPlan)) or plans
     choices = [*(MatmulChoice(plan) for plan in plans), MatmulChoice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
         planner = GraphPlanner(whole.graph, machine.target, index64=False, choose=_always(choice))
@@ -216,7 +226,11 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
 def main(file: Path, of: str = "") -> None:
     """Measures, and writes a record with one case per line."""
     device = torch.device("cuda", torch.cuda.current_device())
-    cases = (TRAINING, TRAINED_SHAPES, TRAINED_ROWS) if of == "epilogues" else (INFERENCE, SHAPES, ROWS)
+    cases = {
+        "": (INFERENCE, SHAPES, ROWS),
+        "few-rows": (INFERENCE, FEW_ROWS_SHAPES, FEW_ROWS),
+        "epilogues": (TRAINING, TRAINED_SHAPES, TRAINED_ROWS),
+    }[of]
     write_cases(file, measure(device, *cases), environment(device, "CUDA graphs, weights cold"))
 
 

@@ -43,7 +43,7 @@ def test_plans_of_every_form_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         "registers", "registers in a warp", "registers unaligned", "registers shared", "registers unaligned shared",
         "registers cache_weights", "registers unaligned cache_weights", "registers persistent",
         "registers cache_weights persistent",
-        "looped", "looped unaligned", "looped shared", "staged unaligned stage_to_registers persistent",
+        "multi-pass", "multi-pass unaligned", "multi-pass shared", "staged unaligned stage_to_registers persistent",
         "staged unaligned persistent shared",
         "staged unaligned cache_weights persistent shared", "staged unaligned cache_weights stage_to_registers persistent shared",
         "staged unaligned cache_weights late_loads persistent shared",
@@ -67,6 +67,7 @@ def test_plans_of_every_form_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         "registers unaligned tiled finishes persistent", "registers unaligned tiled finishes persistent shared",
     }  # fmt: skip
     others = {
-        "PointwisePlan", "PointwisePlan wraps", "TilePlan", "ColumnPlan", "ScanPlan", "ContractionPlan", "MmaPlan", "AttentionPlan",
+        "PointwisePlan", "PointwisePlan wraps", "TilePlan", "ColumnPlan", "ScanPlan", "ContractionPlan", "FewRowsPlan", "MmaPlan",
+        "AttentionPlan",
     }  # fmt: skip
     assert found == {f"RowPlan {words}" for words in rows | tiles} | others

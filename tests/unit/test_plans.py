@@ -13,7 +13,7 @@ from fusegen.errors import VerificationError
 from fusegen.families.attention.lower import attention_plan
 from fusegen.families.attention.plan import AttentionPlan
 from fusegen.families.gemm.heuristics import MatmulShape, contraction_plan
-from fusegen.families.gemm.plan import ContractionPlan
+from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.ir.symbolic import Axes, axis_symbol
@@ -85,6 +85,9 @@ def plan_of_products_fits(rows: int, columns: list[int], products: int, head: in
     wanted = MatmulShape(rows, columns, 1024, products=products, head=head, words=words)
     plan = contraction_plan(wanted, machine)
     assert plan.products == products and plan.tile_n % head == 0
+    if isinstance(plan, FewRowsPlan):
+        assert rows <= plan.tile_m <= 16 and plan.threads <= 1024 and plan.shared_bytes <= 48 << 10
+        return
     of_launch(plan)
     assert 2 <= plan.stages <= 8 and plan.shared_bytes <= machine.shared_bytes
     accumulators = plan.tile_n * plan.products // 2

@@ -32,6 +32,8 @@ class ProductCosts:
         draws: random elements per µs in an epilogue; two elements share a call of the generator.
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
+        few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
+        few_rows_more: the factor of the time for up to 16 rows.
     """
 
     sms: int
@@ -49,6 +51,9 @@ class ProductCosts:
     library_unaligned: float
     epilogue_start: float
     epilogue_bandwidth: float
+    few_rows_start: float
+    few_rows_bandwidth: float
+    few_rows_more: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,9 @@ H200 = ProductCosts(
     library_unaligned=2.8,  # 8192 x 1024 with 30522 columns takes 1966 µs, padded 701; odd columns cost 3.6 to 7.4 times as much
     epilogue_start=3.05,
     epilogue_bandwidth=2.87e6,
+    few_rows_start=2.9,
+    few_rows_bandwidth=4.05e6,
+    few_rows_more=1.06,
 )
 
 COSTS: Mapping[str, ProductCosts] = {"sm_90a": H200}
@@ -114,6 +122,12 @@ def product_time(
     missing = 1 - first.rows / (row_tiles * plan.tile_m)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
     return costs.start + (1 + costs.ragged * missing) * overlapped_time(multiplying, moving)
+
+
+def few_rows_time(costs: ProductCosts, sizes: tuple[MatmulSize, ...]) -> float:
+    """Returns the time of one launch for few rows, which is that of reading all operands; the first one is read by every tile."""
+    more = costs.few_rows_more ** (math.ceil(sizes[0].rows / 8) - 1)
+    return costs.few_rows_start + more * sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
 
 
 def drawing_time(costs: ProductCosts, elements: int, sms: int) -> float:

@@ -14,6 +14,7 @@ from fusegen.families.gemm.plan import (
     Accumulated,
     ContractionBody,
     ContractionPlan,
+    FewRowsPlan,
     HeadStatistic,
     MmaPlan,
     PartResult,
@@ -178,6 +179,7 @@ def _address_variables(kernel: LoweredKernel, body: ContractionBody, views: Sequ
 _PIPELINES: dict[type, tuple[str, Callable[[LoweredKernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
     ContractionPlan: ("cuda/contraction.cu.jinja", _map_variables),
     MmaPlan: ("cuda/mma.cu.jinja", _address_variables),
+    FewRowsPlan: ("cuda/few_rows.cu.jinja", _address_variables),
 }
 """The template of each plan type, and its additional variables."""
 

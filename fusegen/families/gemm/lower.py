@@ -16,7 +16,9 @@ from fusegen.families.gemm.plan import (
     Accumulated,
     ContractionBody,
     ContractionPlan,
+    FewRowsPlan,
     HeadStatistic,
+    MatmulPlan,
     MmaPlan,
     PartResult,
     ProductPart,
@@ -65,7 +67,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     parts = tuple(result.part for result in lowered)
     operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
     products = Products(context, parts, operands, lowered[0].rows)
-    layout = LAYOUTS[context.group.pipeline].lay_out(products)
+    layout = _layout_of(context).lay_out(products)
     node = context.graph.nodes[context.group.anchors[0]]
     launch = Launch(
         kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
@@ -93,7 +95,7 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
     placements = [_place_result(context, part, axes, output) for output in range(len(part.outputs))]
     columns = literal(product(domain.shape[d] for d in domain.columns))
     assert columns is not None  # checked by fusion
-    whole_tiles = LAYOUTS[context.group.pipeline].whole_tiles
+    whole_tiles = _layout_of(context).whole_tiles
     by_tile = [whole_tiles and context.dtype(p.buffer).itemsize > 1 and _is_matrix(part, axes, p.offset) for p in placements]
     offsets = [None if is_by_tile else p.offset for p, is_by_tile in zip(placements, by_tile, strict=True)]
     epilogue = lower_epilogue(context, part, axes, number, [o for o in offsets if o is not None])
@@ -159,7 +161,7 @@ class ProductLayout:
         extra: size arguments after those of the matmul.
     """
 
-    plan: ContractionPlan | MmaPlan
+    plan: MatmulPlan
     maps: tuple[TensorMapSpec, ...]
     matrices: tuple[int, ...]
     extra: tuple[Formula, ...]
@@ -211,11 +213,27 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 # Warps: threads copy by address.
 
 
-def _address_layout(products: Products) -> ProductLayout:
+def _warp_layout(products: Products) -> ProductLayout:
     context = products.context
-    views = [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
-    a_width, *b_widths = (_copy_width(context, view) for view in views)
-    plan = mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
+    a_width, *b_widths = (_copy_width(context, view) for view in _matrices(products))
+    return _address_layout(
+        products, mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
+    )
+
+
+def _few_rows_layout(products: Products) -> ProductLayout:
+    plan = products.context.plans[products.context.group.anchors]
+    assert isinstance(plan, FewRowsPlan)
+    return _address_layout(products, plan)
+
+
+def _matrices(products: Products) -> list[StridedView]:
+    """Returns the first operand, and the second ones of all matmuls."""
+    return [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
+
+
+def _address_layout(products: Products, plan: MmaPlan | FewRowsPlan) -> ProductLayout:
+    context, views = products.context, _matrices(products)
     matrices = tuple(context.reads[view.base] for view in views)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
     return ProductLayout(plan, (), matrices, extra, _tiles(products, plan))
@@ -229,14 +247,21 @@ def _copy_width(context: Context, view: StridedView) -> int:
     return gcd(_WIDEST_COPY, aligned, *(divisor(t, context.multiples, aligned) for t in terms))
 
 
-def _tiles(products: Products, plan: ContractionPlan | MmaPlan) -> Formula:
+def _tiles(products: Products, plan: MatmulPlan) -> Formula:
     return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
 LAYOUTS = {
     WGMMA.name: PipelineLayout(whole_tiles=True, lay_out=_tma_layout),
-    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_address_layout),
+    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_warp_layout),
 }
+
+_FEW_ROWS = PipelineLayout(whole_tiles=False, lay_out=_few_rows_layout)
+
+
+def _layout_of(context: Context) -> PipelineLayout:
+    has_few_rows = isinstance(context.plans.get(context.group.anchors), FewRowsPlan)
+    return _FEW_ROWS if has_few_rows else LAYOUTS[context.group.pipeline]
 
 
 # Epilogues: the math on two neighbouring columns, after the statistics of whole heads.

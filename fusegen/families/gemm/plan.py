@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Index
@@ -118,6 +119,40 @@ class MmaPlan(Plan):
 
 
 @dataclass(frozen=True)
+class FewRowsPlan(Plan):
+    """A matmul of few rows on tensor cores (`mma.sync`), bound by the bandwidth of reading the second operand.
+
+    The instruction multiplies 16 columns of the result by 8 rows, so that few rows leave little of it idle. Each warp reads a part
+    of the depth of all operands, 16 bytes a thread, straight into the registers of the instruction; the warps of a block then add
+    their results in a fixed order.
+
+    Attributes:
+        tile_m: rows of a tile, a multiple of 8.
+        tile_n: columns of each matmul in a tile, a multiple of 16.
+        warps: warps of a block, which divide the depth.
+        stages: chunks of the depth that a warp has in flight.
+        products: matrices that are multiplied with the same first operand.
+    """
+
+    tile_m: int
+    tile_n: int
+    warps: int
+    stages: int
+    blocks_per_sm: int
+    products: int = 1
+    group: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the warps' results; columns are padded against bank conflicts."""
+        return 4 * self.warps * self.tile_m * (self.products * self.tile_n + 2)
+
+
+@dataclass(frozen=True)
 class Accumulated:
     """Two neighbouring accumulator columns, which an epilogue reads as an array of two.
 
@@ -189,6 +224,12 @@ class ProductPart:
         return (*(s.lift for s in self.statistics), self.epilogue)
 
 
+CostedPlan: TypeAlias = ContractionPlan | FewRowsPlan
+"""Plans with a cost model."""
+
+MatmulPlan: TypeAlias = CostedPlan | MmaPlan
+
+
 @dataclass(frozen=True)
 class ContractionBody(Body):
     """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue. `matrices` are the
@@ -196,7 +237,7 @@ class ContractionBody(Body):
 
     input_dtype: DType
     parts: tuple[ProductPart, ...]
-    plan: ContractionPlan | MmaPlan
+    plan: MatmulPlan
     matrices: tuple[int, ...] = ()
 
     @property
@@ -212,5 +253,6 @@ class ContractionBody(Body):
             "two matmuls per tile": self.plan.products,
             f"{results} results": results,
         }
-        names = [f"{kind} by mma.sync" if isinstance(self.plan, MmaPlan) else kind]
+        by_plan = {MmaPlan: " by mma.sync", FewRowsPlan: ", few rows"}
+        names = [kind + by_plan.get(type(self.plan), "")]
         return ", ".join([*names, *(description for description, count in several.items() if count > 1)])
