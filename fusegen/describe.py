@@ -18,7 +18,7 @@ from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.roofline import roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, type_text
-from fusegen.ir.index_map import owner
+from fusegen.ir.index_map import first_version
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Shape
@@ -74,7 +74,7 @@ def explain_title(step: Step) -> str:
         return f"{step.body.graph.name}: loop over blocks of {step.blocks.extent} rows"
     if isinstance(step, LibraryStep):
         return f"{step.function} (library){_NOTES.get(step.function, '')}"
-    return f"{step.kernel.name}: {step.words}"
+    return f"{step.kernel.name}: {step.description}"
 
 
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, MatmulChoice]) -> list[str]:
@@ -142,7 +142,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 
 def _expected(step: Step, choices: Mapping[int, MatmulChoice]) -> list[str]:
     """States the expected times of a fused matmul kernel and of the library."""
-    choice = next((choices[p] for p in step.group.anchors if p in choices), None)
+    choice = next((choices[p] for p in step.group.core_nodes if p in choices), None)
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
         return []
     return [
@@ -156,10 +156,10 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     times = expected_times(step, sizes, target)
     if step.plan not in times:
         return []
-    alternatives = sorted((time, plan.words) for plan, time in times.items() if plan != step.plan)
+    alternatives = sorted((time, plan.description) for plan, time in times.items() if plan != step.plan)
     runner_up = "".join(f"; {time:.1f} µs with {words}" for time, words in alternatives[:1])
     more = f" (best of {len(alternatives)} others)" if len(alternatives) > 1 else ""
-    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.words}{runner_up}{more}"]
+    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.description}{runner_up}{more}"]
 
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
@@ -229,7 +229,7 @@ def _result(graph: Graph, position: int) -> str:
     text = type_text(node.dtype, node.shape)
     if node.op is not Op.PUT:
         return text
-    return f"{graph.nodes[owner(graph, position)].attr('name')}, written in place: {text}"
+    return f"{graph.nodes[first_version(graph, position)].attr('name')}, written in place: {text}"
 
 
 def summary(stages: Stages) -> str:

@@ -148,7 +148,7 @@ class Backward:
             what = f"the backward pass of {self._forward.name}: the first argument was not saved by its forward pass"
             raise ArgumentError(what, hint="pass the second result of the forward pass")
         passes, kernel = saved.values.passes, saved.values.passes.backward
-        saved_count = len(passes.derivative.kept)
+        saved_count = len(passes.derivative.saved)
         specs = kernel.graph.inputs
         _check_counts(kernel.graph.name, saved, saved_count, len(gradients), len(specs) - saved_count)
         for spec, tensor, version in zip(specs, saved.tensors, saved.versions, strict=False):
@@ -181,7 +181,7 @@ def _lowered(kernel: GraphKernel, sizes: Mapping[str, int], saved: Sequence[Save
 
 
 def _saved_values(passes: ForwardBackward) -> list[SavedValue]:
-    sources = passes.derivative.kept
+    sources = passes.derivative.saved
     return [_saved_value(passes, source, spec) for source, spec in zip(sources, passes.backward.graph.inputs, strict=False)]
 
 

@@ -31,7 +31,7 @@ class Derivative:
         forward: the graph, with the saved values as results after its own.
         backward: maps saved values and the gradients of the float results, in order, to the gradients of inputs.
         results: the number of the forward pass's own results.
-        kept: the sources of the backward pass's saved values, its first inputs: an input of the forward pass by name, or a
+        saved: the sources of the backward pass's saved values, its first inputs: an input of the forward pass by name, or a
             result of it by number.
         wrt: names of inputs.
         gradients: the sources of the gradients of `wrt`: a result of the backward pass by number, or an input of it by name if a
@@ -42,7 +42,7 @@ class Derivative:
     forward: Graph
     backward: Graph
     results: int
-    kept: tuple[str | int, ...]
+    saved: tuple[str | int, ...]
     wrt: tuple[str, ...]
     gradients: tuple[str | int, ...]
     key: str | None = None
@@ -71,7 +71,7 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
         forward=_forward(joined, forward_inputs, results, saved),
         backward=_backward(joined, backward_inputs, computed, saved, names),
         results=len(results),
-        kept=_sources(joined, results, saved),
+        saved=_sources(joined, results, saved),
         wrt=tuple(wrt),
         gradients=tuple(computed.index(p) if p in computed else str(joined.nodes[p].attr("name")) for p in requested),
         key=key,

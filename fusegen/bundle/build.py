@@ -129,10 +129,10 @@ def _traced(requested: BuildRequest) -> TracedCall:
     values = dispatcher.arguments((), requested.arguments)
     device = torch.device("cpu" if requested.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.of(values, requested.target, device)
-    if asked := variant.state.asked:
-        what = f"{requested.name} asks for {', '.join(asked)} while it is traced, which a built kernel cannot check again"
+    if queries := variant.state.queries:
+        what = f"{requested.name} asks for {', '.join(queries)} while it is traced, which a built kernel cannot check again"
         raise BundleError(what, hint="pass the value as an argument")
-    names = (*dispatcher.parameters.names, *variant.state.names)
+    names = (*dispatcher.parameters.emitted_names, *variant.state.names)
     return TracedCall(requested, dispatcher, variant, names, (*values, *captured))
 
 
@@ -164,8 +164,8 @@ def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) ->
     sizes = dict(traced.variant.request.sizes.hints) | dict.fromkeys(ones, 1)
     arguments = dict(traced.requested.arguments)
     for parameter, name, argument, value in zip(
-        parameters.given,
-        parameters.names,
+        parameters.user_names,
+        parameters.emitted_names,
         signature.arguments,
         traced.values,
         strict=False,  # captured tensors have no parameter
@@ -207,7 +207,7 @@ def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], subdir: st
     passes = passes_by_all(variant, dispatcher.options)
     if passes is None:
         return None, []
-    count = len(dispatcher.parameters.names)
+    count = len(dispatcher.parameters.emitted_names)
     sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
     call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
     return built_passes(passes, variant, call, parameters, subdir)
@@ -217,8 +217,8 @@ def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltP
     """Returns the declared parameters, followed by the captured tensors."""
     parameters_by_name = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
-    is_named = {name: parameters_by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
-    both = zip(parameters.given, parameters.names, strict=True)
+    is_named = {name: parameters_by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.user_names}
+    both = zip(parameters.user_names, parameters.emitted_names, strict=True)
     declared = [
         BuiltParameter(user_name, name, is_named[user_name], defaults.get(user_name), written=name in parameters.mutates)
         for user_name, name in both

@@ -218,7 +218,7 @@ class Traced:
         request, dispatcher, self._variant = call.requested, call.dispatcher, call.variant
         self.name, self._target = plain(request.name), request.target
         self._is_cpu = self._target.backend is Backend.CPU
-        names = dispatcher.parameters.names
+        names = dispatcher.parameters.emitted_names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
         self._arguments = dict(zip(names, self._signature.arguments, strict=True))
         self._graph, self._options = self._variant.traced, dispatcher.options
@@ -308,21 +308,23 @@ class Traced:
         keys = [spec for spec in forward.inputs if spec.name == derivative.key]
         specs = [*self._specs, *keys]
         names = [spec.name for spec in specs]
-        incoming = {spec.name: position for position, spec in enumerate(backward.inputs[len(derivative.kept) :])}
+        incoming = {spec.name: position for position, spec in enumerate(backward.inputs[len(derivative.saved) :])}
         sources = dict(zip(derivative.wrt, derivative.gradients, strict=True))
         gradients = [sources.get(name) for name in self._tensors]
         numbers = tuple(name for name, _ in backward.scalars)
         return OperatorPasses(
             forward=self._programs(self._compiled(forward), specs, relations, self._signature.conditions),
             backward=self._programs(self._compiled(backward), backward.inputs, (), sizes=further, numbers=backward.scalars),
-            kept=tuple(names.index(k) if isinstance(k, str) else ~k for k in derivative.kept),
+            saved=tuple(names.index(k) if isinstance(k, str) else ~k for k in derivative.saved),
             sizes=further,
             numbers=numbers,
             gradients=tuple(~incoming[source] if isinstance(source, str) else source for source in gradients),
-            given=tuple(n for n, p in enumerate(forward.outputs[: derivative.results]) if forward.nodes[p].dtype.is_float),
-            outputs=_shaped(forward, forward.outputs),
-            wanted=_shaped(backward, backward.outputs),
-            dims=tuple(tuple(map(formula, spec.shape)) for spec in backward.inputs),
+            results_with_gradients=tuple(
+                n for n, p in enumerate(forward.outputs[: derivative.results]) if forward.nodes[p].dtype.is_float
+            ),
+            forward_outputs=_shaped(forward, forward.outputs),
+            backward_outputs=_shaped(backward, backward.outputs),
+            backward_shapes=tuple(tuple(map(formula, spec.shape)) for spec in backward.inputs),
             draws=bool(keys),
         )
 

@@ -38,7 +38,7 @@ from fusegen.runtime.arguments import (
     check_writable,
     refuse_gradients,
 )
-from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Captured, Condition, condition_of, conjunction
+from fusegen.runtime.bound import NO_CAPTURED, BoundCall, BoundPlan, CallFacts, Captured, Condition, condition_of, conjunction
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
@@ -231,11 +231,11 @@ class BuiltFunction(CallBinder):
         passes = self._requested_passes(values, variant, self._passes[number])
         if passes is not None:
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
-            return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NOTHING
+            return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NO_CAPTURED
         structure = self._kernel.variants[number].structure
         program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NOTHING
+        return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NO_CAPTURED
 
     def _requested_passes(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
         """Returns the passes if autograd requests gradients that they compute. Raises if it requests others."""
@@ -365,7 +365,7 @@ class BuiltPass(CallBinder):
             call = contiguous_call if isinstance(contiguous_call, list) else _CopyingCall(contiguous_call, self._movable)
         if isinstance(call, list):
             raise self._mismatch_error(call)
-        return call, NOTHING
+        return call, NO_CAPTURED
 
     def sizes(self, values: Values) -> dict[str, int]:
         choice = self._choose(values)
@@ -397,7 +397,7 @@ class _CopyingCall(BoundCall):
     """Copies some tensors to row-major order before the program runs."""
 
     def __init__(self, program: BoundCall, positions: range) -> None:
-        super().__init__(None, None, NOTHING)
+        super().__init__(None, None, NO_CAPTURED)
         self._program, self._places = program, positions
 
     def __call__(self, values: Values, captured: Captured) -> Any:

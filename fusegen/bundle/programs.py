@@ -156,7 +156,7 @@ def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, 
 def _saved(passes: ForwardBackward, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
     """Returns examples of the backward pass's tensors: saved values, and row-major gradients."""
     named = dict(zip((spec.name for spec in passes.forward.graph.inputs), inputs, strict=True))
-    specs, sources = passes.backward.graph.inputs, passes.derivative.kept
+    specs, sources = passes.backward.graph.inputs, passes.derivative.saved
     saved = [named[s] if isinstance(s, str) else _row_major(spec, call.sizes) for s, spec in zip(sources, specs, strict=False)]
     return [*saved, *(_row_major(spec, call.sizes) for spec in specs[len(sources) :])]
 

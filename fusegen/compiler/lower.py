@@ -126,13 +126,13 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
     if columns or extent is None or not may_pad(extent):
         return False
     touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
-    heavy = [group for group in touching if group.kind is LIBRARY_MATMUL and is_heavy(graph, group.anchors[0])]
+    heavy = [group for group in touching if group.kind is LIBRARY_MATMUL and is_heavy(graph, group.core_nodes[0])]
     return bool(heavy) and all(group.kind.is_strided for group in touching)
 
 
 def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
     """Operands of library matmuls whose views have no strides once their matrix is padded."""
-    products = (group.anchors[0] for group in groups if group.kind is LIBRARY_MATMUL)
+    products = (group.core_nodes[0] for group in groups if group.kind is LIBRARY_MATMUL)
     for position in (p for matmul in products for p in graph.nodes[matmul].args):
         base = strided_view(graph, position).base
         if strided_view(padded, position).base != base:

@@ -27,7 +27,7 @@ from fusegen.schedule.names import plain, stride_name
 DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
-ITSELF = -1
+VALUE_AS_SIZE = -1
 """The dim of a `DimRef` to an int parameter: the parameter's value is the size."""
 
 
@@ -39,7 +39,7 @@ class SymbolicSizes:
         hints: their values in this call, by name.
         multiples: a power of two that divides a size, for sizes whose variants depend on it.
         bounds: a power of two that a size does not exceed, for the same sizes.
-        sources: the parameter and dim that holds a size in later calls, or `ITSELF` for an int used as a size.
+        sources: the parameter and dim that holds a size in later calls, or `VALUE_AS_SIZE` for an int used as a size.
         shared: for each int used as a size that equals a dim, its parameter and the dim's symbol.
     """
 
@@ -52,7 +52,7 @@ class SymbolicSizes:
     @property
     def parameters(self) -> dict[str, str]:
         """Maps each int that is used as a size to its symbol."""
-        return {name: symbol for symbol, (name, dim) in self.sources if dim == ITSELF} | dict(self.shared)
+        return {name: symbol for symbol, (name, dim) in self.sources if dim == VALUE_AS_SIZE} | dict(self.shared)
 
     def with_parameters(self, numbers: Mapping[str, int], tied: Collection[str]) -> SymbolicSizes:
         """Adds ints that are used as sizes, under names that no dim has.
@@ -65,7 +65,7 @@ class SymbolicSizes:
         shared = {name: dims[value] for name, value in numbers.items() if name in tied and value in dims}
         named = {f"{plain(name)}_dim0": name for name in numbers if name not in shared}
         hints = tuple((symbol, numbers[name]) for symbol, name in named.items())
-        sources = tuple((symbol, (name, ITSELF)) for symbol, name in named.items())
+        sources = tuple((symbol, (name, VALUE_AS_SIZE)) for symbol, name in named.items())
         return replace(self, hints=self.hints + hints, sources=self.sources + sources, shared=tuple(shared.items()))
 
 

@@ -29,7 +29,7 @@ from fusegen.trace import functions
 from fusegen.trace.run import Trace, trace, traced_math
 from fusegen.trace.scalars import NeedsFact, TracedScalar
 from fusegen.trace.tracer import Tracer
-from fusegen.trace.user import here
+from fusegen.trace.user import user_line
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 
@@ -73,8 +73,8 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     recorder = StateRecorder(
         request.function, statics, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
     )
-    outside = _Outside(request.name, recorder, parameters)
-    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
+    captures = _CaptureRecorder(request.name, recorder, parameters)
+    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, captures, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     tracer.parameter_sizes = {symbol: name for name, symbol in request.sizes.parameters.items()}
     tracer.builder.fast_math = request.fast_math
@@ -89,7 +89,7 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     return traced, recorder
 
 
-class _Outside:
+class _CaptureRecorder:
     """Captured tensors.
 
     Args:
@@ -109,7 +109,7 @@ class _Outside:
         if name is None:
             raise TraceError(
                 "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
-                where=here(),
+                where=user_line(),
                 hint="pass the tensor as a parameter; if it is computed in the kernel's Python code, compute it outside",
             )
         with torch._C.DisableTorchFunction():  # our own reads of the tensor are not recorded
@@ -120,9 +120,9 @@ class _Outside:
         """Records a torch function that was called on captured tensors."""
         self._recorder.observe(function, args, kwargs, result)
 
-    def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
+    def observe_argument(self, parameter: str, attribute: str, answer: bool) -> None:
         """Records a query of a tensor argument and its result: the presence of an attribute, or ``requires_grad``."""
-        self._recorder.argument_asked(self._parameters.index(parameter), attribute, answer)
+        self._recorder.observe_argument(self._parameters.index(parameter), attribute, answer)
 
 
 def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,7 +71,7 @@ def needed(lines: Sequence[str], text: str) -> list[str]:
 
 def banner(launch: Launch, target: Target) -> str:
     """Returns comment lines; grid and bytes are formulas of the sizes."""
-    lines = [f"{launch.kernel.name}: {launch.words}, emitted by fusegen for {target.name}."]
+    lines = [f"{launch.kernel.name}: {launch.description}, emitted by fusegen for {target.name}."]
     body = launch.kernel.body
     if target.warp:
         shared = f", {launch.shared_bytes} bytes of shared memory" if launch.shared_bytes else ""

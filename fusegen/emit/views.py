@@ -18,7 +18,7 @@ from fusegen.schedule.indices import Checked, Choice, Differs, IndexCheck, Loade
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
 from fusegen.schedule.names import identifier, plain
-from fusegen.schedule.reductions import combine_function, gathering_functions, identity_function
+from fusegen.schedule.reductions import combine_function, identity_function, pivot_sum_functions
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
 """The lane within a thread's vector, as templates name it."""
@@ -307,7 +307,7 @@ def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> 
 
 
 @dataclass(frozen=True)
-class GatheredView:
+class PivotSumsView:
     """A reduction state kept as sums about a pivot, as a template sees it.
 
     Attributes:
@@ -331,15 +331,15 @@ class GatheredView:
     def of(self, pattern: str = "{}") -> list[str]:
         return [pattern.format(name) for name in self.sums]
 
-    def gather(self, element: str, pivot: str, sums: str) -> str:
+    def add_element(self, element: str, pivot: str, sums: str) -> str:
         """Prints the statement that adds an element to sums, whose names a pattern gives."""
         return self._call("gather", [*self.of(sums), element, pivot], self.of(sums))
 
-    def spread(self, pivot: str, sums: str = "{}", state: str = "{}") -> str:
+    def sums_of_state(self, pivot: str, sums: str = "{}", state: str = "{}") -> str:
         """Prints the statement that converts a state to sums; a pattern gives the components' names."""
         return self._call("spread", [*(state.format(name) for name in self.state), pivot], self.of(sums))
 
-    def settle(self, pivot: str, sums: str = "{}") -> str:
+    def state_of_sums(self, pivot: str, sums: str = "{}") -> str:
         """Prints the statement that converts sums and the count to a state."""
         return self._call("settle", [pivot, self.count, *self.of(sums)], self.rest)
 
@@ -356,12 +356,12 @@ class ReductionView:
     Attributes:
         kind: prefix of its functions' names.
         components: variables and their types.
-        gathered: the state as sums about a pivot, or None.
+        pivot_sums: the state as sums about a pivot, or None.
     """
 
     kind: str
     components: tuple[tuple[str, str], ...]
-    gathered: GatheredView | None = None
+    pivot_sums: PivotSumsView | None = None
 
     @property
     def single(self) -> bool:
@@ -371,7 +371,7 @@ class ReductionView:
     @property
     def summed(self) -> bool:
         """True if a thread keeps several independent accumulators: of one value, or of sums about a pivot."""
-        return self.single or self.gathered is not None
+        return self.single or self.pivot_sums is not None
 
     @property
     def bytes(self) -> str:
@@ -407,12 +407,12 @@ def kinds(reductions: Iterable[Reduction]) -> list[ReductionView]:
 
 def _named(reduction: Reduction, names: Sequence[str]) -> ReductionView:
     kind, types = _stem(reduction), [c.dtype.spelling for c in reduction.components]
-    rule, gathered = reduction.gathering, None
+    rule, pivot_sums = reduction.pivot_sums, None
     if rule is not None:
         of = dict(zip((c.name for c in REDUCTIONS[reduction.op].components), names, strict=True))
         rest = tuple(name for component, name in of.items() if component != rule.count)
-        gathered = GatheredView(kind, types[0], of[rule.pivot], of[rule.count], rest, tuple(names), rule.sums)
-    return ReductionView(kind, tuple(zip(names, types, strict=True)), gathered)
+        pivot_sums = PivotSumsView(kind, types[0], of[rule.pivot], of[rule.count], rest, tuple(names), rule.sums)
+    return ReductionView(kind, tuple(zip(names, types, strict=True)), pivot_sums)
 
 
 def _variables(reduction: Reduction) -> list[str]:
@@ -421,14 +421,14 @@ def _variables(reduction: Reduction) -> list[str]:
 
 
 def reduction_functions(reductions: Iterable[Reduction]) -> list[MathFunction]:
-    distinct = {(_stem(r), r.gathering is None): r for r in reductions}
+    distinct = {(_stem(r), r.pivot_sums is None): r for r in reductions}
     return list(dict.fromkeys(function for (kind, _), r in distinct.items() for function in _functions(kind, r)))
 
 
 def _functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
     identity = identity_function(f"{kind}_identity", reduction.op, reduction.dtype)
-    if reduction.gathering is not None:
-        return identity, *gathering_functions(kind, reduction)
+    if reduction.pivot_sums is not None:
+        return identity, *pivot_sum_functions(kind, reduction)
     return identity, combine_function(f"{kind}_combine", reduction.op, reduction.dtype, fast=reduction.fast)
 
 

@@ -180,7 +180,7 @@ class UnitText:
             "forward_arguments": ", ".join([*(_variable(p) for p in op.parameters), *(name for name, _, _ in extra)]),
             "arguments": len(op.parameters) + len(extra),
             "random": any(passes.draws for _, _, passes in kinds),
-            "forward_shapes": [_shapes(n, kind, passes.outputs) for n, kind, passes in kinds],
+            "forward_shapes": [_shapes(n, kind, passes.forward_outputs) for n, kind, passes in kinds],
             "backward_words": [_saved_numbers(n, op, passes) for n, _, passes in kinds],
             "backward_shapes": [_backward_shapes(n, passes) for n, _, passes in kinds],
             "keeping": [_keeping(n, kind, passes) for n, kind, passes in kinds],
@@ -274,7 +274,7 @@ def _shapes(number: int, kind: CallKind, tensors: Sequence[TensorSpec]) -> dict[
 
 
 def _backward_shapes(number: int, passes: OperatorPasses) -> dict[str, Any]:
-    return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_placeholders(passes.wanted)]}
+    return {"kind": number, "lines": [*_sizes_of(passes.backward_shapes, passes.sizes), *_placeholders(passes.backward_outputs)]}
 
 
 def _saved_numbers(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def _saved_numbers(number: int, op: OperatorSpec, passes: OperatorPasses) -> dic
 
 
 def _keeping(number: int, kind: CallKind, passes: OperatorPasses) -> dict[str, Any]:
-    saved = ", ".join(f"t[{position}]" if position >= 0 else f"out[{~position}]" for position in passes.kept)
+    saved = ", ".join(f"t[{position}]" if position >= 0 else f"out[{~position}]" for position in passes.saved)
     sizes = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes)] if passes.sizes else []
     pushed = [f"sizes.push_back({size_name(name)});" for name in passes.sizes]
     plain = ", ".join(f"out[{n}]" for n, result in enumerate(kind.results) if not result.dtype.is_float)
@@ -302,5 +302,5 @@ def _gradients(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[st
         if source is not None:
             gradient = f"found[{source}]" if source >= 0 else f"given[{~source}]"
             lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {gradient};")
-    taken = ", ".join(f"gradients[{position}]" for position in passes.given)
+    taken = ", ".join(f"gradients[{position}]" for position in passes.results_with_gradients)
     return {"kind": number, "given": taken, "lines": lines}

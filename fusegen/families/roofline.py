@@ -138,7 +138,7 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
         return _fused_attention_flops(step, graph, matmuls, sizes)
     count = sum(_node_flops(graph, position, needed[position], sizes) for position in _distinct(graph, needed))
     if isinstance(step, LibraryMatmul):  # possibly a part of a matmul
-        total = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
+        total = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.core_nodes[0]].shape)
         count = count * prod(extent(sizes) for extent in step.out.shape) // max(total, 1)
     return Flops(count, _dtype(step, graph, needed, matmuls), bool(matmuls), tuple(_uncounted(graph, step, needed)))
 

@@ -103,7 +103,7 @@ class ScanBody(Body):
     def counts(self) -> tuple[Dim, ...]:
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         return f"{kind} along rows, {self.plan.threads * self.plan.vec} elements of a row at a time"
 
 
@@ -127,11 +127,11 @@ def scan_group(graph: Graph, root: int, materialized: Collection[int]) -> Group 
 
     producers = Producers()
     walk(graph, root, axes.symbols, axes, accepts, producers, materialized)
-    if not producers.anchors or not producers.anchors.keys().isdisjoint(
+    if not producers.core_nodes or not producers.core_nodes.keys().isdisjoint(
         producers.inputs
     ):  # a scan that is also read elsewhere is materialized
         return None
-    return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
+    return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.core_nodes)))
 
 
 def _last_scans(graph: Graph, root: int, materialized: Collection[int]) -> frozenset[int]:
@@ -188,7 +188,7 @@ def _evaluate(context: Context) -> _Math:
         graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded, context.contracted, context.inverted
     )
     scanned = {}
-    for node in context.group.anchors:
+    for node in context.group.core_nodes:
         scanned[node] = _element(evaluator, graph, node, axes)
     (output,) = context.group.outputs
     result = evaluator.value(output, axes.symbols)

@@ -110,7 +110,7 @@ class Group:
         outputs: nodes that it writes to memory.
         inputs: nodes that it reads from memory: inputs of the graph and outputs of earlier groups.
         domain: its iteration space.
-        anchors: reductions or matmuls that it computes on the way.
+        core_nodes: the reductions, scans and matmuls that it computes.
         reason: explains the choice of the group, for `explain`; empty if the kind is explanation enough.
         parts: the epilogues of a matmul launch; `domain` is the first one's.
         pipeline: the name of a matmul launch's pipeline.
@@ -121,7 +121,7 @@ class Group:
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     domain: Domain
-    anchors: tuple[int, ...] = ()
+    core_nodes: tuple[int, ...] = ()
     reason: str = ""
     parts: tuple[EpiloguePart, ...] = ()
     pipeline: str = ""
@@ -130,7 +130,7 @@ class Group:
     @property
     def adds_in_place(self) -> bool:
         """True if torch accumulates a matmul into an input: the group's output is not its matmul."""
-        return self.kind.is_library and bool(self.anchors) and self.outputs != self.anchors
+        return self.kind.is_library and bool(self.core_nodes) and self.outputs != self.core_nodes
 
 
 def with_outputs(group: Group, outputs: tuple[int, ...]) -> Group:

@@ -375,20 +375,20 @@ class GraphedForward(Graphed):
 
     Attributes:
         previous: the `forward` attribute that the module had before, set by another tool or the user.
-        is_put: whether calls are recorded. False makes the object inert inside another tool's wrapper.
+        is_installed: whether calls are recorded. False makes the object inert inside another tool's wrapper.
     """
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:
         self.module = module
         self.previous: Callable[..., Any] | None = None
-        self.is_put = False
+        self.is_installed = False
         super().__init__(module, pools, [module])
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Installs itself as the module's forward pass, and bypasses ``generate``'s compilation for static caches."""
-        if self.is_put:
+        if self.is_installed:
             return
-        self.is_put = True
+        self.is_installed = True
         previous = vars(self.module).get("forward")
         if not isinstance(previous, GraphedForward):  # a copied module has the original's
             self.previous = previous
@@ -404,7 +404,7 @@ class GraphedForward(Graphed):
 
     def remove(self) -> None:
         """Restores the previous forward pass and frees the graphs."""
-        self.is_put = False
+        self.is_installed = False
         held = vars(self.module)
         if getattr(held.get(_COMPILED), "__self__", None) is self:
             delattr(self.module, _COMPILED)
@@ -420,15 +420,15 @@ class GraphedForward(Graphed):
         return self.previous or partial(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() or not self.is_put:  # with gradients, layers have their own graphs
+        if torch.is_grad_enabled() or not self.is_installed:  # with gradients, layers have their own graphs
             return self.original(*args, **kwargs)
         return super().__call__(*args, **with_padded_mask(kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "given": self.previous, "is_put": self.is_put}
+        return {"module": self.module, "previous": self.previous, "is_installed": self.is_installed}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["module"], Pools())  # type: ignore[misc]
-        self.previous = state["given"]
-        self.is_put = state["is_put"]
+        self.previous = state["previous"]
+        self.is_installed = state["is_installed"]
         self.__signature__ = inspect.signature(self.original)

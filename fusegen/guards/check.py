@@ -98,8 +98,8 @@ class StateGuard:
 
     Attributes:
         names: input names of the captured tensors.
-        asked: queries of torch and of captured tensors, as text.
-        places: keys that identify the locations of the captured tensors while their owners live.
+        queries: queries of torch and of captured tensors, as text.
+        location_keys: keys that identify the locations of the captured tensors while their owners live.
         check: maps all arguments to the current captured tensors, or to None if a read would differ. `check` is None if
             nothing was read.
     """
@@ -112,10 +112,10 @@ class StateGuard:
         reads, used, compares_identity = run.reads, run.used, run.compares_identity
         self.has_backward_hooks = run.has_backward_hooks
         self.names = tuple(each.name for each in used)
-        self.asked = _asked(reads, run.questions, run.answers, compares_identity)
+        self.queries = _asked(reads, run.questions, run.answers, compares_identity)
         self.compares_identity = compares_identity
         self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
-        self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
+        self.location_keys = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, run.tensors)
         self._unchanged = {p: matcher(value) for p, value in arguments.items() if not is_plain(value) and is_opaque(value)}
         for position, value in arguments.items():

@@ -137,7 +137,7 @@ class StateRecorder:
             self.note(StateLocation([tensor], AccessKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
-    def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
+    def observe_argument(self, position: int, attribute: str, answer: bool) -> None:
         """Records the result of a query of a tensor argument: ``requires_grad``, or False for a missing attribute."""
         self._answers[position, attribute] = answer
 

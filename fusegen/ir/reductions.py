@@ -77,23 +77,23 @@ def _itself(element: RuleValue, _index: RuleValue) -> StateValues:
 
 
 @dataclass(frozen=True)
-class Gathering:
+class PivotSums:
     """Combines any number of states by additions alone: sums about a pivot, which is one of the elements.
 
     Attributes:
         pivot: the component that the sums are centred on.
         sums: names of the sums, besides the count.
         lift: computes the sums about a pivot from an element.
-        spread: computes the sums about a pivot from a state.
-        settle: computes the components (besides the count) from a pivot, a count and sums about the pivot.
+        sums_of_state: computes the sums about a pivot from a state.
+        state_of_sums: computes the components (besides the count) from a pivot, a count and sums about the pivot.
     """
 
     pivot: str
     count: str
     sums: tuple[str, ...]
     lift: Callable[[RuleValue, RuleValue], StateValues]
-    spread: Callable[[StateValues, RuleValue], StateValues]
-    settle: Callable[[RuleValue, RuleValue, StateValues], StateValues]
+    sums_of_state: Callable[[StateValues, RuleValue], StateValues]
+    state_of_sums: Callable[[RuleValue, RuleValue, StateValues], StateValues]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Monoid:
         lift: the state of an element and its index along the reduced dims.
         operation: the pointwise operation that combines one-component states; None if it takes more.
         approximable: True if kernels with 16-bit results may combine with approximate functions.
-        gathering: combines many states at less cost than repeated `combine`.
+        pivot_sums: combines many states at less cost than repeated `combine`.
     """
 
     components: tuple[Component, ...]
@@ -113,7 +113,7 @@ class Monoid:
     lift: Callable[[RuleValue, RuleValue], StateValues] = _itself
     operation: Op | None = None
     approximable: bool = False
-    gathering: Gathering | None = None
+    pivot_sums: PivotSums | None = None
 
     def number(self, part: object) -> int:
         """Returns the index of a component; 0 if `part` is None."""
@@ -202,13 +202,13 @@ def _spread_moments(state: StateValues, pivot: RuleValue) -> StateValues:
     return count * difference, m2 + count * difference * difference
 
 
-_MOMENTS = Gathering(
+_MOMENTS = PivotSums(
     pivot="mean",
     count="count",
     sums=("apart", "squares"),
     lift=lambda element, pivot: (element - pivot, (element - pivot) * (element - pivot)),
-    spread=_spread_moments,
-    settle=_settled_moments,
+    sums_of_state=_spread_moments,
+    state_of_sums=_settled_moments,
 )
 
 
@@ -235,7 +235,7 @@ REDUCTIONS: dict[Op, Monoid] = {
         (Component("count", _ZERO), Component("mean", _ZERO), Component("rest", _ZERO), Component("m2", _ZERO)),
         _combined_moments,
         lambda element, _index: (_NUMBER_ONE, element, _NUMBER_ZERO, _NUMBER_ZERO),
-        gathering=_MOMENTS,
+        pivot_sums=_MOMENTS,
     ),
     Op.NORMALIZER: Monoid(
         (Component("peak", _LEAST), Component("mass", _ZERO)),

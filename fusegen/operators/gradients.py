@@ -20,7 +20,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
-from fusegen.ir.index_map import in_row_major_order, owner
+from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.symbolic import literal
 from fusegen.passes.rewrite import part_of
 from fusegen.program.formula import Relation
@@ -74,7 +74,7 @@ class GraphOperator:
             str(dim): (n, d) for n, spec in reversed([*enumerate(self.graph.inputs)]) for d, dim in enumerate(spec.shape)
         }
         reads_tensors = (torch.Tag.cudagraph_unsafe,) if assumed.boxed else ()  # a CUDA graph replay would not read them again
-        names = [self.graph.nodes[owner(self.graph, write)].attr("name") for write in self.graph.writes]
+        names = [self.graph.nodes[first_version(self.graph, write)].attr("name") for write in self.graph.writes]
         self._written = [position for position, spec in enumerate(self.graph.inputs) if spec.name in names]
         LIBRARY.define(self._schema, tags=(torch.Tag.pt2_compliant_tag, *reads_tensors))
         LIBRARY.impl(self.name, self._run, "CompositeExplicitAutograd")
@@ -381,7 +381,7 @@ def _inputs_with_gradients(names: Sequence[str], ctx: Any) -> set[str]:
 
 def _select_saved(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """Selects the saved tensors among arguments and results of the forward pass."""
-    return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept]
+    return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.saved]
 
 
 def _of_floats(assumed: AssumedGraph, gradients: Sequence[Tensor]) -> list[Tensor]:

@@ -27,12 +27,12 @@ from fusegen.autodiff.derive import differentiated_inputs, draws, with_random_ke
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.signature import ITSELF
+from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.errors import FusegenError
 from fusegen.guards import StateRecorder
 from fusegen.guards.places import PATH_SEPARATOR
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.index_map import in_row_major_order, owner
+from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
 from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of, recording_operator_of
@@ -136,17 +136,19 @@ class _Plan:
         self._by_hints = by_hints
         self._dispatcher = dispatcher
         parameters = dispatcher.parameters
-        self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(provided, facts, strict=True)}
+        self._facts = {
+            parameters.emitted_names[parameters.user_names.index(g)]: fact for g, fact in zip(provided, facts, strict=True)
+        }
         values = [(name, fact) for name, fact in self._facts.items() if fact[0] in (CONSTANT, OBJECT)]
         self._constants = {name: value_of(fact, constant) for (name, fact), constant in zip(values, constants, strict=True)}
         self._places = {parameter: position for position, parameter in enumerate(self._facts)}
         self._first = _placeholder_size([fact[3] for fact in self._facts.values() if fact[0] == TENSOR])
-        defaults = dict(zip(parameters.given, parameters.names, strict=True))
+        defaults = dict(zip(parameters.user_names, parameters.emitted_names, strict=True))
         self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}
 
     def text(self, recording: bool) -> str:
         """Returns the plan. Exported graphs contain the operator without saved values."""
-        values = [self._placeholder(name) for name in self._dispatcher.parameters.names]
+        values = [self._placeholder(name) for name in self._dispatcher.parameters.emitted_names]
         device = self._device()
         request, trace, recorder = self._dispatcher.variants.traced(values, target_of(device), device)
         self._require_plain(request, trace, recorder)
@@ -157,7 +159,7 @@ class _Plan:
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
             graph, sources[key] = with_random_key(graph, key), f"{KEY}{ITEMS}{device}"
         results = [p for p in dict.fromkeys(graph.outputs) if p not in graph.puts]
-        of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
+        of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == VALUE_AS_SIZE}
         graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
         boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
         assumed = AssumedGraph(graph_of_results, tuple(of_parameters), guards_of(trace), boxed=boxed)
@@ -176,7 +178,7 @@ class _Plan:
     def _result_position(self, graph: Graph, results: Sequence[int], output: int) -> int:
         """Returns the position of an output among the operator's results; for a written argument, -1 - its position."""
         if output in graph.puts:
-            return -1 - self._places[str(graph.nodes[owner(graph, output)].attr("name"))]
+            return -1 - self._places[str(graph.nodes[first_version(graph, output)].attr("name"))]
         return results.index(output)
 
     # The trace.
@@ -256,7 +258,7 @@ class _Plan:
         value: Any = self._dispatcher.function
         items: list[str] = []
         if start != "function":
-            name = self._dispatcher.parameters.names[int(start.removeprefix("argument "))]
+            name = self._dispatcher.parameters.emitted_names[int(start.removeprefix("argument "))]
             if name not in self._places:
                 raise Unplanned(f"it captures a tensor of the default of {name!r}")
             items, value = [f"value {self._places[name]}"], self._constants[name]

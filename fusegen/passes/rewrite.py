@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
-from fusegen.ir.index_map import chain
+from fusegen.ir.index_map import view_chain
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 
@@ -75,7 +75,7 @@ def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
     settling = _Fixpoint(rule, GraphBuilder.like(graph))
     builder = settling.builder
     indices: list[int] = []
-    write_targets = {p for put in graph.puts for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
+    write_targets = {p for put in graph.puts for p in view_chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
     for position, node in graph:
         location = graph.locations[position]
         first = len(builder.nodes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
-from fusegen.ir.index_map import base, gathers
+from fusegen.ir.index_map import previous_version, target_gathers
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.rewrite import rebuilt
 
@@ -45,7 +45,7 @@ class WriteTimes:
             before = max((latest[a] for a in node.args), default=0)
             if node.op is Op.PUT:
                 before = len(deadline) + 1
-                deadline[base(graph, position)] = before
+                deadline[previous_version(graph, position)] = before
             latest.append(before)
         return cls(tuple(latest), deadline)
 
@@ -65,7 +65,7 @@ class _Copies:
         self._graph, self._times = graph, WriteTimes.of(graph)
         self._deadlines: list[int] = []  # for each node, the first write after which it cannot be recomputed
         self._gather_times = {
-            g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)
+            g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in target_gathers(graph, put)
         }
 
     def replaced(self, builder: GraphBuilder, index: Sequence[int], position: int) -> int:

@@ -135,7 +135,7 @@ class StridedOperand:
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
+class MatmulCall:
     """A matmul by torch (cuBLAS on a GPU): out = a @ b, or out += a @ b for 2D operands if ``adds`` is not 0."""
 
     a: StridedOperand
@@ -214,7 +214,7 @@ class Loop:
         return tuple({**sizes, self.start: start, self.rows: min(rows, extent - start)} for start in range(0, extent, rows))
 
 
-CallStep: TypeAlias = "KernelLaunch | MatrixProduct | LibraryCall | Loop"
+CallStep: TypeAlias = "KernelLaunch | MatmulCall | LibraryCall | Loop"
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class LaunchPlan:
     @property
     def described(self) -> str:
         """Describes the steps by their number and kind."""
-        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library product"), (LibraryCall, "library call"), (Loop, "loop"))
+        kinds = ((KernelLaunch, "kernel"), (MatmulCall, "library product"), (LibraryCall, "library call"), (Loop, "loop"))
         counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]
         *first_items, last = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count] or ["no kernel"]
         return f"{', '.join(first_items)} and {last}" if first_items else last

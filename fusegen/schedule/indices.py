@@ -14,7 +14,7 @@ from sympy.core.symbol import Str
 
 from fusegen.ir.formula import integer_text
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Bounds, owner
+from fusegen.ir.index_map import Bounds, first_version
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Index
 
@@ -100,7 +100,7 @@ def _input_name(graph: Graph, position: int) -> str | None:
     while (
         (node := graph.nodes[position]).op is Op.PUT or node.op is Op.GATHER or (node.family is Family.VIEW and len(node.args) == 1)
     ):
-        position = owner(graph, position) if node.op is Op.PUT else node.args[0]
+        position = first_version(graph, position) if node.op is Op.PUT else node.args[0]
     return str(node.attr("name")) if node.op is Op.INPUT else None
 
 

@@ -69,7 +69,7 @@ class Plan:
     fixes_threads: ClassVar[bool] = True
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """A description that distinguishes it from the other candidates."""
         raise NotImplementedError(type(self).__name__)
 
@@ -110,7 +110,7 @@ class Body:
         """The reason for its layout on a GPU; empty if the plan is self-explanatory."""
         return ""
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         """Describes the kernel and its layout, given the description of the group's kind."""
         return kind
 

@@ -26,7 +26,7 @@ def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: F
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(MathParameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
     return Reduction(
-        reduction.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.gathering if gathers else None
+        reduction.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.pivot_sums if gathers else None
     )
 
 
@@ -89,12 +89,12 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE)
     return replace(function, parameters=tuple(parameters.values()))
 
 
-def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
+def pivot_sum_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
     """Returns the functions that combine states as sums about a pivot, with operands in the order of the table's rule.
 
     ``_gather`` adds an element to sums, ``_spread`` converts a state to sums, and ``_settle`` converts sums to a state.
     """
-    rule, dtype = reduction.gathering, reduction.dtype
+    rule, dtype = reduction.pivot_sums, reduction.dtype
     assert rule is not None
     before = [f"{name}_before" for name in rule.sums]
     state = [c.name for c in REDUCTIONS[reduction.op].components]
@@ -104,8 +104,8 @@ def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, 
     added = tuple(a + b for a, b in zip(map(_operand, before), rule.lift(element, pivot), strict=True))
     return (
         _function(f"{kind}_gather", dtype, [*before, "element", "pivot"], rule.sums, added),
-        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.spread(components, pivot)),
-        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], settled, rule.settle(pivot, count, sums)),
+        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.sums_of_state(components, pivot)),
+        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], settled, rule.state_of_sums(pivot, count, sums)),
     )
 
 

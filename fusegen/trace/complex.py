@@ -11,7 +11,7 @@ from fusegen.errors import TraceError, UnsupportedError
 from fusegen.trace import registry
 from fusegen.trace.modes import twins
 from fusegen.trace.registry import Composite
-from fusegen.trace.user import here
+from fusegen.trace.user import user_line
 from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
 
 _DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -37,7 +37,7 @@ class ComplexTensor(Composite):
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
             message = f"a complex tensor with parts of {real.dtype} and {imag.dtype}"
-            raise TraceError(message, where=here(), hint="make its parts float32, or float64")
+            raise TraceError(message, where=user_line(), hint="make its parts float32, or float64")
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ class ComplexTensor(Composite):
         if rule is None:
             message = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
             hint = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
-            raise UnsupportedError(message, where=here(), hint=hint)
+            raise UnsupportedError(message, where=user_line(), hint=hint)
         return rule
 
     @classmethod
@@ -82,7 +82,9 @@ class ComplexTensor(Composite):
         if method is None or name.startswith("__"):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
-            raise UnsupportedError(f"{name} of a complex tensor cannot be traced", where=here(), hint="use torch.view_as_real(z)")
+            raise UnsupportedError(
+                f"{name} of a complex tensor cannot be traced", where=user_line(), hint="use torch.view_as_real(z)"
+            )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def __getitem__(self, key: Any) -> ComplexTensor:
@@ -102,7 +104,7 @@ class ComplexTensor(Composite):
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> NoReturn:
-        raise TraceError("a branch on a complex number cannot be traced", where=here(), hint="use torch.where of its parts")
+        raise TraceError("a branch on a complex number cannot be traced", where=user_line(), hint="use torch.where of its parts")
 
     def __repr__(self) -> str:
         return f"<traced complex of {self.real!r}>"
@@ -143,7 +145,7 @@ def _on_lists(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(tensor, ComplexTensor) for tensor in tensors):
             message = f"{registry.name_of(function)} of complex and real tensors"
-            raise UnsupportedError(message, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
+            raise UnsupportedError(message, where=user_line(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
         parts = ([tensor.real for tensor in tensors], [tensor.imag for tensor in tensors])
         return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))
 
@@ -181,7 +183,7 @@ def sub(input: Any, other: Any) -> ComplexTensor:
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
     if isinstance(other, (ComplexTensor, complex)):
         hint = "multiply by the divisor's conjugate, and divide by its squared magnitude"
-        raise UnsupportedError("division by complex numbers cannot be traced", where=here(), hint=hint)
+        raise UnsupportedError("division by complex numbers cannot be traced", where=user_line(), hint=hint)
     return ComplexTensor(input.real / other, input.imag / other)
 
 

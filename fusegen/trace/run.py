@@ -37,7 +37,7 @@ from fusegen.trace import RUNNING, registry
 from fusegen.trace.memory import require_filled
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, computed
 from fusegen.trace.tracer import Tracer
-from fusegen.trace.user import here, raised_at, returned_at
+from fusegen.trace.user import raised_at, returned_at, user_line
 from fusegen.trace.values import OPERATORS, TracedTensor
 
 ResultTree: TypeAlias = TreeSpec
@@ -109,7 +109,9 @@ class _Mode(TorchFunctionMode):
             written = []  # no change
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             message = f"{name} would write to a captured tensor"
-            raise UnsupportedError(message, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+            raise UnsupportedError(
+                message, where=user_line(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))"
+            )
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
             twin = registry.PROPERTIES.get(func, func)
             traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
@@ -118,10 +120,10 @@ class _Mode(TorchFunctionMode):
                 return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
             message = f"torch.{func.__name__} draws random numbers, which kernels do not support yet"
-            raise UnsupportedError(message, where=here(), hint="draw outside of the kernel, and pass the tensor")
+            raise UnsupportedError(message, where=user_line(), hint="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
         if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
-            self.tracer.outside.observe(func, args, kwargs or {}, result)
+            self.tracer.recorder.observe(func, args, kwargs or {}, result)
         return result
 
 

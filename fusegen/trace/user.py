@@ -55,7 +55,7 @@ def location() -> Location | None:
     return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
 
 
-def here() -> str | None:
+def user_line() -> str | None:
     """Returns the user's current file and line, for messages."""
     frame = user_frame()
     return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)

@@ -23,7 +23,7 @@ from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.trace import registry
 from fusegen.trace.memory import TracedMemory, overwrite
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, require_static, stale
-from fusegen.trace.user import here
+from fusegen.trace.user import user_line
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
@@ -61,7 +61,9 @@ class TracedTensor:
 
     def size(self, dim: int | None = None) -> Any:
         if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
-            raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), hint="count dims from 0, or from -1")
+            raise DimError(
+                f"size of dim {dim} of a tensor of {self.ndim} dims", where=user_line(), hint="count dims from 0, or from -1"
+            )
         return self.shape if dim is None else self.shape[dim]
 
     @property
@@ -117,7 +119,7 @@ class TracedTensor:
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
             raise UnsupportedError(
-                f"Tensor.{name} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes"
+                f"Tensor.{name} cannot be traced", where=user_line(), hint="use functions of the tensor's values and sizes"
             )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
@@ -128,8 +130,8 @@ class TracedTensor:
         argument = self._argument
         if name in argument.attributes:
             message = f"the kernel reads the attribute {name!r} of the argument {argument.name!r}, which is not traced"
-            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a separate parameter")
-        self._tracer.outside.argument_asked(argument.name, name, False)
+            raise UnsupportedError(message, where=user_line(), hint=f"pass {argument.name}.{name} as a separate parameter")
+        self._tracer.recorder.observe_argument(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
         return registry.call(torch.Tensor.__getitem__, (self, key), {})
@@ -142,7 +144,7 @@ class TracedTensor:
 
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
-            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use the scalar")
+            raise TraceError("iteration over a scalar", where=user_line(), hint="unsqueeze it, or use the scalar")
         return self._tracer.size(self._node.shape[0])
 
     # Operations that need a value.
@@ -156,13 +158,13 @@ class TracedTensor:
         self.require_static()
         raise TraceError(
             "a branch on a tensor's value cannot be traced",
-            where=here(),
+            where=user_line(),
             hint="use torch.where(condition, a, b); for a flag, annotate the parameter as bool",
         )
 
     def __float__(self) -> NoReturn:
         self.require_static()
-        raise TraceError("a tensor's value is needed, but it has none during a trace", where=here(), hint="keep it a tensor")
+        raise TraceError("a tensor's value is needed, but it has none during a trace", where=user_line(), hint="keep it a tensor")
 
     __int__ = __index__ = item = tolist = numpy = cpu = __float__
 
@@ -239,7 +241,7 @@ class TracedShape(tuple[Any, ...]):
             sizes = super().__getitem__(key)
         except IndexError:
             message = f"the size of dim {key} of a tensor of {len(self)} dims"
-            raise IndexRangeError(message, where=here(), hint="pass a tensor that has the dim") from None
+            raise IndexRangeError(message, where=user_line(), hint="pass a tensor that has the dim") from None
         return TracedShape(sizes) if isinstance(key, slice) else sizes
 
     def __add__(self, other: Any) -> Any:
@@ -277,7 +279,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     ) -> NoReturn:
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements, but tensors have none during a trace",
-            where=here(),
+            where=user_line(),
             hint="write it with torch's functions and operators, or call it outside of the kernel",
         )
 
@@ -299,7 +301,9 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         object.__setattr__(self, name, value)
 
     def _refused(self, message: str) -> NoReturn:
-        raise UnsupportedError(f"{message} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
+        raise UnsupportedError(
+            f"{message} cannot be traced", where=user_line(), hint="use functions of the tensor's values and sizes"
+        )
 
     # Constant properties: kernel tensors are dense and have no gradient history.
 
@@ -325,11 +329,11 @@ def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTen
     """Performs an in-place operation: all aliases of the target refer to a new value of the same shape and dtype."""
     if not torch.can_cast(result.dtype, target.dtype):
         message = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
-        raise TraceError(message, where=here(), hint="write x = x + y, or convert an operand, as torch requires too")
+        raise TraceError(message, where=user_line(), hint="write x = x + y, or convert an operand, as torch requires too")
     shapes = result._node.shape, target._node.shape
     if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
         message = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
-        raise ShapeError(message, where=here(), hint="write x = x + y")
+        raise ShapeError(message, where=user_line(), hint="write x = x + y")
     overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
     return target
 

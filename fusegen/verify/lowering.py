@@ -105,7 +105,7 @@ class LoweredCase:
     def _run_other_target(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.arguments((), arguments)
         sizes = self.dispatcher.variants.sizes(variant, values, ())
-        scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.names)
+        scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.emitted_names)
         program = machine_of(device).bound(variant, sizes, device)
         tensors = [arguments[name] for _, name in variant.call.inputs]
         return program.call(tensors, scalars(values) if scalars else {})

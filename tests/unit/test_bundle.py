@@ -137,7 +137,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
 def _scalars(call: LaunchPlan, sizes: dict[str, int], dispatcher: Dispatcher, values: Any) -> dict[str, Any]:
     from fusegen.runtime.bound import scalars_of
 
-    found = scalars_of(call.scalars, sizes, dispatcher.parameters.names)
+    found = scalars_of(call.scalars, sizes, dispatcher.parameters.emitted_names)
     return dict(found(values)) if found else {}
 
 

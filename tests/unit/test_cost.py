@@ -39,7 +39,7 @@ def times(record: str) -> dict[tuple[Any, ...], dict[tuple[int, int] | None, flo
 def chosen(kernel: str, rows: int, columns: int, depth: int, products: int) -> tuple[int, int] | None:
     """What is chosen for a product with an epilogue."""
     epilogue = EPILOGUES[kernel]
-    shape = MatmulShape(rows, [columns], depth, products=products, words=1 + int(epilogue.written), epilogue=epilogue)
+    shape = MatmulShape(rows, [columns], depth, products=products, result_registers=1 + int(epilogue.written), epilogue=epilogue)
     costs, sms = H200, HOPPER.sms
     expected = {plan: product_time(costs, plan, shape.sizes, epilogue, sms) for plan in candidates(shape, HOPPER)}
     plan = min(expected, key=lambda plan: expected[plan])

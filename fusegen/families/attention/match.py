@@ -317,7 +317,7 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
     if recurrence.sink is not None:
         _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
     matmuls = {recurrence.score_product, recurrence.values}
-    if not matmuls <= set(producers.anchors) or matmuls & set(producers.inputs):
+    if not matmuls <= set(producers.core_nodes) or matmuls & set(producers.inputs):
         return None
     if not is_computed_once(graph, recurrence.values, (root,), producers.inputs):
         return None

@@ -52,7 +52,7 @@ def width_rejections(graph: Graph, root: int, matmul: int, target: Target, mater
             continue
         part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
         producers, head = _part_producers(graph, part, materialized)
-        if matmul in producers.anchors and not pipeline.tile_widths(head, 1):
+        if matmul in producers.core_nodes and not pipeline.tile_widths(head, 1):
             rejections.append(f"no {pipeline.name}: heads of {head} columns are combined, more than an accumulator holds")
     return "; ".join(rejections)
 
@@ -181,7 +181,7 @@ def _checked_part(
     producers, head = _part_producers(graph, part, materialized)
     head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)
-    taken = tuple(p for p in part.products if p in producers.anchors)
+    taken = tuple(p for p in part.products if p in producers.core_nodes)
     if part.products[0] not in taken or not pipeline.tile_widths(head, len(taken)):
         return None
     if not {*taken, *part.outputs}.isdisjoint(inputs):  # these would have to be materialized before they are computed

@@ -9,7 +9,7 @@ from math import gcd
 import sympy
 
 from fusegen.families.gemm.epilogue import has_element_per_head, result_index
-from fusegen.families.gemm.heuristics import Expected, mma_plan, shape_of
+from fusegen.families.gemm.heuristics import ExpectedSizes, mma_plan, shape_of
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, ProductOperands
 from fusegen.families.gemm.placement import Placement, place_output, tensor_map
 from fusegen.families.gemm.plan import (
@@ -66,7 +66,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
     products = Products(context, parts, operands, lowered[0].rows)
     layout = LAYOUTS[context.group.pipeline].lay_out(products)
-    node = context.graph.nodes[context.group.anchors[0]]
+    node = context.graph.nodes[context.group.core_nodes[0]]
     launch = Launch(
         kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
         group=context.group,
@@ -179,7 +179,7 @@ class PipelineLayout:
 
 def _tma_layout(products: Products) -> ProductLayout:
     context = products.context
-    plan = context.plans[context.group.anchors]
+    plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     grid = minimum(_tiles(products, plan), context.target.sms * plan.blocks_per_sm)  # persistent blocks
     return ProductLayout(plan, tuple(_maps(products, plan)), (), (), grid)
@@ -215,7 +215,7 @@ def _address_layout(products: Products) -> ProductLayout:
     context = products.context
     views = [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
     a_width, *b_widths = (_copy_width(context, view) for view in views)
-    plan = mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
+    plan = mma_plan(shape_of(context.graph, context.group, ExpectedSizes({})), a_width, min(b_widths), context.target)
     matrices = tuple(context.reads[view.base] for view in views)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
     return ProductLayout(plan, (), matrices, extra, _tiles(products, plan))

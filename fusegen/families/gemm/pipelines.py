@@ -14,7 +14,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import StridedView, owner, strided_view
+from fusegen.ir.index_map import StridedView, first_version, strided_view
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, Stride, literal, nominal, product, same, simplify_dim
 from fusegen.target import Target
@@ -112,7 +112,7 @@ def _is_multiple(stride: Dim, itemsize: int) -> bool:
 
 
 def _is_aligned(graph: Graph, base: int) -> bool:
-    node = graph.nodes[owner(graph, base)]
+    node = graph.nodes[first_version(graph, base)]
     return node.op is not Op.INPUT or graph.input_spec(str(node.attr("name"))).alignment >= _TMA_ALIGNMENT
 
 

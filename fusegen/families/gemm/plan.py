@@ -203,7 +203,7 @@ class ContractionBody(Body):
     def tile_dtypes(self) -> frozenset[DType]:
         return frozenset({self.input_dtype, *(r.dtype for part in self.parts for r in part.results)})
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         """Describes the kernel; counts parts, matmuls and results where there are several."""
         columns = " + ".join(str(part.columns) for part in self.parts)
         results = sum(len(part.results) for part in self.parts)

@@ -105,7 +105,7 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         row_count=c_text(extents[body.row_axis]),
         column_count=c_text(extents[body.column_axis]),
         decode=decode(body.tiles, "tile", "Index"),
-        crossing=[_tile(a, at, body, offsets) for a, at in zip(body.crossing, body.shared.staged, strict=True)],
+        transposed=[_tile(a, at, body, offsets) for a, at in zip(body.transposed, body.shared.staged, strict=True)],
         reads=[fragment(a, offsets, body.column_axis) for a in body.reads],
         writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
         whole=" && ".join(f"{c_text(Modulo(size, body.plan.vec))} == 0" for size in body.multiples),

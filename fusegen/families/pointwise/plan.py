@@ -43,7 +43,7 @@ class PointwisePlan(Plan):
     fixes_threads = False
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         across = f", {self.rows} rows in turn" if self.rows > 1 else ", across rows" if self.wraps else ""
         repeated = f", {self.repeats} times" if self.repeats > 1 else ""
         return f"{self.threads} threads, {self.unroll} x {self.vec} elements each{across}{repeated}"
@@ -66,7 +66,7 @@ class TilePlan(Plan):
     columns: int
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"tiles of {self.rows} x {self.columns}: {self.threads} threads, {self.unroll} x {self.vec} elements each"
 
     @property
@@ -119,7 +119,7 @@ class PointwiseBody(Body):
     def blocks_per_sm(self) -> int:
         return self.plan.blocks_per_sm
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         along = f", {self.plan.repeats} times along {self.hoisted.axis}" if self.hoisted is not None else ""
         return f"{kind}, {self.plan.vec} elements a thread at a time{along}"
 
@@ -142,7 +142,7 @@ class TileBody(Body):
         row_axis: the axis in which transposed operands are contiguous.
         column_axis: the axis in which results are contiguous.
         tiles: the axes of the grid: outer axes, tiles of columns, tiles of rows.
-        crossing: accesses of the transposed operands, along `row_axis`.
+        transposed: accesses of the transposed operands, along `row_axis`.
         reads, writes: accesses along `column_axis`.
         multiples: sizes that must be multiples of the vector width for whole, aligned vectors; otherwise accesses are scalar.
         shared: a tile for each transposed operand.
@@ -152,7 +152,7 @@ class TileBody(Body):
     row_axis: sympy.Symbol
     column_axis: sympy.Symbol
     tiles: Axes
-    crossing: tuple[Access, ...]
+    transposed: tuple[Access, ...]
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     multiples: tuple[Index, ...]
@@ -166,5 +166,5 @@ class TileBody(Body):
     def chosen(self) -> Plan:
         return self.plan
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         return f"{kind}, tiles of {self.plan.rows} x {self.plan.columns} through shared memory"

@@ -252,7 +252,7 @@ def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, sms: int) -> float:
     if plan.persistence is Persistence.STAGED:
         return staged_time(costs.staged, plan, work, sms)
     prices, looped = costs.rows, plan.persistence is Persistence.MULTI_PASS
-    groups = math.ceil(work.columns / plan.span) if looped else plan.vectors_per_thread
+    groups = math.ceil(work.columns / plan.columns_per_step) if looped else plan.vectors_per_thread
     accesses = groups * work.operands * (work.reductions + 1 if looped else 1)
     blocks, persistent_blocks = math.ceil(work.rows / plan.rows) * plan.cluster, _resident_blocks(plan, work)
     waves = max(1.0, blocks / sms / persistent_blocks)

@@ -356,7 +356,7 @@ class RowKernelBuilder:
     def _grid(self) -> Formula:
         rows = product(self.math.row_axes.extents)
         if self.plan.tiled:
-            tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
+            tiles = ceil_div(product(self.math.column_axes.extents), self.plan.columns_per_step)
             return tiles * self.plan.persistent_blocks
         if self.plan.persistent_blocks:
             return parts_of(self.context, self.plan, self.math.row_axes) * self.plan.cluster
@@ -376,12 +376,16 @@ class RowKernelBuilder:
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arranged(
             scratch=[plan.warps * stage_vectors * SCRATCH_BYTES for _ in components if plan.warps > 1],
-            ordered=[plan.span * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for p in phases if p.orders and plan.warps > 1][
-                :1
-            ],
+            ordered=[
+                plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES
+                for p in phases
+                if p.orders and plan.warps > 1
+            ][:1],
             sums=self._shared_sums(partials),
             staged=[
-                plan.stage_vectors * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED
+                plan.stage_vectors * plan.columns_per_step // plan.cluster * size
+                for size in staged
+                if plan.persistence is Persistence.STAGED
             ],
             barriers=[BARRIER_BYTES for _ in reductions for _ in range(stage_vectors) if plan.cluster > 1],
         )
@@ -391,5 +395,5 @@ class RowKernelBuilder:
         plan = self.plan
         if plan.tiled:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
-            return [padded(plan.rows * plan.span) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
-        return [plan.span * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]
+            return [padded(plan.rows * plan.columns_per_step) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
+        return [plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]

@@ -76,7 +76,7 @@ def _evaluate(context: Context) -> RowMath:
     evaluator = Evaluator(
         graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted, context.inverted
     )
-    is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.anchors}
+    is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.core_nodes}
     orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # unless another kernel sorts them
     states = grouped_by_reduction(graph, [p for p, known in is_order.items() if not known])
     statistics: dict[int, tuple[int, ...]] = {}

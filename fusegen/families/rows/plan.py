@@ -80,11 +80,11 @@ class RowPlan(Plan):
         return self.tiled and self.persistent_blocks == self.cluster
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.tiled:
             blocks = f"{self.cluster} blocks together" if self.finishes else f"{self.persistent_blocks} blocks"
             each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.vec} elements each"
-            return f"tiles of {self.span} columns: {blocks}, {each}" + _AT_ALIGNED_PLACES * self.unaligned
+            return f"tiles of {self.columns_per_step} columns: {blocks}, {each}" + _AT_ALIGNED_PLACES * self.unaligned
         groups = f"{self.vectors_per_thread} x {self.vec}" if self.vectors_per_thread else f"{self.vec} at a time"
         rows = f", {self.rows} rows" if self.rows > 1 else ""
         rows = f", {self.blocks_per_sm} blocks a multiprocessor" if self.stage_vectors and self.blocks_per_sm > 1 else rows
@@ -107,12 +107,12 @@ class RowPlan(Plan):
         return max(1, self.threads // 32)
 
     @property
-    def meeting(self) -> int:
+    def combining_lanes(self) -> int:
         """The number of lanes that combine the warps' partial results: `warps` rounded up to a power of two."""
         return 1 << (self.warps - 1).bit_length()
 
     @property
-    def span(self) -> int:
+    def columns_per_step(self) -> int:
         """Columns that the threads of a row cover with one vector each. A shifted tile covers one vector less, at any alignment."""
         return (self.threads - (self.tiled and self.unaligned)) * self.vec
 
@@ -229,7 +229,7 @@ class RowBody(Body):
     def counts(self) -> tuple[Dim, ...]:
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         sharing = f" by {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
         return f"{kind}, {len(self.phases)} phases, rows {_PERSISTENCE_TEXT[self.plan.persistence]}{sharing}"
 
@@ -274,5 +274,5 @@ class ColumnBody(Body):
     shared: SharedArrays
     plan: ColumnPlan
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         return "combination of the column sums"

@@ -33,7 +33,7 @@ class PhaseView:
         row_call: math on the row's statistics.
         loads: fragments loaded at the start of this phase.
         late: fragments loaded right before their use.
-        steady: the fragments in `late` without conditions, whose offset depends on no index that is read.
+        prefetchable: the fragments in `late` without conditions, whose offset depends on no index that is read.
         uses: fragments of the row that the math uses, loaded in this or an earlier phase.
         kept: fragments that the math uses and that are held over all rows.
         given: values computed in earlier phases, with their types.
@@ -51,7 +51,7 @@ class PhaseView:
     row_call: CallView | None
     loads: tuple[FragmentView, ...]
     late: tuple[FragmentView, ...]
-    steady: tuple[FragmentView, ...]
+    prefetchable: tuple[FragmentView, ...]
     uses: tuple[FragmentView, ...]
     kept: tuple[FragmentView, ...]
     given: tuple[tuple[str, str], ...]
@@ -114,7 +114,7 @@ def _phase(
         row_call=call_view(phase.row_call, offsets, None) if phase.row_call else None,
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
-        steady=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
+        prefetchable=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
         uses=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(reads[name] for name in arrays if name in reads)),
         kept=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(kept[name] for name in arrays if name in kept)),
         given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),

@@ -202,7 +202,7 @@ def _finding(costs: Sequence[Cost], bandwidth: float, note: str) -> Finding:
         pattern=_pattern(first),
         name=function.name,
         operations=first.eager.operations,
-        places=tuple(_location(cost.region) for cost in costs),
+        locations=tuple(_location(cost.region) for cost in costs),
         launches_before=_measured_launches(first.region) or first.eager.launches,
         launches_after=first.launches,
         bytes_before=first.eager.moved,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusegen.dtypes import DType
 from fusegen.ir.blocks import Blocks, rows_of, start_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node
-from fusegen.ir.index_map import owner, row_major
+from fusegen.ir.index_map import first_version, row_major
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.blocks.region import BlockRegion, operand_dim, summed_dim
@@ -145,5 +145,5 @@ class _Body:
         self.operands.append(position)
         if node.op not in (Op.INPUT, Op.PUT):
             return self.builder.input(row_major(self._named("operand"), node.shape, node.dtype))
-        spec = self.graph.input_spec(str(self.graph.nodes[owner(self.graph, position)].attr("name")))
+        spec = self.graph.input_spec(str(self.graph.nodes[first_version(self.graph, position)].attr("name")))
         return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=self._named("operand")))
