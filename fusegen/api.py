@@ -141,8 +141,8 @@ class Kernel(Generic[P, R]):
         _check_target_name(self._dispatcher.name, target)
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        dispatcher, arguments = dispatcher.of_call(args, named)
-        dispatcher, values = dispatcher.of_reals(arguments)
+        dispatcher, arguments = dispatcher.resolve_call(args, named)
+        dispatcher, values = dispatcher.with_real_pairs(arguments)
         variant, captured = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.variants.sizes(variant, values, captured))
 
@@ -165,7 +165,7 @@ class Kernel(Generic[P, R]):
         Raises:
             UnsupportedError: the call has no operator.
         """
-        dispatcher, values = self._dispatcher.of_call(args, kwargs)
+        dispatcher, values = self._dispatcher.resolve_call(args, kwargs)
         if self._operator is not None:
             return self._operator
         return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.user_names, values)
@@ -294,7 +294,7 @@ def vjp(
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
-    dispatcher, values = dispatcher.of_call((*instance, *args), kwargs)
+    dispatcher, values = dispatcher.resolve_call((*instance, *args), kwargs)
     return passes_of(dispatcher, partial(kernel._variant, dispatcher, target=target), instance, values, wrt)
 
 

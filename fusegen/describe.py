@@ -257,13 +257,13 @@ class StepView:
     Attributes:
         title: the first line of `explain`.
         facts: its other lines.
-        passages: the source, split by the user's lines.
+        code_blocks: the source, split by the user's lines.
     """
 
     title: str
     facts: tuple[str, ...]
     source: Source | None
-    passages: tuple[Passage, ...]
+    code_blocks: tuple[CodeBlock, ...]
 
 
 def page(stages: Stages) -> str:
@@ -278,7 +278,7 @@ def _steps(stages: Stages) -> Iterator[StepView]:
     for step in stages.program.steps:
         title, *facts = explain_step(stages.program, step, stages.sizes, stages.choices)
         source = next(sources) if isinstance(step, Launch) else None
-        yield StepView(title, tuple(facts), source, tuple(passages(source.kernel_text)) if source else ())
+        yield StepView(title, tuple(facts), source, tuple(code_blocks(source.kernel_text)) if source else ())
 
 
 @lru_cache(maxsize=1)
@@ -289,18 +289,18 @@ def _template() -> jinja2.Template:
 # Emitted text, split by the user's lines.
 
 
-_USER_LINE = re.compile(r"^(?P<code>.*?)\s*// (?P<place>line \d+: .*)$")  # as `emit.math` writes it
+_USER_LINE = re.compile(r"^(?P<code>.*?)\s*// (?P<location>line \d+: .*)$")  # as `emit.math` writes it
 
 
 @dataclass
-class Passage:
+class CodeBlock:
     """Consecutive lines of emitted text.
 
     Attributes:
-        place: the number and text of the user's line that they come from; empty if there is none.
+        location: the number and text of the user's line that they come from; empty if there is none.
     """
 
-    place: str
+    location: str
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -308,13 +308,13 @@ class Passage:
         return "\n".join(self.lines)
 
 
-def passages(text: str) -> list[Passage]:
+def code_blocks(text: str) -> list[CodeBlock]:
     """Splits emitted text by user lines. A user's line extends from its comment to the next one, or to the end of the function."""
-    split = [Passage("")]
+    split = [CodeBlock("")]
     for line in text.splitlines():
         location = _USER_LINE.match(line)
-        ends = line.startswith("}") and split[-1].place
+        ends = line.startswith("}") and split[-1].location
         if location or ends:
-            split.append(Passage(location["place"] if location else ""))
+            split.append(CodeBlock(location["location"] if location else ""))
         split[-1].lines.append(location["code"] if location else line)
-    return [passage for passage in split if passage.lines]
+    return [block for block in split if block.lines]

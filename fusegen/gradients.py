@@ -25,7 +25,7 @@ def passes_of(
 ) -> Vjp:
     """Returns the passes of a kernel; ``values`` are all arguments of a call, ``instance`` is the object of a method."""
     calls = VjpCalls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
-    forward = Forward(calls, calls.of_shapes(values), instance)
+    forward = Forward(calls, calls.pass_for_shapes(values), instance)
     return Vjp(forward, Backward(forward))
 
 

@@ -119,7 +119,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
     if not isinstance(kernel, Kernel):
         raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
-    dispatcher, values = dispatcher.of_call(args, kwargs)
+    dispatcher, values = dispatcher.resolve_call(args, kwargs)
     tuning = _measured_by_rank_0(lambda: _stored(_measured(dispatcher, values)))
     dispatcher.executable.forget()
     return tuning

@@ -217,7 +217,7 @@ def _backward(
         if node.op is Op.INPUT:
             inputs.append(joined.input_spec(str(node.attr("name"))))
         else:
-            inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), given_away=not value.in_memory))
+            inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), donated=not value.in_memory))
     part = _Part(joined, [*inputs, *gradients], {value.position: spec.name for value, spec in zip(saved, inputs, strict=True)})
     return part.builder.build([part.cast(p, joined.nodes[p].dtype) for p in positions])
 

@@ -233,7 +233,7 @@ class BuiltFunction(CallBinder):
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
             return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NO_CAPTURED
         structure = self._kernel.variants[number].structure
-        program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
+        program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].loaded_on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
         return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NO_CAPTURED
 
@@ -384,7 +384,7 @@ class BuiltPass(CallBinder):
         number, sizes = choice
         kernels, device = self._kernels[number], _device(values)
         call = kernels.program.call
-        run = bound_call(call, tuple, sizes, device, *kernels.on(device))
+        run = bound_call(call, tuple, sizes, device, *kernels.loaded_on(device))
         return BoundPlan(run, CallFacts(call, Numbers(), {}, sizes, self._names), None)
 
     def _mismatch_error(self, reasons: Reasons) -> ArgumentError:

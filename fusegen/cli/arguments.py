@@ -136,12 +136,12 @@ def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
     shapes: dict[str, Tensor] = {}
     for text in texts:
         name, tensor = tensor_of(text, dtype)
-        refuse_twice(name, shapes)
+        refuse_duplicate(name, shapes)
         shapes[name] = tensor
     return shapes
 
 
-def refuse_twice(name: str, known: Container[str]) -> None:
+def refuse_duplicate(name: str, known: Container[str]) -> None:
     if name in known:
         raise ArgumentError(f"{name!r} is given twice", hint="give it once")
 
@@ -227,7 +227,7 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
         if not equals or name not in parameters.user_names:
             hint = f"--arg NAME=VALUE with NAME of {', '.join(parameters.user_names) or 'no parameter'}"
             raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", hint=hint)
-        refuse_twice(name, values)
+        refuse_duplicate(name, values)
         values[name] = _value(name, value, parameters)
     return values
 

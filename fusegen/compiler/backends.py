@@ -18,7 +18,7 @@ from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
 from fusegen.emit.environment import unit_text
 from fusegen.errors import IndexRangeError, LaunchError
-from fusegen.extension.native import Texts, ensure_native, library_of
+from fusegen.extension.native import LibrarySources, ensure_native, library_of
 from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -255,7 +255,7 @@ def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) 
     cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
     unit = unit_of(plain(compiled.traced.name), call, size_places, compiled.sources, cubins)
     files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
-    library = library_of(Texts(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
+    library = library_of(LibrarySources(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     operator: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
     return unit, operator

@@ -119,7 +119,7 @@ class VjpCalls(CallBinder):
         copied._by_default = self._by_default
         return copied
 
-    def of_shapes(self, values: Values) -> BoundVjp:
+    def pass_for_shapes(self, values: Values) -> BoundVjp:
         """The forward pass for the shapes of some arguments, which may be meta or fake tensors.
 
         Raises:

@@ -139,7 +139,7 @@ class Dispatcher(CallBinder):
             if flat is not None:
                 return flat[0].call(flat[1], {})
             if any(map(is_complex, values)):
-                derived, pairs = self.of_reals(values)
+                derived, pairs = self.with_real_pairs(values)
                 return derived.call((), dict(zip(self.parameters.user_names, pairs, strict=True)))
             if runs_in_torch(values):
                 return self._as_torch_does(values, args, kwargs)
@@ -147,7 +147,7 @@ class Dispatcher(CallBinder):
         program, captured = match
         return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
-    def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
+    def with_real_pairs(self, values: Values) -> tuple[Dispatcher, Values]:
         """The dispatcher and the arguments of a call, with complex tensors replaced by real tensors of pairs."""
         names = tuple(name for name, value in zip(self.parameters.user_names, values, strict=True) if is_complex(value))
         if not names:
@@ -177,7 +177,7 @@ class Dispatcher(CallBinder):
         """All arguments in the order of the parameters."""
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
 
-    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
+    def resolve_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
         """The dispatcher of a call that is not run, and all its arguments, with containers of tensors replaced by leaves.
 
         Raises:

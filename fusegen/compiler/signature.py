@@ -121,7 +121,7 @@ class History:
             return False
         return all(call[one] == call[other] for call in self.calls if one in call and other in call)
 
-    def had_another(self, dim: DimRef, extent: int) -> bool:
+    def had_other_extent(self, dim: DimRef, extent: int) -> bool:
         """True if a dim had another extent in an earlier call."""
         return any(call.get(dim, extent) != extent for call in self.calls)
 
@@ -212,7 +212,7 @@ class _Sizes:
             return extent
         if is_last and not is_feature:
             return extent
-        if extent in self.literal_values and not is_feature and not self.history.had_another(dim, extent):
+        if extent in self.literal_values and not is_feature and not self.history.had_other_extent(dim, extent):
             return extent
         name = self._symbol(dim, extent, is_feature)
         self.hints[name] = extent

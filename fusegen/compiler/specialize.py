@@ -28,7 +28,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
-from fusegen.passes.blocks import InBlocks, in_blocks
+from fusegen.passes.blocks import BlockwiseGraph, with_block_loops
 from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, row_splits
 from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
@@ -351,7 +351,7 @@ class Specializer:
         self._lock = lock or new_lock()
         self._target, self._index64, self._depth = target, index64, depth
         self._lengths = _reduced_lengths(graph)
-        self._loops = in_blocks(graph, matmuls_of_attention(graph, target), depth)
+        self._loops = with_block_loops(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
         self._bodies: dict[Blocks, Specializer] = {}
         self._graphs = (graph, graph if self._loops is None else self._loops.graph)  # without and with loops
@@ -382,7 +382,7 @@ class Specializer:
             return without
         return self._cut_or_whole(sizes, is_general=is_general, with_loops=True)
 
-    def _needs_loops(self, loops: InBlocks, program: Program, sizes: SizeValues) -> bool:
+    def _needs_loops(self, loops: BlockwiseGraph, program: Program, sizes: SizeValues) -> bool:
         """True if a program materializes a value that is too large, and that the loops would compute in blocks."""
         large, limit = {formula(elements)(sizes) for elements in loops.large}, MAX_BLOCK_BYTES if self._depth else _LARGE
         stored = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)

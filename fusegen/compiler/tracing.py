@@ -61,8 +61,8 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
         raise NeedsFact("static", numbers) from None
     if recorder.asks_for_types and numbers:  # a traced number would give the wrong answer
         raise NeedsFact("static", numbers)
-    if recorder.compares_identity and request.one_tensor_twice:
-        twice = ", ".join(request.one_tensor_twice)
+    if recorder.compares_identity and request.repeated_tensors:
+        twice = ", ".join(request.repeated_tensors)
         what = f"{request.name} compares tensors by identity, and gets one tensor twice: {twice}"
         raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
     return traced, recorder

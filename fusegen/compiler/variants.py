@@ -317,7 +317,7 @@ class VariantCache:
             device=device,
             index64=index64,
             numbers=tuple(numbers.items()),
-            one_tensor_twice=twice,
+            repeated_tensors=twice,
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
             fast_math=self._fast_math,

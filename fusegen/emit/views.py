@@ -14,7 +14,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, AccessPattern
-from fusegen.schedule.indices import Checked, Choice, Differs, IndexCheck, Loaded, Scalar, has_checks
+from fusegen.schedule.indices import CheckedIndex, Choice, Differs, IndexCheck, LoadedIndex, Scalar, has_checks
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
 from fusegen.schedule.names import identifier, plain
@@ -200,7 +200,7 @@ def entry(kernel: LoweredKernel) -> str:
 # Offsets in emitted text, with the indices that a kernel reads and checks.
 
 
-_CALLS = (Loaded, Checked, Choice, Differs, Scalar)
+_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Offsets:
         lines = {name: self._definition(name, call, invariant[call]) for call, name in named.items()}
         return replace(self, named=named, lines=lines)
 
-    def _definition(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
+    def _definition(self, name: str, call: CheckedIndex, conditions: tuple[Bounds, ...]) -> str:
         condition = self.condition(conditions)
         return f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};"
 
@@ -264,14 +264,14 @@ class Offsets:
             expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
-    def _call(self, call: Loaded | Checked | Choice | Differs | Scalar) -> str:
+    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar) -> str:
         if isinstance(call, Scalar):
             return call.name
         if isinstance(call, Differs):
             return " != ".join(map(c_text, call.args))
         if isinstance(call, Choice):
             return f"choose({', '.join(map(c_text, call.args))})"
-        if isinstance(call, Loaded):
+        if isinstance(call, LoadedIndex):
             return self.load.format(f"{self.prefix}{self.pointers[call.buffer].name}", c_text(call.offset))
         function = "wrapped_index" if call.wraps else "checked_index"
         return self.checked.format(function, *map(c_text, call.args[:2]), f"fusegen: {self.kernel}: {call.message}")
@@ -291,12 +291,12 @@ def _symbol(text: str) -> sympy.Symbol:
     return sympy.Symbol(text, integer=True)
 
 
-def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> dict[Checked, tuple[Bounds, ...]]:
+def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> dict[CheckedIndex, tuple[Bounds, ...]]:
     """Maps indices that do not depend on the varying axes to the condition for reading them. Nested indices, and those with several
     conditions, are omitted."""
-    guards: dict[Checked, set[tuple[Bounds, ...]]] = {}
+    guards: dict[CheckedIndex, set[tuple[Bounds, ...]]] = {}
     for access in accesses:
-        calls = set() if isinstance(access.offset, int) else access.offset.atoms(Checked)
+        calls = set() if isinstance(access.offset, int) else access.offset.atoms(CheckedIndex)
         same = {call for call in calls if not call.free_symbols & varying}
         outer = (call for call in same if not any(call is not nested and nested.has(call) for nested in same))
         conditions = tuple(b for b in access.conditions if not sympy.sympify(b.index).free_symbols & varying)

@@ -50,7 +50,7 @@ load(**json.loads(sys.argv[1]), verbose=True)
 
 
 @dataclass(frozen=True)
-class Texts:
+class LibrarySources:
     """The sources of a library.
 
     Attributes:
@@ -64,7 +64,7 @@ class Texts:
     flags: tuple[str, ...]
 
 
-def library_of(texts: Texts) -> Path:
+def library_of(texts: LibrarySources) -> Path:
     """Builds a library, unless it is cached, and returns its path.
 
     Raises:
@@ -83,7 +83,7 @@ def library_of(texts: Texts) -> Path:
     return library
 
 
-def build_library(texts: Texts, folder: Path) -> bytes:
+def build_library(texts: LibrarySources, folder: Path) -> bytes:
     """Builds a library in a folder; errors are those of `library_of`."""
     for name, text in texts.files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -121,7 +121,7 @@ def _build_error(name: str, result: ProcessResult) -> CompileError | ToolNotFoun
     return CompileError(what, hint="see fusegen doctor; if the compiler works, report it with this text")
 
 
-def key_of(texts: Texts) -> str:
+def key_of(texts: LibrarySources) -> str:
     """Returns the digest of the texts, the compiler and torch."""
     compiler = find_compiler(settings().cxx)
     parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__)
@@ -189,9 +189,9 @@ def failure() -> str:
     return "" if is_whole(library) else _recent_failure(library)
 
 
-def _native_texts() -> Texts:
+def _native_texts() -> LibrarySources:
     sources = [*native.SOURCES, *(templates() / "binding" / name for name in _SHARED)]
-    return Texts("fusegen", {path.name: path.read_text(encoding="utf-8") for path in sources}, _FLAGS)
+    return LibrarySources("fusegen", {path.name: path.read_text(encoding="utf-8") for path in sources}, _FLAGS)
 
 
 def _library() -> Path:

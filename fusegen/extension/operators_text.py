@@ -20,7 +20,16 @@ from fusegen.extension.call_text import (
     string_literal,
 )
 from fusegen.extension.program_text import literal_of, program_lines
-from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header, runtime_for
+from fusegen.extension.unit import (
+    CallKind,
+    CompiledProgram,
+    OperatorParameter,
+    OperatorPasses,
+    OperatorSpec,
+    TensorSpec,
+    header,
+    runtime_for,
+)
 from fusegen.program.formula import Formula
 from fusegen.program.formula import FormulaKind as Sign
 
@@ -73,7 +82,7 @@ class UnitText:
         self._library = library
         self._kernels: list[dict[str, object]] = []
         self._programs: list[dict[str, object]] = []
-        self.kernels: list[tuple[Built, tuple[tuple[str, str], ...]]] = []
+        self.kernels: list[tuple[CompiledProgram, tuple[tuple[str, str], ...]]] = []
         self._views = [self._operator(operator) for operator in operators]
         self.schemas = [_schema(operator) for operator in operators]
 
@@ -91,10 +100,10 @@ class UnitText:
             library=self._library,
         )
 
-    def _listed(self, kind: int, programs: Sequence[Built]) -> list[dict[str, object]]:
+    def _listed(self, kind: int, programs: Sequence[CompiledProgram]) -> list[dict[str, object]]:
         return [{"kind": kind, "capability": built.capability, "name": self._program(built)} for built in programs]
 
-    def _program(self, built: Built) -> str:
+    def _program(self, built: CompiledProgram) -> str:
         number = len(self._programs)
         names, entries = [], []
         for index, (source, launch) in enumerate(zip(built.sources, built.call.launches, strict=True)):

@@ -28,7 +28,7 @@ from fusegen.source import Source
 
 
 @dataclass(frozen=True)
-class Built:
+class CompiledProgram:
     """A compiled program of an operator.
 
     Attributes:
@@ -70,8 +70,8 @@ class OperatorPasses:
         draws: whether the forward pass takes a key of random bits after its tensors.
     """
 
-    forward: tuple[Built, ...]
-    backward: tuple[Built, ...]
+    forward: tuple[CompiledProgram, ...]
+    backward: tuple[CompiledProgram, ...]
     saved: tuple[int, ...]
     sizes: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -102,7 +102,7 @@ class CallKind:
     tensors: tuple[TensorSpec, ...]
     constants: tuple[tuple[str, object], ...]
     sizes: tuple[str, ...]
-    programs: tuple[Built, ...]
+    programs: tuple[CompiledProgram, ...]
     results: tuple[TensorSpec, ...]
     passes: OperatorPasses | None
     description: str

@@ -145,7 +145,7 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
     shared: set[int] = set()
     for position, node in graph:
         shareable = node.family in (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.ORDER) and position not in readers.alone
-        if shareable and readers.pays(position):
+        if shareable and readers.saves_bytes(position):
             readers.stored.add(position)
             shared.add(position)
     return frozenset(shared)
@@ -177,7 +177,7 @@ class _Readers:
                 ends[position] = ends[users[0]]
         return ends
 
-    def pays(self, value: int) -> bool:
+    def saves_bytes(self, value: int) -> bool:
         """True if reading a value moves fewer bytes than recomputing it in each kernel that needs it."""
         readers = self._readers(value)
         is_stored = value in self.stored  # materialized in any case

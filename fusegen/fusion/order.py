@@ -113,7 +113,7 @@ class _Memory:
     def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}
         writers = {p: number for number, group in reversed(list(enumerate(groups))) for p in group.outputs}  # the first writers
-        donated = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).given_away}
+        donated = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).donated}
         freed = (writers.keys() - results) | donated
         read = [{strip_views(graph, p) for p in group.inputs} for group in groups]
         self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | donated}

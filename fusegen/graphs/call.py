@@ -178,7 +178,7 @@ class CacheMemory:
 # Calls.
 
 
-class Views(dict[int, CacheView]):
+class CacheViews(dict[int, CacheView]):
     """`CacheView`s of caches in earlier calls, by the caches' ids."""
 
     def of(self, cache: object) -> CacheView:
@@ -200,7 +200,7 @@ class GraphCall:
     modules: list[nn.Module]
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall:
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: CacheViews) -> GraphCall:
         """Analyzes a call. Arguments must be tensors, plain values, modules, static caches or containers of these."""
         call = cls(None, [], [], [])
         call.signature = (
@@ -209,7 +209,7 @@ class GraphCall:
         )
         return call
 
-    def _signature(self, value: Any, known: Views) -> object:
+    def _signature(self, value: Any, known: CacheViews) -> object:
         if value is None or value is True or value is False:
             return value
         kind = type(value)
@@ -272,7 +272,7 @@ class SignatureCheck:
         except UnsupportedError:
             return None
 
-    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall | None:
+    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: CacheViews) -> GraphCall | None:
         """Returns the analysis of a later call, or None if its signature or settings differ."""
         arguments = self._compare(args, kwargs)
         if arguments is None or not self._has_settings.call():

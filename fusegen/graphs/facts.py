@@ -46,7 +46,7 @@ _MODULE_CALLERS = (_FUSEGEN_FOLDER, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules. It reads their hooks, which are rejected."""
 
 
-class Reads:
+class StateReads:
     """The state that code read during a run.
 
     Args:
@@ -174,7 +174,7 @@ def _add_optimizer(facts: Conditions, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _add_read(facts: Conditions, read: StateRead, modules: set[int]) -> None:
-    owner, kind, key = read.slot.owner, read.slot.kind, read.slot.key
+    owner, kind, key = read.location.owner, read.location.kind, read.location.key
     is_module = id(owner) in modules
     if kind in _KIND_DICTIONARIES:
         facts.item(getattr(owner, _KIND_DICTIONARIES[kind]), key)
@@ -219,7 +219,7 @@ def _defining_class(kind: type, name: str) -> type | None:
 
 
 @contextmanager
-def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
+def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: StateReads) -> Iterator[None]:
     """Undoes assignments of a recorded run to state that outlives it, and raises: a replay would not repeat them."""
     iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
     if iterators:
@@ -362,10 +362,10 @@ class _Collections:
 
 
 @contextmanager
-def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
+def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[StateReads]:
     """Records the state that Python code reads during a run: attributes of modules and of their objects, globals, and the guards of
     kernels. Raises if the run assigns state, after undoing it."""
-    reads, seen = Reads(function, roots), set[CodeType]()
+    reads, seen = StateReads(function, roots), set[CodeType]()
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before, collections = sys.getprofile(), _Collections()

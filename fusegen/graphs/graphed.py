@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.extension.native import ensure_native
-from fusegen.graphs.call import CacheMemory, CacheView, GraphCall, SignatureCheck, Views, key_of, run_with, without_tensors
+from fusegen.graphs.call import CacheMemory, CacheView, CacheViews, GraphCall, SignatureCheck, key_of, run_with, without_tensors
 from fusegen.graphs.facts import reached, recording_reads
-from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, parameters_replaced
+from fusegen.graphs.gradients import GradientRecording, parameters_replaced, reject_host_random
 from fusegen.graphs.recording import GraphPool, GraphRecording, PlainGraph, Pools, other_arguments
 from fusegen.graphs.surroundings import (
     RecordedStep,
@@ -77,7 +77,7 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 
 @dataclass
-class Latest:
+class LatestGraph:
     """The graph of the previous call. `check` compares signatures fast. It is created once two calls in a row have the same
     signature, if it supports their arguments."""
 
@@ -176,8 +176,8 @@ class Graphed:
         self._graphs: OrderedDict[object, CapturedGraph] = OrderedDict()
         self._signatures: OrderedDict[object, SignatureStats] = OrderedDict()
         self._memories: dict[object, CacheMemory] = {}
-        self._views = Views()
-        self._latest: Latest | None = None
+        self._views = CacheViews()
+        self._latest: LatestGraph | None = None
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -216,7 +216,7 @@ class Graphed:
         if graph is not None and graph.facts.call():
             if latest is None or latest.graph is not graph:
                 self._graphs.move_to_end(key)
-                self._latest = Latest(key, graph)
+                self._latest = LatestGraph(key, graph)
             elif latest.check is not None or not latest.is_tried:
                 latest.check, latest.is_tried = SignatureCheck.of(call, args, kwargs), True
             return graph
@@ -232,7 +232,7 @@ class Graphed:
         if refusal := stats.refusal():
             raise UnsupportedError(refusal)
         graph = self._record(stats, call, args, kwargs)
-        self._graphs[key], self._latest = graph, Latest(key, graph)
+        self._graphs[key], self._latest = graph, LatestGraph(key, graph)
         _drop_oldest(self._graphs, _MAX_RECORDINGS)
         used = {id(memory) for each in self._graphs.values() for memory in each.memories}
         self._memories = {key: memory for key, memory in self._memories.items() if id(memory) in used}
@@ -268,7 +268,7 @@ class Graphed:
         step = RecordedStep(self._declared, roots, pool.device) if self._is_step else None
         try:
             stepping = nullcontext() if step is None else step.recording()
-            drawing = no_draws_on_the_host(pool.device)
+            drawing = reject_host_random(pool.device)
             with recording_reads(self._declared, roots) as reads, stepping, drawing:
                 record = pool.record if step is None else pool.record_alone  # keeps gradients
                 recording = GraphRecording.of(

@@ -80,7 +80,7 @@ class InputSpec:
         strides: in elements, one per dim: expressions of sizes if the layout implies them, else symbols of their own.
         alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
         captured: True if the function captures the tensor instead of taking it as a parameter.
-        given_away: True if nothing else uses the tensor, so that it can be freed before the call ends.
+        donated: True if nothing else uses the tensor, so that it can be freed before the call ends.
     """
 
     name: str
@@ -89,7 +89,7 @@ class InputSpec:
     strides: tuple[Dim, ...]
     alignment: int = 16
     captured: bool = False
-    given_away: bool = False
+    donated: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fusegen.operators.plan import (
     LINES,
     NUMBER,
     VALUE,
-    Unplanned,
+    NoOperator,
     constants_of,
     facts_of,
     plan_of,
@@ -125,7 +125,7 @@ def operator_for(
     constants = constants_of(values, facts)
     try:
         plan = plan_of(function, name, tuple(options), tuple(parameters), tuple(facts), False, *constants)
-    except Unplanned as reason:
+    except NoOperator as reason:
         what = f"{name} has no operator for this call: {reason}"
         raise UnsupportedError(what, hint="call its function, kernel.function(...), in a graph that torch records") from reason
     overload: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, plan.split(LINES)[0]).default

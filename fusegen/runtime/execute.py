@@ -64,7 +64,7 @@ from fusegen.runtime.instructions import (
     View,
     contiguous,
 )
-from fusegen.runtime.library import BufferView, multiply_into, product_of, view_of
+from fusegen.runtime.library import BufferView, matmul_of, multiply_into, view_of
 from fusegen.runtime.workspace import OnWorkspace
 
 PackResults: TypeAlias = Callable[[list[Tensor]], Any]
@@ -286,7 +286,7 @@ class Binder:
 
     def _add_product(self, product: MatmulCall) -> None:
         dtypes = [self.spec(operand.buffer).dtype for operand in (product.a, product.out)]
-        function, *views = product_of(product, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
+        function, *views = matmul_of(product, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
         a, b, out = map(self.view, views)
         if function in (torch.mm, torch.bmm):
             wider = None if dtypes[0] is dtypes[1] else dtypes[1].torch

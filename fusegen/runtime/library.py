@@ -372,7 +372,7 @@ def view_of(operand: StridedOperand, sizes: Mapping[str, int]) -> BufferView:
     return BufferView(operand.buffer, shape, strides, operand.offset(sizes))
 
 
-def product_of(
+def matmul_of(
     product: MatmulCall, sizes: Mapping[str, int], *, is_rounded_once: bool
 ) -> tuple[Any, BufferView, BufferView, BufferView]:
     """Returns the function that computes a matmul, and the views of both operands and the result.

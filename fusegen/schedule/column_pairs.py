@@ -23,7 +23,16 @@ from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, boun
 from fusegen.schedule.evaluate import Evaluator, LeafOf
 from fusegen.schedule.indices import IndexCheck, remaining_checks
 from fusegen.schedule.kernel import Body, LoweredKernel, extract_function
-from fusegen.schedule.math import CallArgument, Fast, LaneFunction, LaneRead, MathCall, MathFunction, MathParameter, Origin
+from fusegen.schedule.math import (
+    Approximations,
+    CallArgument,
+    LaneFunction,
+    LaneRead,
+    MathCall,
+    MathFunction,
+    MathParameter,
+    Origin,
+)
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import SMALL, BufferRead, Leaf, Terms, narrowed
 
@@ -101,7 +110,7 @@ def _exists(extent: Dim) -> Bounds:
     return Bounds(LANES * PAIR + 1, None, extent)
 
 
-def lane_function(context: Context, math: LaneMath, name: str, *, fast: Fast) -> LaneFunction:
+def lane_function(context: Context, math: LaneMath, name: str, *, fast: Approximations) -> LaneFunction:
     """Returns the math as a function, with the reads of its call."""
     if not context.index64:
         axes = frozenset((*math.axes.symbols, *math.moves))
@@ -141,9 +150,9 @@ class _Builder:
         self.reads = tuple(_group(self.leaves, self._second_lane_reads(), self._take_read))
         self._name_scalars()
 
-    def build(self, name: str, *, fast: Fast) -> LaneFunction:
+    def build(self, name: str, *, fast: Approximations) -> LaneFunction:
         """Builds the function of one lane if the lanes do not mix, else of both."""
-        partner = Partners(self.terms, self.vec, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
+        partner = LaneMatcher(self.terms, self.vec, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
         self._name_coordinates(partner or {})
         lanewise = partner is not None
         function = self._function(name, lanewise, fast)
@@ -237,7 +246,7 @@ class _Builder:
 
     # The function.
 
-    def _function(self, name: str, lanewise: bool, fast: Fast) -> MathFunction:
+    def _function(self, name: str, lanewise: bool, fast: Approximations) -> MathFunction:
         terms, roots = self.terms.items, self.math.roots
         results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
         parameters: dict[int, MathParameter] = {}
@@ -291,7 +300,7 @@ def _has(index: Index, symbol: sympy.Symbol) -> bool:
     return not isinstance(index, int) and bool(index.has(symbol))
 
 
-class Partners:
+class LaneMatcher:
     """Matches the terms of the first lane with those of the second lane, to find out if the lanes do not mix."""
 
     def __init__(self, terms: Terms, vec: Mapping[int, tuple[str, int]], leaves: Leaves) -> None:

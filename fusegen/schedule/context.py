@@ -22,7 +22,7 @@ from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform
 from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, remaining_checks, scalars_in
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
-from fusegen.schedule.math import CallArgument, Fast, Origin
+from fusegen.schedule.math import Approximations, CallArgument, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.program import Program, Traffic
@@ -58,7 +58,7 @@ class Context:
     memory: Memory
     target: Target
     index64: bool
-    fast: Fast
+    fast: Approximations
     contracted: frozenset[int]
     name: str
     plans: Plans
@@ -97,7 +97,7 @@ class Context:
     @property
     def inverted(self) -> frozenset[int]:
         """Divisions that may multiply by a number's reciprocal, like torch on a GPU: 16 bits hide the second rounding."""
-        if self.fast is Fast.NONE:
+        if self.fast is Approximations.NONE:
             return frozenset()
         return frozenset(p for p, node in self.graph if node.op is Op.DIV and self._is_one_number(self.graph.nodes[node.args[1]]))
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Dim
-from fusegen.schedule.math import Fast, MathFunction, MathParameter, MathResult
+from fusegen.schedule.math import Approximations, MathFunction, MathParameter, MathResult
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
@@ -146,7 +146,13 @@ class LoweredKernel:
 
 
 def extract_function(
-    terms: Terms, name: str, roots: Sequence[tuple[str, int]], leaves: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
+    terms: Terms,
+    name: str,
+    roots: Sequence[tuple[str, int]],
+    leaves: Mapping[int, MathParameter],
+    *,
+    fast: Approximations,
+    doc: str = "",
 ) -> tuple[MathFunction, tuple[int, ...]]:
     """Extracts the function that computes named roots, with leaves as its parameters.
 

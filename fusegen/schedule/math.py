@@ -15,7 +15,7 @@ from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.terms import Term
 
 
-class Fast(IntEnum):
+class Approximations(IntEnum):
     """The approximate functions that math may use."""
 
     NONE = 0
@@ -56,7 +56,7 @@ class MathFunction:
     leaves: tuple[tuple[int, str], ...]
     results: tuple[MathResult, ...]
     locations: tuple[Location | None, ...]
-    fast: Fast
+    fast: Approximations
     doc: str = ""
 
 
@@ -103,7 +103,7 @@ class Reduction:
     op: Op
     dtype: DType
     components: tuple[MathParameter, ...]
-    fast: Fast = Fast.NONE
+    fast: Approximations = Approximations.NONE
     pivot_sums: PivotSums | None = None
 
     def of(self, component: str) -> MathParameter:

@@ -10,11 +10,13 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Op
 from fusegen.ir.reductions import REDUCTIONS, RuleValue, StateValues
 from fusegen.schedule.kernel import extract_function
-from fusegen.schedule.math import Fast, MathFunction, MathParameter, Reduction
+from fusegen.schedule.math import Approximations, MathFunction, MathParameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
-def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: Fast, name: str, gathers: bool = False) -> Reduction:
+def reduction_of(
+    graph: Graph, node: int, take: Callable[[str], str], *, fast: Approximations, name: str, gathers: bool = False
+) -> Reduction:
     """Returns the reduction of a node, which may be one of its components.
 
     Args:
@@ -26,7 +28,11 @@ def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: F
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(MathParameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
     return Reduction(
-        reduction.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.pivot_sums if gathers else None
+        reduction.op,
+        element,
+        components,
+        fast if monoid.approximable else Approximations.NONE,
+        monoid.pivot_sums if gathers else None,
     )
 
 
@@ -71,10 +77,10 @@ def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
     for c in monoid.components:
         kind = c.dtype(dtype)
         roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
-    return extract_function(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
+    return extract_function(terms, name, _results(op, roots), {}, fast=Approximations.NONE)[0]
 
 
-def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> MathFunction:
+def combine_function(name: str, op: Op, dtype: DType, *, fast: Approximations = Approximations.NONE) -> MathFunction:
     """Returns the function that combines two states: the components of the first, then those of the second."""
     terms, monoid = Terms(), REDUCTIONS[op]
     single = len(monoid.components) == 1
@@ -115,7 +121,9 @@ def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequenc
     parameters = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
     positions = {parameter.name: position for position, parameter in parameters.items()}
     roots = [(result, _put(terms, value, positions, dtype)) for result, value in zip(results, values, strict=True)]
-    return replace(extract_function(terms, name, roots, parameters, fast=Fast.NONE)[0], parameters=tuple(parameters.values()))
+    return replace(
+        extract_function(terms, name, roots, parameters, fast=Approximations.NONE)[0], parameters=tuple(parameters.values())
+    )
 
 
 def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from fusegen.ir.graph import Location
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index
-from fusegen.schedule.indices import Choice, Differs, Loaded, Scalar
+from fusegen.schedule.indices import Choice, Differs, LoadedIndex, Scalar
 from fusegen.schedule.names import scalar_identifier
 
 
@@ -104,7 +104,7 @@ class Terms:
         if term.op is Leaf.SCALAR:
             return total + Scalar(Str(scalar_identifier(str(term.payload))))
         if isinstance(term.payload, BufferRead):
-            return total + Loaded(term.payload.buffer, term.payload.offset)
+            return total + LoadedIndex(term.payload.buffer, term.payload.offset)
         if term.op is Leaf.COORDINATE:
             return total + cast(sympy.Expr, term.payload)
         if term.op is Leaf.CONSTANT:

@@ -9,7 +9,7 @@ import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.trace import registry
-from fusegen.trace.modes import twins
+from fusegen.trace.modes import functions_named
 from fusegen.trace.registry import Composite
 from fusegen.trace.user import user_line
 from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
@@ -27,7 +27,7 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        _RULES.update(dict.fromkeys(twins(names), rule))
+        _RULES.update(dict.fromkeys(functions_named(names), rule))
         return rule
 
     return register
@@ -136,7 +136,7 @@ def _on_both_parts(function: Callable[..., Any]) -> Callable[..., ComplexTensor]
 
 
 for _name in _VIEWS.split():
-    for _function in twins((_name,)):
+    for _function in functions_named((_name,)):
         _RULES[_function] = _on_both_parts(_function)
 
 
@@ -152,7 +152,7 @@ def _on_lists(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
     return rule
 
 
-for _function in twins(("stack", "cat", "concat")):
+for _function in functions_named(("stack", "cat", "concat")):
     _RULES[_function] = _on_lists(_function)
 
 

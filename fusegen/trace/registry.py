@@ -12,7 +12,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import MAY_RETURN_INPUT, detach_like_torch, flat, twins, under_autocast
+from fusegen.trace.modes import MAY_RETURN_INPUT, detach_like_torch, flat, functions_named, under_autocast
 from fusegen.trace.user import user_line
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ def implements(*names: str) -> Callable[[Handler], Handler]:
     """
 
     def register(handler: Handler) -> Handler:
-        for function in twins(names):
+        for function in functions_named(names):
             _HANDLERS[function] = handler
         return handler
 

@@ -21,7 +21,7 @@ from fusegen.ir.graph import Location
 
 _PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
 _NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_DECLARATIONS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("specs", "nn", "parallel"))
+_DECLARATIONS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("specs", "nn", "parallel"))
 
 
 def user_frame() -> FrameType | None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from fusegen.families.gemm.cost import H200, EpilogueSize, library_time, product_time
+from fusegen.families.gemm.cost import H200, EpilogueSize, library_time, matmul_time
 from fusegen.families.gemm.heuristics import MatmulChoice, MatmulShape, candidates
 from fusegen.target import target
 
@@ -41,7 +41,7 @@ def chosen(kernel: str, rows: int, columns: int, depth: int, products: int) -> t
     epilogue = EPILOGUES[kernel]
     shape = MatmulShape(rows, [columns], depth, products=products, result_registers=1 + int(epilogue.written), epilogue=epilogue)
     costs, sms = H200, HOPPER.sms
-    expected = {plan: product_time(costs, plan, shape.sizes, epilogue, sms) for plan in candidates(shape, HOPPER)}
+    expected = {plan: matmul_time(costs, plan, shape.sizes, epilogue, sms) for plan in candidates(shape, HOPPER)}
     plan = min(expected, key=lambda plan: expected[plan])
     moved = 2 * (products + epilogue.read + 1 + epilogue.written - SAVED.get(kernel, 0)) * rows * columns
     library = library_time(costs, shape.sizes, round(moved), sms)

@@ -13,7 +13,7 @@ from fusegen.emit.views import entry
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.ir.ops import Op
 from fusegen.schedule.kernel import LoweredKernel
-from fusegen.schedule.math import Fast, MathFunction
+from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combine_function, identity_function
 from fusegen.source import Source
@@ -26,7 +26,7 @@ _OFFSET = "Of a query's first channel in the output."
 _SEEN = "How many keys a query sees at most: those beyond have no weight."
 
 # Weights are relative to the largest one, about 1, so that those below the smallest normal number may be flushed to 0.
-_WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
+_WEIGHTS = replace(CUDA, fast={Approximations.ROUNDED: {**CUDA.fast[Approximations.ROUNDED], Op.EXP2: function("fast_exp2")}})
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:

@@ -11,7 +11,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, seen_keys
+from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, visible_keys
 from fusegen.families.attention.plan import AttentionBody, AttentionPlan
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
@@ -37,7 +37,7 @@ from fusegen.schedule.column_pairs import (
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.kernel import LoweredKernel, extract_function
-from fusegen.schedule.math import Fast, LaneFunction, MathFunction, MathParameter
+from fusegen.schedule.math import Approximations, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
@@ -70,11 +70,11 @@ def lower_attention(context: Context) -> Sequence[Step]:
         score=score,
         finish=finish,
         weights=weight_functions(recurrence.separation, unit, context.graph.locations[recurrence.weights]),
-        peak=reduction_of(context.graph, recurrence.first, str, fast=Fast.NONE, name="peak"),
-        mass=reduction_of(context.graph, recurrence.second, str, fast=Fast.NONE, name="mass"),
+        peak=reduction_of(context.graph, recurrence.first, str, fast=Approximations.NONE, name="peak"),
+        mass=reduction_of(context.graph, recurrence.second, str, fast=Approximations.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        seen=_with_emitted_names(seen_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
+        seen=_with_emitted_names(visible_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
         plan=plan,
     )
     offsets = [body.out_offset, *([] if body.seen is None else [body.seen])]
@@ -101,7 +101,7 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
     # Weights are rounded to 16 bits before they are multiplied with the values, whatever the output's dtype is.
-    return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Fast.ROUNDED)), unit
+    return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Approximations.ROUNDED)), unit
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
@@ -309,7 +309,7 @@ class _Weights:
 
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> MathFunction:
         parameters = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
-        return extract_function(terms, name, [("result", root)], parameters, fast=Fast.ROUNDED, doc=doc)[0]
+        return extract_function(terms, name, [("result", root)], parameters, fast=Approximations.ROUNDED, doc=doc)[0]
 
 
 # Plans of streaming attention, measured on an H200.

@@ -343,7 +343,7 @@ _COUNTED = (DType.INT32, DType.INT64)
 _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
-def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
+def visible_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
     """Returns a bound on the keys that a query sees, which grows with its position; None if it may see all.
 
     Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.

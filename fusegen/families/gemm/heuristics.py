@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.families.gemm.cost import COSTS, NO_EPILOGUE, EpilogueSize, MatmulSize, drawing_time, library_time, product_time
+from fusegen.families.gemm.cost import COSTS, NO_EPILOGUE, EpilogueSize, MatmulSize, drawing_time, library_time, matmul_time
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
 from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
@@ -119,7 +119,7 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
 
 def contraction_plan(shape: MatmulShape, target: Target) -> ContractionPlan:
     costs, sms = COSTS[target.name], target.sms
-    return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, sms))
+    return min(candidates(shape, target), key=lambda plan: matmul_time(costs, plan, shape.sizes, shape.epilogue, sms))
 
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
@@ -198,7 +198,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
-    ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.sms)
+    ours = matmul_time(costs, plan, shape.sizes, shape.epilogue, target.sms)
     ours += drawing_time(costs, _random_elements(graph, group, shape), target.sms)
     return MatmulChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms))
 

@@ -118,7 +118,7 @@ class MmaPlan(Plan):
 
 
 @dataclass(frozen=True)
-class Accumulated:
+class AccumulatorPair:
     """Two neighbouring accumulator columns, which an epilogue reads as an array of two.
 
     Attributes:
@@ -138,7 +138,7 @@ class HeadStatistic:
 
     reduction: Reduction
     columns: int
-    accumulated: tuple[Accumulated, ...]
+    accumulated: tuple[AccumulatorPair, ...]
     lift: LaneFunction
 
     @property
@@ -164,7 +164,7 @@ class PartResult:
 
 
 @dataclass(frozen=True)
-class ProductPart:
+class MatmulPart:
     """A range of a launch's columns with its epilogue.
 
     Attributes:
@@ -178,7 +178,7 @@ class ProductPart:
     head: int
     rows: int
     products: int
-    accumulated: tuple[Accumulated, ...]
+    accumulated: tuple[AccumulatorPair, ...]
     epilogue: LaneFunction
     results: tuple[PartResult, ...]
     statistics: tuple[HeadStatistic, ...] = ()
@@ -195,7 +195,7 @@ class ContractionBody(Body):
     operands that are read by address, the first one and those of each part."""
 
     input_dtype: DType
-    parts: tuple[ProductPart, ...]
+    parts: tuple[MatmulPart, ...]
     plan: ContractionPlan | MmaPlan
     matrices: tuple[int, ...] = ()
 

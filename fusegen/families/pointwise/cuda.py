@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment
-from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, TileBody
+from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, TileBody
 from fusegen.ir.symbolic import Axes, Modulo, literal, product
 from fusegen.schedule.access import Access
 from fusegen.schedule.kernel import LoweredKernel
@@ -47,7 +47,7 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
     )
 
 
-def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
+def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
     threads = body.threads

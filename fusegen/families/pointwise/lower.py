@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusegen.families.pointwise.heuristics import PointwiseFeatures, pointwise_plans, tile_plans
-from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, PointwisePlan, TileBody, TilePlan
+from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, PointwisePlan, TileBody, TilePlan
 from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
@@ -20,7 +20,7 @@ from fusegen.schedule.access import Access, AccessPattern, divisor, merge_axes, 
 from fusegen.schedule.column_pairs import Fragments, interleaved, interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import Plan, SharedArrays, arranged
 from fusegen.schedule.math import CallArgument, Origin
 from fusegen.schedule.program import Launch
@@ -141,13 +141,13 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 
 
-def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> Hoisted:
+def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> HoistedMath:
     """Returns the values computed before a loop, for calls inside it."""
     context = fragments.context
     roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
     fragments.values |= {term: CallArgument(Origin.LANES, name) for name, term in roots}
-    return Hoisted(hoisting.axis, reads, call)
+    return HoistedMath(hoisting.axis, reads, call)
 
 
 # Hoisting: a thread loops along an axis that expensive math does not depend on, e.g. a rotation's angles do not depend on the head.
@@ -407,7 +407,7 @@ def transposed_reads_of(points: PointwiseMath) -> TransposedReads | None:
 
     None without transposed operands, or if an element may depend on another element's write or on an index that is read.
     """
-    if points.leaves.checks or any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in points.touched):
+    if points.leaves.checks or any(sympy.sympify(offset).has(LoadedIndex, CheckedIndex) for _, offset in points.touched):
         return None
     symbols = points.axes.symbols
     columns = [axis for axis in symbols if _are_contiguous([offset for _, offset in points.stores], axis)]

@@ -82,7 +82,7 @@ class TilePlan(Plan):
 
 
 @dataclass(frozen=True)
-class Hoisted:
+class HoistedMath:
     """Reads and math that a thread performs once for all elements along the first axis."""
 
     axis: sympy.Symbol
@@ -107,7 +107,7 @@ class PointwiseBody(Body):
     checks: tuple[IndexCheck, ...]
     call: MathCall
     plan: PointwisePlan
-    hoisted: Hoisted | None = None
+    hoisted: HoistedMath | None = None
 
     can_be_part = True
 

@@ -19,7 +19,7 @@ from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.column_pairs import Fragments, interleaved
 from fusegen.schedule.context import Context, Leaves
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
@@ -65,7 +65,7 @@ class RowMath:
 def is_shared(math: RowMath, term: int) -> bool:
     """True if a term reads the same fragments in all rows, without conditions and not through an index."""
     read = math.leaves.reads[term]
-    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
+    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(LoadedIndex, CheckedIndex):
         return False
     along = read.offset.free_symbols
     return along.isdisjoint(math.row_axes.symbols) and not along.isdisjoint(math.column_axes.symbols)
@@ -108,7 +108,7 @@ class RowKernelBuilder:
             column_axes=self.math.column_axes,
             phases=phases,
             checks=self.fragments.checks,
-            kept=self._accesses(self.kept),
+            cached=self._accesses(self.kept),
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
@@ -138,7 +138,7 @@ class RowKernelBuilder:
         accesses = dict(self.fragments.reads)
         uses: dict[tuple[object, ...], list[int]] = {}
         for term in accesses:
-            uses.setdefault(tuple((term in p.reads, term in p.held, term in p.given) for p in self.phases), []).append(term)
+            uses.setdefault(tuple((term in p.reads, term in p.held, term in p.earlier) for p in self.phases), []).append(term)
         for terms in uses.values():
             of_part = {name: access for access in self._joined([accesses[t] for t in terms]) for name in access.parts}
             accesses |= {t: of_part[accesses[t].name] for t in terms if accesses[t].name in of_part}
@@ -337,7 +337,7 @@ class RowKernelBuilder:
     ) -> tuple[MathCall | None, tuple[Copy, ...]]:
         """Returns the math that computes named terms, and the terms that need none. ``missing`` are terms not computed yet."""
         computed_here = {t for _, t in roots}
-        known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
+        known = dict.fromkeys((*phase.earlier, *phase.row_earlier, *phase.segment_terms, *self._row_leaves()))
         available = [t for t in known if t not in missing and (t not in computed_here or self._is_available(t, phase))]
         computed = [(result, t) for result, t in roots if t not in available]
         call = self.fragments.call(name, computed, available) if computed else None
@@ -348,7 +348,7 @@ class RowKernelBuilder:
 
     def _is_available(self, term: int, phase: PhaseTerms) -> bool:
         """True for a leaf, a value of the row or of a segment, or a value held from an earlier phase."""
-        groups = (phase.row_given, phase.segment_terms, phase.given)
+        groups = (phase.row_earlier, phase.segment_terms, phase.earlier)
         return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in groups)
 
     # The launch.

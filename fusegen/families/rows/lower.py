@@ -20,7 +20,7 @@ from fusegen.families.rows.columns import (
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.families.rows.match import COLUMN
-from fusegen.families.rows.phases import Keep, PhaseSplitter, PhaseTerms, Root
+from fusegen.families.rows.phases import HeldValues, PhaseSplitter, PhaseTerms, Root
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.fusion.groups import Domain
 from fusegen.fusion.producers import domain_axes, reduced_dims
@@ -33,13 +33,13 @@ from fusegen.schedule.access import AccessPattern, Anchor, divisor, merge_axes
 from fusegen.schedule.column_pairs import interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, grouped_by_reduction, lifted
 from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
-_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.MULTI_PASS: Keep.NOTHING}
+_KEEP = {Persistence.REGISTERS: HeldValues.ALL, Persistence.STAGED: HeldValues.ROW, Persistence.MULTI_PASS: HeldValues.NOTHING}
 """Element values that live across phases: registers hold those of a short row, shared memory those of a staged one."""
 
 _SMALLEST_COPY = 4
@@ -231,7 +231,7 @@ def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
 
 
 def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
-    phases = _split(math, Keep.ALL)
+    phases = _split(math, HeldValues.ALL)
     itemsizes = [context.dtype(r.buffer).itemsize for r in math.leaves.reads.values() if _along(r.offset, math.column_axes)]
     itemsizes += [context.dtype(math.stores[r.key].buffer).itemsize for r in math.roots if r.kind == "write"]
     features = RowFeatures(
@@ -248,7 +248,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         sendable=_is_sendable(math),
         segment=math.segment,
         interleaved_bytes=_interleaved_bytes(context, math),
-        indexed=any(sympy.sympify(read.offset).has(Loaded, Checked) for read in _fragments_of_row(math)),
+        indexed=any(sympy.sympify(read.offset).has(LoadedIndex, CheckedIndex) for read in _fragments_of_row(math)),
         deferred=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in phases for p in phase.held if p not in math.leaves.reads),
@@ -257,13 +257,13 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
     return plan, _split(math, _KEEP[plan.persistence])
 
 
-def _split(math: RowMath, keep: Keep) -> list[PhaseTerms]:
-    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, math.segments, keep).split(math.roots)
+def _split(math: RowMath, held_values: HeldValues) -> list[PhaseTerms]:
+    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, math.segments, held_values).split(math.roots)
 
 
 def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> float:
     """Returns the maximum registers per element between two phases. Reads count from the start, since they are prefetched."""
-    last_use = {position: number for number, phase in enumerate(phases) for position in (*phase.reads, *phase.given)}
+    last_use = {position: number for number, phase in enumerate(phases) for position in (*phase.reads, *phase.earlier)}
     first = {position: number for number, phase in enumerate(phases) for position in phase.held}
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
     borders = range(len(phases))

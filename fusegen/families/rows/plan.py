@@ -190,7 +190,7 @@ class RowBody(Body):
     Attributes:
         row_axes, column_axes: the merged axes.
         checks: indices to check against their range that no access mentions.
-        kept: fragments shared by all rows, loaded before the first one.
+        cached: fragments shared by all rows, loaded before the first one.
         partials: accesses of the column sums' workspace, whose row is the block number.
         shared: scratch of each row reduction's component; column sums; stages of the first phase's fragments; a barrier for each
             reduction across a cluster.
@@ -203,7 +203,7 @@ class RowBody(Body):
     column_axes: Axes
     phases: tuple[Phase, ...]
     checks: tuple[IndexCheck, ...]
-    kept: tuple[Access, ...]
+    cached: tuple[Access, ...]
     partials: tuple[Access, ...]
     shared: SharedArrays
     plan: RowPlan

@@ -20,14 +20,14 @@ from fusegen.passes.rewrite import copy_after_operands
 
 
 @dataclass(frozen=True)
-class InBlocks:
+class BlockwiseGraph:
     """A graph with loops; `large` holds the element counts of the values that are no longer materialized."""
 
     graph: Graph
     large: tuple[Dim, ...]
 
 
-def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks | None:
+def with_block_loops(graph: Graph, elsewhere: Collection[int], depth: int) -> BlockwiseGraph | None:
     """Moves large values of a graph (in primitives) into loops; None if there are none.
 
     Args:
@@ -42,7 +42,7 @@ def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks 
         looped = _WithLoop(graph, loop_of(graph, region, f"{graph.name}_rows_{count}", depth))
         count += 1
         graph, elsewhere = looped.graph, {looped.moved[p] for p in elsewhere if p in looped.moved}
-    return InBlocks(graph, tuple(dict.fromkeys(large))) if large else None
+    return BlockwiseGraph(graph, tuple(dict.fromkeys(large))) if large else None
 
 
 class _WithLoop:
