@@ -175,7 +175,7 @@ class Kernel(Generic[P, R]):
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         machine = _default_target(device) if target is None else targets.target(target)
         target_device = torch.device(machine.device)
-        return dispatcher.variants.of(values, machine, target_device if device.type == "meta" else device)
+        return dispatcher.variants.variant_of(values, machine, target_device if device.type == "meta" else device)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...

@@ -143,10 +143,11 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 def _expected(step: Step, choices: Mapping[int, MatmulChoice]) -> list[str]:
     """States the expected times of a fused matmul kernel and of the library."""
     choice = next((choices[p] for p in step.group.core_nodes if p in choices), None)
-    if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
+    if choice is None or choice.generated_time is None or isinstance(step, Launch) == choice.takes_library:
         return []
     return [
-        f"expected: {choice.ours:.1f} µs by a kernel of ours, {choice.library:.1f} µs by the library with its epilogue behind it"
+        f"expected: {choice.generated_time:.1f} µs by a kernel of ours, "
+        f"{choice.library_time:.1f} µs by the library with its epilogue behind it"
     ]
 
 

@@ -177,7 +177,7 @@ class _Tuner:
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
         self.machine = machine_of(device)
-        self.variant, self.captured = dispatcher.variants.of(values, self.machine.target, device)
+        self.variant, self.captured = dispatcher.variants.variant_of(values, self.machine.target, device)
         self.sizes = dispatcher.variants.sizes(self.variant, values, self.captured)
         self.pins: dict[tuple[int, ...], Plan] = {}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.autodiff.keep import Recompute, SavedValue, large_values, saved_values
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
 from fusegen.autodiff.rules.primitives import Gradients, refused
+from fusegen.autodiff.saved_values import Recompute, SavedValue, large_values, saved_values
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node, dependent
@@ -104,7 +104,7 @@ class _Joint:
     def __init__(self, graph: Graph, wrt: Sequence[str], names: Renaming, *, is_early: bool) -> None:
         self.builder = GraphBuilder.like(graph)
         self.results = graph.outputs
-        self._copies = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
+        self._copies = [self.builder.add_node(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
         self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
         self._active = dependent(graph, {self._inputs[name] for name in wrt})
         self._gradients: dict[int, Value] = {}
@@ -257,7 +257,7 @@ class _Part:
         else:
             args = [self._positions[a] for a in node.args]
         dtype = self.builder.nodes[args[0]].dtype if node.family is Family.VIEW else node.dtype
-        return self.builder.put(Node(node.op, tuple(args), node.attrs, node.shape, dtype, node.weak), location)
+        return self.builder.add_node(Node(node.op, tuple(args), node.attrs, node.shape, dtype, node.weak), location)
 
 
 # Random bits in two passes: both draw them from one key, which is an input of the forward pass.
@@ -273,7 +273,7 @@ def with_random_key(graph: Graph, name: str) -> Graph:
             return None
         if not keys:
             keys.append(builder.input(InputSpec(name, DType.INT64, (1,), (0,), captured=True)))
-        return builder.put(replace(node, args=(keys[0],)), graph.locations[position])
+        return builder.add_node(replace(node, args=(keys[0],)), graph.locations[position])
 
     return rebuilt(graph, replaced)
 

@@ -128,7 +128,7 @@ def _traced(requested: BuildRequest) -> TracedCall:
     dispatcher = requested.dispatcher
     values = dispatcher.arguments((), requested.arguments)
     device = torch.device("cpu" if requested.target.backend is Backend.CPU else "cuda")
-    variant, captured = dispatcher.variants.of(values, requested.target, device)
+    variant, captured = dispatcher.variants.variant_of(values, requested.target, device)
     if queries := variant.state.queries:
         what = f"{requested.name} asks for {', '.join(queries)} while it is traced, which a built kernel cannot check again"
         raise BundleError(what, hint="pass the value as an argument")

@@ -152,7 +152,7 @@ class Variant(CompiledGraph):
         conditions: relations of run-time scalars that must hold.
         state: all other Python state that the function read, closed-over tensors included.
         switches_gradients: whether torch's autograd would record something that the graph does not show.
-        constants: values of promoted literals, see `tracing.Promotions`.
+        constants: values of promoted literals, see `tracing.ProgramFamilies`.
     """
 
     request: Request

@@ -253,7 +253,7 @@ class Dispatcher(CallBinder):
         if any(tensor.numel() == 0 for tensor in tensors):
             return _EmptyCall(self.parameters), NO_CAPTURED
         device = tensors[0].device
-        variant, captured = self.variants.of(values, machine_of(device).target, device)
+        variant, captured = self.variants.variant_of(values, machine_of(device).target, device)
         if self._requires is not None:
             self._requires(variant)
         for name, tensor in zip(variant.state.names, captured, strict=True):

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.guards import exact, is_plain
+from fusegen.guards import exact_key, is_plain
 from fusegen.schedule.names import Namer, identifier, parameter_names
 from fusegen.threads import cached_property
-from fusegen.trace.user import returned_at
+from fusegen.trace.user import return_line
 
 T = TypeVar("T")
 
@@ -315,7 +315,7 @@ def _of_settings(value: Any) -> ContainerLayout:
     leaves: list[Any] = []
     layout = _layout(value, leaves)
     if layout is None:
-        return _SETTING, exact(value), value
+        return _SETTING, exact_key(value), value
     kind, keys, _ = layout
     elements = value.values() if isinstance(value, dict) else value
     return kind, keys, tuple([_of_settings(element) for element in elements])
@@ -464,4 +464,4 @@ def _require_unchanged(function: Callable[..., Any], name: str, container: Any, 
         kind = type(before).__name__
         what = f"the kernel changes its caller's {kind} {name!r}, which cannot be traced"
         hint = f"change a copy: {name} = {kind}({name}); to write to its tensors, declare @fg.kernel(mutates=({name!r},))"
-        raise UnsupportedError(what, where=returned_at(function), hint=hint)
+        raise UnsupportedError(what, where=return_line(function), hint=hint)

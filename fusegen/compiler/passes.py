@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure
 
 from fusegen.autodiff.derive import Derivative, derive
-from fusegen.autodiff.keep import Recompute
+from fusegen.autodiff.saved_values import Recompute
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_index64, specializations_of
 from fusegen.compiler.pipeline import Rules, Stage, run

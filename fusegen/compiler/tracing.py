@@ -17,7 +17,7 @@ from fusegen.compiler.compile import Request, Variant, guards_of
 from fusegen.compiler.signature import captured_spec
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.guards import StateGuard, StateRecorder, exact
+from fusegen.guards import StateGuard, StateRecorder, exact_key
 from fusegen.ir.formula import numbers_of
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Op
@@ -162,7 +162,7 @@ class _Family:
     members: list[tuple[tuple[str, ...], frozenset[int], Variant]] = field(default_factory=list)
 
 
-class Promotions:
+class ProgramFamilies:
     """The programs of a kernel, in families of graphs that differ only in constants."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def _split_constants(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     for node in graph.nodes:
         names = _literals(node)
         constants += [str(node.attr(name)) for name in names]
-        attrs = tuple((name, (_ANY, type(value)) if name in names else exact(value)) for name, value in node.attrs)
+        attrs = tuple((name, (_ANY, type(value)) if name in names else exact_key(value)) for name, value in node.attrs)
         nodes.append(replace(node, attrs=attrs))
     return replace(graph, nodes=tuple(nodes)), tuple(constants)
 
@@ -250,7 +250,7 @@ def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
             return None
         if node.op is not Op.CONSTANT:
             moved = replace(node, args=tuple(operands[a] for a in node.args))
-            return builder.put(_with_operands(builder, moved, promoted), location)
+            return builder.add_node(_with_operands(builder, moved, promoted), location)
         scalar = builder.scalar(_name(promoted["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
         return scalar if node.attr("weak") else builder.add(Op.CAST, [scalar], location=location, dtype=node.dtype)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fusegen.compiler.compile import Request, Variant, compile_trace, needs_index64
 from fusegen.compiler.parameters import Parameters
 from fusegen.compiler.signature import VALUE_AS_SIZE, DimRef, History, Sum, captured_spec, input_specs
-from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
+from fusegen.compiler.tracing import ProgramFamilies, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
 from fusegen.guards import StateGuard, StateRecorder, is_plain
@@ -70,7 +70,7 @@ class VariantCache:
         self._variants: dict[
             tuple[CallKey, CallKey], dict[CallKey, list[Variant]]
         ] = {}  # by the facts that a trace depends on (`_trace_key`), then by the others (`_facts`)
-        self._promotions = Promotions()
+        self._families = ProgramFamilies()
         self._lock = new_lock()
         self._warned = False  # about many variants
         user_function, layouts = origin or (function, None)
@@ -84,7 +84,7 @@ class VariantCache:
     @property
     def programs(self) -> int:
         """The number of programs. Variants that differ only in constants share one."""
-        return self._promotions.count
+        return self._families.count
 
     def statics(self) -> list[bool]:
         """For each parameter, whether its value selects a program."""
@@ -93,7 +93,7 @@ class VariantCache:
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
 
-    def of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Captured]:
+    def variant_of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Captured]:
         """The variant for some arguments, compiled if there is none, and the captured tensors.
 
         Args:
@@ -273,7 +273,7 @@ class VariantCache:
     def _build(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
         trace = replace(trace, graph=_with_facts_of_read_inputs(trace.graph))
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
-        return self._promotions.variant(request, trace, state, compile_trace, fixed)
+        return self._families.variant(request, trace, state, compile_trace, fixed)
 
     def _remembered(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
         """Compiles the variant of a trace and remembers it."""
@@ -282,7 +282,7 @@ class VariantCache:
             self._variants.clear()  # their programs are kept
         by_facts, facts = self._variants.setdefault(_trace_key(request), {}), _facts(request)
         by_facts[facts] = [*by_facts.get(facts, ())[1 - _MOST_VARIANTS :], variant]
-        count = self._promotions.count
+        count = self._families.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=7)

@@ -110,7 +110,7 @@ def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> C
     unaligned = {axes.symbols[-1]: axes.symbols[-1] + LANE}
     along = set(axes.symbols)
     varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
-    per_lane = (c.moved(lambda index: sympy.sympify(index).subs(unaligned)) for c in varying)
+    per_lane = (c.substituted(lambda index: sympy.sympify(index).subs(unaligned)) for c in varying)
     return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, per_lane)))
 
 

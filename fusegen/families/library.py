@@ -43,9 +43,9 @@ _SETTINGS = ("scale", "causal", "dropout", "descending")
 _RESULT_ATTRIBUTES = ("result", "order", "dtype", "shape")
 """Attributes that distinguish the results of one call."""
 
-LIBRARY_MATMUL = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
-LIBRARY_CALL = GroupKind("library call", reads_as_typed=True, is_library=True)
-LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
+LIBRARY_MATMUL = GroupKind("library product", is_strided=True, reads_logical_dtype=True, is_library=True)
+LIBRARY_CALL = GroupKind("library call", reads_logical_dtype=True, is_library=True)
+LOOP = GroupKind("loop over blocks of rows", reads_logical_dtype=True)
 
 
 class AccumulationFamily(KernelFamily):

@@ -176,9 +176,9 @@ def _fused_attention_flops(step: Step, graph: Graph, matmuls: list[int], sizes: 
 
 def _visible_pairs(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
     """Returns the query-key pairs up to each query's last visible key, which is constant or advances by one per query."""
-    if body.seen is None:
+    if body.visible_keys is None:
         return queries * keys
-    bound, query = formula(body.seen), str(body.score.axes.symbols[-2])
+    bound, query = formula(body.visible_keys), str(body.score.axes.symbols[-2])
     if not bound.sizes <= {*sizes, query}:  # depends on a run-time number
         return queries * keys
     first, second = (bound({**sizes, query: index}) for index in (0, 1))

@@ -185,7 +185,13 @@ def _evaluate(context: Context) -> _Math:
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
     evaluator = Evaluator(
-        graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded, context.contracted, context.inverted
+        graph,
+        axes,
+        context.stored,
+        lambda p, _at: _scan(graph, p),
+        context.rounded,
+        context.contracted,
+        context.reciprocal_divisions,
     )
     scanned = {}
     for node in context.group.core_nodes:
@@ -196,13 +202,13 @@ def _evaluate(context: Context) -> _Math:
     leaves = leaves_of(evaluator.terms, [*chain(*scanned.values()), result], evaluator.checks())
     row_axes, column_axes, moves = rows_and_columns(domain, axes, [*leaves.expressions(), *(s.offset for s in stores)])
     substituted = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
-    return _Math(evaluator.terms, scanned, result, leaves.moved(moves), substituted, row_axes, column_axes)
+    return _Math(evaluator.terms, scanned, result, leaves.substituted(moves), substituted, row_axes, column_axes)
 
 
 def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple[int, ...]:
     scan = graph.nodes[node]
     element = evaluator.terms.convert(evaluator.value(scan.args[0], axes.symbols), element_type(graph, scan))
-    index = evaluator.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
+    index = evaluator.terms.add(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
     return lifted(evaluator.terms, SCANS[scan.op], element, index)
 
 
@@ -258,7 +264,7 @@ class _ScanBuilder:
 
     def _scanned(self, term: int) -> str:
         node = cast(int, self.math.terms.items[term].payload)
-        number = REDUCTIONS[self.scans[node].op].number(dict(self.context.graph.nodes[node].attrs).get("part"))
+        number = REDUCTIONS[self.scans[node].op].component_index(dict(self.context.graph.nodes[node].attrs).get("part"))
         return self.scans[node].components[number].name
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:

@@ -35,7 +35,7 @@ class GroupKind:
         merges: whether values over one iteration space may join its groups.
         writes_in_place: whether its kernels store element by element, so that they can write to an input.
         is_strided: whether its kernels read and write rows with any stride, such as padded rows.
-        reads_as_typed: whether it reads operands in their logical dtype, as matmuls do.
+        reads_logical_dtype: whether it reads operands in their logical dtype, as matmuls do.
         is_library: whether torch computes it.
     """
 
@@ -43,7 +43,7 @@ class GroupKind:
     merges: bool = False
     writes_in_place: bool = False
     is_strided: bool = False
-    reads_as_typed: bool = False
+    reads_logical_dtype: bool = False
     is_library: bool = False
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exact, is_plain, same
+from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exact_key, is_plain, same
 from fusegen.native import NativeChoice, loaded
 
 # Memory of static key-value caches, owned by recorded graphs, which read and write fixed addresses. Each `generate` makes a new
@@ -129,8 +129,8 @@ def _kind(name: str, value: Any) -> type:
 
 def _exact(value: Any) -> object:
     if type(value) is dict:
-        return tuple((key, exact(each)) for key, each in value.items())
-    return value if isinstance(value, type) else exact(value)
+        return tuple((key, exact_key(each)) for key, each in value.items())
+    return value if isinstance(value, type) else exact_key(value)
 
 
 def _parts(cache: Any) -> Iterator[Held]:
@@ -224,7 +224,7 @@ class GraphCall:
         if kind is tuple or kind is list:
             return (kind, *(self._signature(each, known) for each in value))
         if is_plain(value):
-            return exact(value)
+            return exact_key(value)
         if isinstance(value, nn.Module):
             self.modules.append(value)
             return (kind, id(value))

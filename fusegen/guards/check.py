@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.guards.places import GONE, AccessKind, Conditions, Counterparts, StateLocation, StateRead
-from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same, weak
+from fusegen.guards.locations import GONE, AccessKind, Conditions, Counterparts, StateLocation, StateRead
+from fusegen.guards.values import contents, equality_test, has_identity, is_a, is_opaque, is_plain, same, weak_reference
 
 CapturedTensors: TypeAlias = tuple[torch.Tensor, ...]
 _STRONG_TYPES = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
@@ -49,7 +49,7 @@ class TensorQuery:
         other_args = [a for a in (*args, *kwargs.values()) if a is not tensor]
         inner = contents(result)
         if all(map(is_plain, other_args)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
-            answers = matcher(result)
+            answers = equality_test(result)
 
             def holds(now: torch.Tensor) -> bool:
                 now_kwargs = {name: now if a is tensor else a for name, a in kwargs.items()}
@@ -117,7 +117,7 @@ class StateGuard:
         self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
         self.location_keys = tuple((id(each.location.owner), each.location.kind, each.location.key) for each in used)
         writer = _Writer(function, arguments, reads, {id(each.location) for each in used}, run.tensors)
-        self._unchanged = {p: matcher(value) for p, value in arguments.items() if not is_plain(value) and is_opaque(value)}
+        self._unchanged = {p: equality_test(value) for p, value in arguments.items() if not is_plain(value) and is_opaque(value)}
         for position, value in arguments.items():
             writer.argument(position, value, self._unchanged.get(position))
         for read in reads:
@@ -153,7 +153,7 @@ class StateGuard:
             or not all(is_unchanged(originals[position]) for position, is_unchanged in self._unchanged.items())
         ):
             return None
-        counterparts.put(originals[-1], function)
+        counterparts.map_function(originals[-1], function)
         if not all(counterparts.add(originals[position], value) for position, value in arguments.items()):
             return None
         reads: list[StateRead] = []
@@ -217,7 +217,7 @@ def _reference(value: Any) -> Callable[[], Any]:
     """Returns a getter of the value. Weakly held values yield `_COLLECTED` once collected."""
     if isinstance(value, _STRONG_TYPES):
         return lambda: value
-    reference = weak(value)
+    reference = weak_reference(value)
     return (lambda: value) if reference is None else (lambda: _COLLECTED if (alive := reference()) is None else alive)
 
 
@@ -355,7 +355,7 @@ class _Writer:
     def _object(self, value: object) -> str:
         if id(value) in self._locals:
             return self._locals[id(value)]
-        reference = weak(value) if _is_weak(value, self._function, self._existing_ids) else None
+        reference = weak_reference(value) if _is_weak(value, self._function, self._existing_ids) else None
         if reference is None:
             return self._constant(value)
         name = self._local(value)

@@ -19,9 +19,9 @@ from torch.nn.modules import module as torch_module
 
 from fusegen.guards.changes import ChangeError, Changes, Generators, rejects_side_effects
 from fusegen.guards.check import CapturedTensor, StateGuard, TensorQuery, WatchedRun
-from fusegen.guards.places import AccessKind, StateLocation, StateRead, find_paths
-from fusegen.guards.reach import StateVisitor
-from fusegen.guards.values import contents, is_a, matcher
+from fusegen.guards.locations import AccessKind, StateLocation, StateRead, find_paths
+from fusegen.guards.values import contents, equality_test, is_a
+from fusegen.guards.visitor import StateVisitor
 from fusegen.guards.watch import CallHook, Watch, called_at
 
 
@@ -102,7 +102,7 @@ class StateRecorder:
         return StateGuard(self._function, self._arguments, run)
 
     def captured_paths(self) -> dict[str, str | None]:
-        """Maps the name of each captured tensor to its path, or to None (`fusegen.guards.places`)."""
+        """Maps the name of each captured tensor to its path, or to None (`fusegen.guards.locations`)."""
         used = self._used.values()
         paths = find_paths(self._function, self._arguments, [*self._reads.values()], [each.location for each in used])
         return {each.name: path for each, path in zip(used, paths, strict=True)}
@@ -149,7 +149,7 @@ class StateRecorder:
         if key in self._reads:
             return
         inside = contents(value)
-        holds = None if inside is None else matcher(value)
+        holds = None if inside is None else equality_test(value)
         self._reads[key] = StateRead(slot, value, holds, was_empty=is_a(value, (dict, list, set)) and not inside)
         self._names.setdefault(id(value), name)
         if is_a(value, torch.Tensor):

@@ -228,7 +228,7 @@ class GraphBuilder:
         operands = [self.nodes[a] for a in args[:count]]
         inferred = infer.result(op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands], attrs)
         node = Node(op, tuple(args), tuple(sorted(attrs.items())), inferred.shape, inferred.dtype, inferred.weak)
-        return self.put(node, location)
+        return self.add_node(node, location)
 
     def constant(self, value: float | int | bool, *, dtype: DType | None = None) -> int:
         """Adds a literal: a Python number, or a zero-dimensional tensor's value if a dtype is given."""
@@ -241,17 +241,17 @@ class GraphBuilder:
     def size(self, size: Dim) -> int:
         if isinstance(size, int):
             return self.constant(size)
-        return self.put(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
+        return self.add_node(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
 
     def input(self, spec: InputSpec) -> int:
         self.inputs.append(spec)
-        return self.put(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
+        return self.add_node(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
 
     def scalar(self, name: str, dtype: DType) -> int:
         self.scalars.append((name, dtype))
-        return self.put(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
+        return self.add_node(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
 
-    def put(self, node: Node, location: Location | None) -> int:
+    def add_node(self, node: Node, location: Location | None) -> int:
         """Adds a node of known shape and dtype."""
         if node in self._known:
             return self._known[node]

@@ -49,10 +49,10 @@ def holds(bounds: Bounds, axes: Axes) -> bool | None:
     index = sympy.sympify(bounds.index)
     lower, upper = bounds.lower, bounds.upper
     is_above = lower is None or same(lower, 0) or axes.is_nonnegative(sympy.expand(index - lower))
-    is_below = upper is None or axes.below(index, upper)
+    is_below = upper is None or axes.is_below(index, upper)
     if is_above and is_below:
         return True
-    is_left = lower is not None and axes.below(index, lower)
+    is_left = lower is not None and axes.is_below(index, lower)
     is_right = upper is not None and axes.is_nonnegative(sympy.expand(index - upper))
     return False if is_left or is_right else None
 

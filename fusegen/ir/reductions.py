@@ -115,7 +115,7 @@ class Monoid:
     approximable: bool = False
     pivot_sums: PivotSums | None = None
 
-    def number(self, part: object) -> int:
+    def component_index(self, part: object) -> int:
         """Returns the index of a component; 0 if `part` is None."""
         names = [c.name for c in self.components]
         return 0 if part is None else names.index(str(part))

@@ -514,7 +514,7 @@ struct Program {
       : inputs(integer(object, "inputs")),
         results(integers(attribute(object, "results"))),
         pack_results(attribute(object, "pack_results")) {
-    for (const Object &item : items(attribute(object, "held"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
+    for (const Object &item : items(attribute(object, "initial"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
     const Object index = attribute(object, "gpu");
     if (index.get() != Py_None) gpu = integer(index);
     const Object instructions = checked(PyImport_ImportModule("fusegen.runtime.instructions"));

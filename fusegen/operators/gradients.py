@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
-from fusegen.autodiff.keep import Recompute
+from fusegen.autodiff.saved_values import Recompute
 from fusegen.compiler.backends import machine_of, target_of
 from fusegen.compiler.passes import GraphKernel, named_passes
 from fusegen.dtypes import DType

@@ -30,7 +30,7 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.errors import FusegenError
 from fusegen.guards import StateRecorder
-from fusegen.guards.places import PATH_SEPARATOR
+from fusegen.guards.locations import PATH_SEPARATOR
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.ops import Op
@@ -46,7 +46,7 @@ from fusegen.trace.run import Trace
 LINES, ITEMS = "\n", PATH_SEPARATOR
 """Separators of a plan's lines, and of items in a line. Line 1 is the operator's name. Line 2 has for each result of the call its
 position among the operator's, or, as -1 - position, the argument that was written to. Each further line is an argument: a path to a
-tensor (`fusegen.guards.places`), or one of the kinds below."""
+tensor (`fusegen.guards.locations`), or one of the kinds below."""
 
 VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 """An argument of the call, by position; a float argument, as a tensor; a new random key, by device; a number."""

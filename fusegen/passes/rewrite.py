@@ -35,7 +35,7 @@ def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Gra
     for position, node in graph:
         index = replaced(builder, indices, position)
         if index is None:
-            index = builder.put(replace(node, args=tuple(indices[a] for a in node.args)), graph.locations[position])
+            index = builder.add_node(replace(node, args=tuple(indices[a] for a in node.args)), graph.locations[position])
         indices.append(index)
     return builder.build([*(indices[o] for o in graph.outputs), *further], [indices[w] for w in graph.writes])
 
@@ -80,7 +80,7 @@ def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
         location = graph.locations[position]
         first = len(builder.nodes)
         rebuilt = type(node)(node.op, tuple(indices[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-        new_index = builder.put(rebuilt, location)
+        new_index = builder.add_node(rebuilt, location)
         indices.append(
             new_index if position in write_targets else settling.settled(new_index, first, location)
         )  # write targets stay gathers
@@ -123,7 +123,7 @@ class _Fixpoint:
             if p not in done:
                 node = self.builder.nodes[p]
                 args = tuple(visit(a) for a in node.args)
-                rebuilt = self.builder.put(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
+                rebuilt = self.builder.add_node(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
                 done[p] = self.settled(rebuilt, len(self.builder.nodes), location)
             return done[p]
 

@@ -72,7 +72,7 @@ class _Copies:
         self._builder, self._indices, node = builder, index, self._graph.nodes[position]
         args = tuple(self._argument(position, number) for number in range(len(node.args)))
         self._deadlines.append(self._deadline(position))
-        return builder.put(replace(node, args=args), self._graph.locations[position])
+        return builder.add_node(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
         """An operand: copied if a write comes between, twice if it is the written value."""
@@ -92,7 +92,7 @@ class _Copies:
             views = [value]
         copied = self._copy(self._copy(views.pop(), put, FIRST), put, LAST)
         for view in reversed(views):
-            copied = self._builder.put(replace(nodes[view], args=(copied,)), self._builder.locations[view])
+            copied = self._builder.add_node(replace(nodes[view], args=(copied,)), self._builder.locations[view])
         return copied
 
     def _is_late(self, operand: int, user: int) -> bool:

@@ -317,14 +317,14 @@ class Instructions:
 
     Attributes:
         inputs: the number of tensors.
-        held: the initial values of the registers after the inputs; some are constant tensors.
+        initial: the initial values of the registers after the inputs; some are constant tensors.
         results: registers.
         pack_results: builds the result from its tensors; None if the only tensor, or None, is the result.
         gpu: the GPU that must be current; None for none.
     """
 
     inputs: int
-    held: tuple[Any, ...]
+    initial: tuple[Any, ...]
     body: tuple[Instruction, ...]
     results: tuple[int, ...]
     pack_results: Callable[[list[Tensor]], Any] | None
@@ -334,7 +334,7 @@ class Instructions:
         if self.gpu is not None and cuda.queries()[1]() != self.gpu:
             with torch.cuda.device(self.gpu):
                 return self(tensors, scalars)
-        registers = [*tensors, *self.held]
+        registers = [*tensors, *self.initial]
         if type(tensors) is Donated:
             tensors.clear()
         for instruction in self.body:

@@ -73,7 +73,7 @@ class Context:
         scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
         self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
 
-    def chosen(self, candidates: tuple[P, ...]) -> P:
+    def choose(self, candidates: tuple[P, ...]) -> P:
         """Returns the pinned plan if it is a candidate, else the first candidate."""
         self.candidates = candidates
         pinned = self.pins.get(self.group.outputs)
@@ -95,7 +95,7 @@ class Context:
         return frozenset(p for p in outputs if not inside.isdisjoint(self.graph.users[p]))
 
     @property
-    def inverted(self) -> frozenset[int]:
+    def reciprocal_divisions(self) -> frozenset[int]:
         """Divisions that may multiply by a number's reciprocal, like torch on a GPU: 16 bits hide the second rounding."""
         if self.fast is Approximations.NONE:
             return frozenset()
@@ -237,7 +237,7 @@ class Leaves:
         expressions += [bound_index(v) for v in self.coordinates.values()]
         return expressions + [e for check in self.checks for e in check.expressions()]
 
-    def moved(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
+    def substituted(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
         """Substitutes merged axes."""
         table = dict(replaced)
         reads = {
@@ -247,7 +247,7 @@ class Leaves:
         coordinates = {
             t: _substituted(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()
         }
-        checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
+        checks = tuple(c.substituted(lambda index: substitute(index, table)) for c in self.checks)
         return Leaves(reads, coordinates, self.scalars, checks)
 
     def remaining_checks(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
@@ -262,7 +262,7 @@ def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] =
     reads: dict[int, BufferRead] = {}
     coordinates: dict[int, Index | Bounds] = {}
     scalars: list[int] = []
-    for position in terms.below(tuple(roots)):
+    for position in terms.producers(tuple(roots)):
         term = terms.items[position]
         if isinstance(term.payload, BufferRead):
             reads[position] = term.payload

@@ -109,7 +109,7 @@ class IndexCheck:
     call: CheckedIndex
     conditions: tuple[Bounds, ...] = ()
 
-    def moved(self, substitute: Callable[[Index], Index]) -> IndexCheck:
+    def substituted(self, substitute: Callable[[Index], Index]) -> IndexCheck:
         """Substitutes indices; bounds are unchanged."""
         bounds = (replace(b, index=substitute(b.index)) for b in self.conditions)
         return IndexCheck(cast(CheckedIndex, substitute(self.call)), tuple(bounds))

@@ -81,7 +81,7 @@ class Body:
     can_be_part: ClassVar[bool] = False
 
     @property
-    def chosen(self) -> Plan | None:
+    def chosen_plan(self) -> Plan | None:
         """The plan, if it was chosen from several candidates."""
         return None
 
@@ -160,7 +160,7 @@ def extract_function(
     in the order of its parameters.
     """
     stop = frozenset(leaves)
-    body = terms.below(tuple(t for _, t in roots), stop)
+    body = terms.producers(tuple(t for _, t in roots), stop)
     local = {position: k for k, position in enumerate(body)}
     used = tuple(p for p in leaves if p in local)
     renumbered = tuple(_localized(terms.items[p], local, p in stop) for p in body)

@@ -107,7 +107,7 @@ class Reduction:
     pivot_sums: PivotSums | None = None
 
     def of(self, component: str) -> MathParameter:
-        return self.components[REDUCTIONS[self.op].number(component)]
+        return self.components[REDUCTIONS[self.op].component_index(component)]
 
     @property
     def lifted(self) -> tuple[MathParameter, ...]:

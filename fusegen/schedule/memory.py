@@ -98,7 +98,7 @@ class Memory:
     @cached_property
     def _read_by_products(self) -> frozenset[int]:
         """Nodes that a matmul reads, in their logical dtype."""
-        return frozenset(p for group in self.groups if group.kind.reads_as_typed for p in group.inputs)
+        return frozenset(p for group in self.groups if group.kind.reads_logical_dtype for p in group.inputs)
 
     @cached_property
     def _wide(self) -> frozenset[int]:

@@ -97,7 +97,7 @@ class Launch:
 
     @property
     def plan(self) -> Plan | None:
-        return self.kernel.body.chosen
+        return self.kernel.body.chosen_plan
 
     @property
     def cluster(self) -> int:

@@ -44,7 +44,7 @@ def element_type(graph: Graph, node: Node) -> DType:
 
 def component(node: Node) -> int:
     """Returns the index of the state's component that a node is."""
-    return REDUCTIONS[node.op].number(dict(node.attrs).get("part"))
+    return REDUCTIONS[node.op].component_index(dict(node.attrs).get("part"))
 
 
 def grouped_by_reduction(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -76,7 +76,7 @@ def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
     roots = []
     for c in monoid.components:
         kind = c.dtype(dtype)
-        roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
+        roots.append(terms.add(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
     return extract_function(terms, name, _results(op, roots), {}, fast=Approximations.NONE)[0]
 
 
@@ -89,7 +89,7 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: Approximations = 
     parameters: dict[int, MathParameter] = {}
     for names in sides:
         for parameter, kind in zip(names, types, strict=True):
-            parameters[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
+            parameters[terms.add(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
     roots = combined(terms, op, list(parameters)[: len(types)], list(parameters)[len(types) :])
     function = extract_function(terms, name, _results(op, roots), parameters, fast=fast)[0]
     return replace(function, parameters=tuple(parameters.values()))
@@ -118,7 +118,7 @@ def pivot_sum_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, 
 def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequence[str], values: StateValues) -> MathFunction:
     """Returns a function whose operands and results have one type."""
     terms = Terms()
-    parameters = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
+    parameters = {terms.add(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
     positions = {parameter.name: position for position, parameter in parameters.items()}
     roots = [(result, _put(terms, value, positions, dtype)) for result, value in zip(results, values, strict=True)]
     return replace(
@@ -146,8 +146,8 @@ def _put(terms: Terms, value: RuleValue, operands: Mapping[str, int], dtype: DTy
     if value.op is None:
         return operands[value.text]
     if value.is_number:
-        return terms.put(Term(Leaf.CONSTANT, (), dtype, value.text))
+        return terms.add(Term(Leaf.CONSTANT, (), dtype, value.text))
     known = {k: _put(terms, arg, operands, dtype) for k, arg in enumerate(value.args) if not arg.is_number}
     common = terms.items[known[max(known)]].dtype  # the last operand's, since the first one of `where` is a condition
     args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
-    return terms.put(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))
+    return terms.add(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))

@@ -236,7 +236,7 @@ def _rebased(builder: GraphBuilder, position: int, root: int, rebased_root: int)
         return position
     for view in reversed(views):
         node = builder.nodes[view]
-        rebased_root = builder.put(replace(node, args=(rebased_root, *node.args[1:])), builder.locations[view])
+        rebased_root = builder.add_node(replace(node, args=(rebased_root, *node.args[1:])), builder.locations[view])
     return rebased_root
 
 

@@ -61,13 +61,13 @@ def user_line() -> str | None:
     return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
 
 
-def raised_at(error: BaseException) -> str | None:
+def error_line(error: BaseException) -> str | None:
     """Returns the last user line in an error's traceback."""
     steps = [s for s in traceback.extract_tb(error.__traceback__) if _is_user(s.filename)]
     return _line(steps[-1].filename, steps[-1].lineno or 0) if steps else None
 
 
-def returned_at(function: Callable[..., object]) -> str | None:
+def return_line(function: Callable[..., object]) -> str | None:
     """Returns the line of a function's only return statement, else the function's first line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not isinstance(code, CodeType):

@@ -100,7 +100,7 @@ class LoweredCase:
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
-        return self.dispatcher.variants.of(self.dispatcher.arguments((), arguments), self.target, device)[0]
+        return self.dispatcher.variants.variant_of(self.dispatcher.arguments((), arguments), self.target, device)[0]
 
     def _run_other_target(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.arguments((), arguments)
@@ -122,7 +122,7 @@ def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
-            variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, traced_device)
+            variant, _ = dispatcher.variants.variant_of(dispatcher.arguments((), stand_ins(arguments)), target, traced_device)
     return LoweredCase(case, target, dispatcher, variant)
 
 

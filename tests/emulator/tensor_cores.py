@@ -65,7 +65,7 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     """A function that is lowered, whatever the machine."""
     dispatcher = fg.kernel(function)._dispatcher
     values = dispatcher.arguments(arguments, {})
-    variant, hidden = dispatcher.variants.of(values, target, device)
+    variant, hidden = dispatcher.variants.variant_of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
     planner = GraphPlanner(variant.specializer.base.graph, target, index64=variant.request.index64, choose=ours)
     variant = variant.with_specialization(planner.at(sizes))
@@ -104,7 +104,7 @@ def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", s
 
 def ours(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
     """The plan of ours, whatever the library is expected to take."""
-    return replace(choose(graph, group, target, expected), library=None)
+    return replace(choose(graph, group, target, expected), library_time=None)
 
 
 def check(

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.autodiff.derive import Derivative, derive
-from fusegen.autodiff.keep import cheapest_cut
 from fusegen.autodiff.rules import CREATED_LATER, RULES
+from fusegen.autodiff.saved_values import cheapest_cut
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError, UnsupportedError
 from fusegen.ir import reference

@@ -62,7 +62,7 @@ def softmax(x: Tensor) -> Tensor:
 def plan_of(function: Callable[..., Any], *arguments: Any) -> Plan | None:
     """The plan that a call of a kernel that nobody has called runs."""
     dispatcher = fg.kernel(function)._dispatcher
-    variant, hidden = dispatcher.variants.of(list(arguments), machine_of(CPU).target, CPU)
+    variant, hidden = dispatcher.variants.variant_of(list(arguments), machine_of(CPU).target, CPU)
     measured = with_measured_plans(variant, dispatcher.variants.sizes(variant, list(arguments), hidden), CPU)
     return measured.program.launches[0].plan
 

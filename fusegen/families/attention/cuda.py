@@ -44,7 +44,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         operand_arguments=values,
         out=out.name,
         plan=body.plan,
-        is_bounded=body.seen is not None,
+        is_bounded=body.visible_keys is not None,
         has_sink=body.has_sink,
     )
     return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
@@ -70,15 +70,19 @@ def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> 
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
         offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
-        *([] if body.seen is None else [offset_text("seen_keys", _SEEN, body.seen, body.score.axes, keys, last=False)]),
+        *(
+            []
+            if body.visible_keys is None
+            else [offset_text("seen_keys", _SEEN, body.visible_keys, body.score.axes, keys, last=False)]
+        ),
     ]
 
 
 def _reductions(body: AttentionBody) -> list[MathFunction]:
     return [
-        identity_function("peak_identity", body.peak.op, body.peak.dtype),
-        combine_function("peak_combine", body.peak.op, body.peak.dtype),
-        combine_function("mass_combine", body.mass.op, body.mass.dtype),
+        identity_function("peak_identity", body.row_max.op, body.row_max.dtype),
+        combine_function("peak_combine", body.row_max.op, body.row_max.dtype),
+        combine_function("mass_combine", body.row_sum.op, body.row_sum.dtype),
     ]
 
 

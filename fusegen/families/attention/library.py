@@ -450,4 +450,4 @@ class PermutedValues:
             attrs["dim"] = self.order.index(cast(int, attrs["dim"]))
         first = self.at(node.args[0])
         changed = replace(node, args=args, shape=shape, attrs=tuple(attrs.items()))
-        return Value(first.builder, first.builder.put(changed, first.location), first.location)
+        return Value(first.builder, first.builder.add_node(changed, first.location), first.location)

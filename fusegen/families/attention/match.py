@@ -27,7 +27,7 @@ from fusegen.target import Target
 # f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, for softmax; here it follows from the graph).
 
 
-ATTENTION = GroupKind("attention", reads_as_typed=True)
+ATTENTION = GroupKind("attention", reads_logical_dtype=True)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Recurrence:
         values: the matmul sum_j p_j v_j.
         score_product: the matmul that computes the scores.
         separation: the rule by which f separates in r1.
-        guarded: True if p_j is 0, and not f / 0, for fully masked rows: r1 is its initial value and r2 is 0.
+        zeroes_masked_rows: True if p_j is 0, and not f / 0, for fully masked rows: r1 is its initial value and r2 is 0.
         sink: the attention sink, a score without a value: p_j = f(s_j, r) / (r2 + f(sink, r)) with r = max(r1, sink).
     """
 
@@ -53,7 +53,7 @@ class Recurrence:
     values: int
     score_product: int
     separation: Separation
-    guarded: bool = False
+    zeroes_masked_rows: bool = False
     sink: int | None = None
 
 

@@ -39,7 +39,7 @@ class ResultView:
 
     Attributes:
         name: the registers that hold it.
-        words: registers of a pair of columns.
+        registers: registers of a pair of columns.
         map: the tensor map that stores it; if empty, `pointer` and `offset` name the parameter and the offset function.
         octets: True if eight columns are contiguous.
         head: columns of a head, for one element per head; else 0.
@@ -48,7 +48,7 @@ class ResultView:
 
     name: str
     type: str
-    words: int
+    registers: int
     map: str
     pointer: str
     offset: str

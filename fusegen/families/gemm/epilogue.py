@@ -23,7 +23,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, linearize, literal, product, same
 from fusegen.target import Target
 
-CONTRACTION = GroupKind("product with epilogue", reads_as_typed=True)
+CONTRACTION = GroupKind("product with epilogue", reads_logical_dtype=True)
 
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # per epilogue: they share an accumulator

@@ -185,12 +185,14 @@ class MatmulChoice:
     estimated."""
 
     plan: ContractionPlan
-    ours: float | None = None
-    library: float | None = None
+    generated_time: float | None = None
+    library_time: float | None = None
 
     @property
     def takes_library(self) -> bool:
-        return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
+        return (
+            self.generated_time is not None and self.library_time is not None and self.library_time < _MARGIN * self.generated_time
+        )
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:

@@ -103,7 +103,7 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
         PartResult(
             buffer=p.buffer,
             dtype=context.dtype(p.buffer),
-            offset=None if offset is None else substitute(offset, epilogue.moves),
+            offset=None if offset is None else substitute(offset, epilogue.axis_map),
             octets=columns % FRAGMENT == 0,
             head=width if has_element_per_head(context.graph.nodes[output].shape, domain) else 0,
         )
@@ -253,14 +253,14 @@ class Epilogue:
     Attributes:
         function: the math on two neighbouring columns.
         rows: the number of leading axes of the function that index rows.
-        moves: maps the part's axes to expressions in the merged axes.
+        axis_map: maps the part's axes to expressions in the merged axes.
     """
 
     function: LaneFunction
     accumulated: tuple[AccumulatorPair, ...]
     statistics: tuple[HeadStatistic, ...]
     rows: int
-    moves: dict[object, Index]
+    axis_map: dict[object, Index]
 
 
 @dataclass(frozen=True)
@@ -343,11 +343,13 @@ def _evaluate(
 ) -> _PairMath:
     """Evaluates elements to terms, or to their states for a reduction."""
     inputs = _EpilogueInputs(context, part, axes, heads)
-    evaluator = Evaluator(context.graph, axes, context.stored, inputs, context.rounded, context.contracted, context.inverted)
+    evaluator = Evaluator(
+        context.graph, axes, context.stored, inputs, context.rounded, context.contracted, context.reciprocal_divisions
+    )
     roots = [evaluator.value(*element) for element in elements]
     if reduction is None:
         dtypes = [context.memory.dtype(position) for position, _ in elements]
-        roots = [evaluator.stored(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
+        roots = [evaluator.without_final_cast(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
     else:
         roots = [_state(context, evaluator, reduction, root) for root in roots]
     checks = lane_checks(evaluator, elements[::LANES], _optional(part))

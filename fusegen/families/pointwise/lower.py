@@ -35,11 +35,11 @@ POINTWISE = GroupKind("pointwise", merges=True, writes_in_place=True, is_strided
 
 def lower_pointwise(context: Context) -> Launch:
     points = _points(context)
-    transposed = transposed_reads_of(points) if points.together == 1 else None
+    transposed = transposed_reads_of(points) if points.elements_per_index == 1 else None
     tiled = () if transposed is None else tile_candidates(context, points, transposed)
     hoisting = hoisting_of(points) if transposed is None and context.target.warp > 0 else None
     candidates: tuple[Plan, ...] = (*tiled, *_plans(context, points, hoisting))
-    plan = context.chosen(candidates)
+    plan = context.choose(candidates)
     if transposed is not None and isinstance(plan, TilePlan):
         return lower_tiles(context, points, transposed, plan)
     assert isinstance(plan, PointwisePlan)
@@ -60,7 +60,7 @@ def _points(context: Context) -> PointwiseMath:
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
     stores = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
-    return replace(points, leaves=points.leaves.moved(replaced), stores=stores, axes=merged)
+    return replace(points, leaves=points.leaves.substituted(replaced), stores=stores, axes=merged)
 
 
 def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
@@ -77,15 +77,21 @@ def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
 def _points_over(context: Context, space: Space) -> PointwiseMath:
     axes = space.axes
     evaluator = Evaluator(
-        context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
+        context.graph,
+        axes,
+        context.stored,
+        lambda position, index: None,
+        context.rounded,
+        context.contracted,
+        context.reciprocal_divisions,
     )
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output, index in itertools.product(context.group.outputs, space.points):
         root = evaluator.value(output, index)
         for store in context.stores(output, index, axes):
-            roots.append(evaluator.stored(root, context.dtype(store.buffer)))
-            stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
+            roots.append(evaluator.without_final_cast(root, context.dtype(store.buffer)))
+            stores.append((store.buffer, evaluator.write_offset(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
     return PointwiseMath(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
 
@@ -101,7 +107,7 @@ def _plans(context: Context, points: PointwiseMath, hoisting: Hoisting | None) -
         offsets=offsets,
         may_wrap=wraps,
         interleaved_bytes=_interleaved_bytes(context, points),
-        together=points.together,
+        elements_per_index=points.elements_per_index,
         along=None if hoisting is None else along[hoisting.axis],
     )
     return pointwise_plans(features, context.target, context.multiples)
@@ -195,7 +201,7 @@ class _Invariance:
 
     @property
     def saved(self) -> int:
-        ops = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
+        ops = [self.points.terms.items[t].op for t in self.points.terms.producers(self.terms)]
         return sum(_COSTS.get(op, 1) for op in ops if isinstance(op, Op) and op not in _CHEAP)
 
     @property
@@ -212,7 +218,7 @@ class _Invariance:
     @cached_property
     def _varying(self) -> frozenset[int]:
         varying: set[int] = set()
-        for position in self.points.terms.below(self.points.roots):
+        for position in self.points.terms.producers(self.points.roots):
             if self._is_leaf_along(position) or not varying.isdisjoint(self.points.terms.items[position].args):
                 varying.add(position)
         return frozenset(varying)
@@ -445,7 +451,7 @@ class PointwiseMath:
         leaves: leaves of the terms, over the axes.
         stores: written buffers and offsets.
         axes: the merged axes.
-        together: elements of the group's domain that a thread computes at each index of the axes.
+        elements_per_index: elements of the group's domain that a thread computes at each index of the axes.
     """
 
     terms: Terms
@@ -453,7 +459,7 @@ class PointwiseMath:
     leaves: Leaves
     stores: tuple[tuple[int, Index], ...]
     axes: Axes
-    together: int
+    elements_per_index: int
 
     @property
     def touched(self) -> Iterator[tuple[int, Index]]:

@@ -112,7 +112,7 @@ class PointwiseBody(Body):
     can_be_part = True
 
     @property
-    def chosen(self) -> Plan:
+    def chosen_plan(self) -> Plan:
         return self.plan
 
     @property
@@ -163,7 +163,7 @@ class TileBody(Body):
     can_be_part = True
 
     @property
-    def chosen(self) -> Plan:
+    def chosen_plan(self) -> Plan:
         return self.plan
 
     def describe(self, kind: str) -> str:

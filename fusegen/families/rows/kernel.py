@@ -40,7 +40,7 @@ class RowMath:
         stores: destinations of written roots, over merged axes.
         leaves: reads and coordinates, over merged axes.
         rows, columns: the domain's axes.
-        moves: maps the domain's axes to merged axes.
+        axis_map: maps the domain's axes to merged axes.
         anchor: the tensor whose alignment shifted vectors follow, or None.
         segments: maps nodes of states reduced over segments to the first node of their state.
         segment: columns per segment, the last axis's extent; 0 without segments.
@@ -56,7 +56,7 @@ class RowMath:
     column_axes: Axes
     rows: frozenset[sympy.Symbol]
     columns: frozenset[sympy.Symbol]
-    moves: Mapping[object, Index]
+    axis_map: Mapping[object, Index]
     anchor: Anchor | None
     segments: Mapping[int, int]
     segment: int
@@ -325,7 +325,7 @@ class RowKernelBuilder:
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:
-        below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
+        below = (self.math.terms.items[t] for t in self.math.terms.producers((term,)))
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
 

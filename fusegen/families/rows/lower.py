@@ -67,14 +67,20 @@ def lower_rows(context: Context) -> list[Launch]:
 
 
 def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[Store]]:
-    return {part: _column_stores(context, part, dict(math.moves)) for part in math.states[node]}
+    return {part: _column_stores(context, part, dict(math.axis_map)) for part in math.states[node]}
 
 
 def _evaluate(context: Context) -> RowMath:
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
     evaluator = Evaluator(
-        graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted, context.inverted
+        graph,
+        axes,
+        context.stored,
+        lambda p, at: _reduction(graph, p),
+        context.rounded,
+        context.contracted,
+        context.reciprocal_divisions,
     )
     is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.core_nodes}
     orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # unless another kernel sorts them
@@ -99,10 +105,15 @@ def _evaluate(context: Context) -> RowMath:
             term = evaluator.value(output, index)
             stored = context.stores(output, index, axes)
             roots += [
-                Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
+                Root(
+                    kind,
+                    len(stores) + k,
+                    (evaluator.without_final_cast(term, context.dtype(s.buffer)),),
+                    s.buffer in context.stored.values(),
+                )
                 for k, s in enumerate(stored)
             ]
-            stores += [Store(s.buffer, evaluator.place(s.offset, s.gathers)) for s in stored]
+            stores += [Store(s.buffer, evaluator.write_offset(s.offset, s.gathers)) for s in stored]
     needed = [*(t for r in roots for t in r.terms), *(t for reduced in statistics.values() for t in reduced)]
     leaves = leaves_of(evaluator.terms, list(dict.fromkeys(needed)), evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
@@ -116,7 +127,7 @@ def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position)
     at = tuple(point[d] if d in dims else i for d, i in enumerate(own))
     value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, at))
     index = linearize([point[d] for d in dims], [context.group.domain.shape[d] for d in dims])
-    number = terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
+    number = terms.add(Term(Leaf.COORDINATE, (), DType.INT64, index))
     return lifted(terms, graph.nodes[node].op, terms.convert(value, element_type(graph, graph.nodes[node])), number)
 
 
@@ -177,7 +188,7 @@ def _merged(
     )
     substituted = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
-    leaves = leaves.moved(moves)
+    leaves = leaves.substituted(moves)
     touched = [(s.buffer, s.offset) for s in (substituted[r.key] for r in roots if r.kind == "write")]
     reads = [r for r in leaves.reads.values() if not r.drawn and not r.conditions]  # conditional offsets may be below 0
     reads.sort(key=lambda r: not _along(r.offset, row_axes))  # operands shared by all rows may start anywhere
@@ -194,7 +205,7 @@ def _merged(
         column_axes=column_axes,
         rows=rows,
         columns=columns,
-        moves=moves,
+        axis_map=moves,
         anchor=anchor,
         segments=segments,
         segment=segment,
@@ -245,15 +256,15 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         read=_read_of_row(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
         row_step=_row_step(context, math),
-        sendable=_is_sendable(math),
+        may_exchange=_is_sendable(math),
         segment=math.segment,
         interleaved_bytes=_interleaved_bytes(context, math),
         indexed=any(sympy.sympify(read.offset).has(LoadedIndex, CheckedIndex) for read in _fragments_of_row(math)),
-        deferred=_deferred(context, math),
+        late_bytes=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in phases for p in phase.held if p not in math.leaves.reads),
     )
-    plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
+    plan = context.choose(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
     return plan, _split(math, _KEEP[plan.persistence])
 
 

@@ -218,7 +218,7 @@ class PhaseSplitter:
             return
         phases[number].row_earlier.append(position)
         phases[self.depth(position)].row_terms.append(position)
-        reads = (t for t in self.terms.below((position,)) if isinstance(self.terms.items[t].payload, BufferRead))
+        reads = (t for t in self.terms.producers((position,)) if isinstance(self.terms.items[t].payload, BufferRead))
         phases[0].row_terms += reads
 
 
@@ -271,7 +271,7 @@ class ValueNames:
             word = "mean"
         else:
             is_root = self.terms.items[position].op is Op.RSQRT
-            word = "rstd" if is_root and any(map(self._has_mean, self.terms.below((position,)))) else "row_value"
+            word = "rstd" if is_root and any(map(self._has_mean, self.terms.producers((position,)))) else "row_value"
         return self._assigned(position) or word
 
     def of_element(self, position: int) -> str:

@@ -214,7 +214,7 @@ class RowBody(Body):
     can_be_part = True
 
     @property
-    def chosen(self) -> Plan:
+    def chosen_plan(self) -> Plan:
         return self.plan
 
     @property

@@ -56,7 +56,7 @@ class _WithLoop:
         self.moved: dict[int, int] = {}
         for position, node in graph:
             if node.op in (Op.INPUT, Op.SCALAR):
-                self.moved[position] = self._builder.put(node, graph.locations[position])
+                self.moved[position] = self._builder.add_node(node, graph.locations[position])
         outputs, writes = ([self._position(p) for p in requested] for requested in (graph.outputs, graph.writes))
         self.graph = self._builder.build(outputs, writes)
 
@@ -74,7 +74,7 @@ class _WithLoop:
         unrounded = self._unrounded.get(args[0]) if node.op is Op.CAST else None  # avoids a cast to 16 bits and back
         if unrounded is not None and self._builder.nodes[unrounded].dtype is node.dtype:
             return unrounded
-        return self._builder.put(replace(node, args=args), location)
+        return self._builder.add_node(replace(node, args=args), location)
 
     def _result(self, position: int, args: Sequence[int]) -> int:
         blocks, number = self._loop.blocks, self._results[position]

@@ -95,7 +95,7 @@ class _Body:
         args = tuple(self._argument(position, slot) for slot in range(len(node.args)))
         shape = node.shape if dim is None else (*node.shape[:dim], self.rows, *node.shape[dim + 1 :])
         attrs = tuple((name, shape if name == "shape" else value) for name, value in node.attrs)
-        return self.builder.put(replace(node, args=args, attrs=attrs, shape=shape), self.graph.locations[position])
+        return self.builder.add_node(replace(node, args=args, attrs=attrs, shape=shape), self.graph.locations[position])
 
     def _argument(self, position: int, slot: int) -> int:
         a = self.graph.nodes[position].args[slot]
@@ -138,7 +138,9 @@ class _Body:
 
     def _recomputed(self, position: int) -> int:
         node = self.graph.nodes[position]
-        return self.builder.put(replace(node, args=tuple(self._complete[a] for a in node.args)), self.graph.locations[position])
+        return self.builder.add_node(
+            replace(node, args=tuple(self._complete[a] for a in node.args)), self.graph.locations[position]
+        )
 
     def _operand(self, position: int) -> int:
         node = self.graph.nodes[position]

@@ -36,7 +36,7 @@ import torch
 
 from fusegen.errors import TraceError
 from fusegen.guards.changes import side_effect_of
-from fusegen.guards.places import AccessKind, StateLocation
+from fusegen.guards.locations import AccessKind, StateLocation
 from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 from fusegen.guards.watch import (
     FUNCTIONS_OF,
@@ -151,8 +151,8 @@ class StateVisitor:
             self._modules(frame, names)
             self._globals(frame.f_globals, names)
             self._mentioned_attributes(self._holders, new)
-            self._missing_attributes(self._tensors, names.asked - self._optional_names)
-            self._optional_names |= names.asked
+            self._missing_attributes(self._tensors, names.maybe_missing - self._optional_names)
+            self._optional_names |= names.maybe_missing
 
     def _environment(self, name: object) -> None:
         held = cast(Any, os.environ)._data
@@ -252,7 +252,7 @@ class StateVisitor:
                 self._notes.note(StateLocation(abc.get_cache_token, AccessKind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in values:
             if is_a(holder, (FunctionType, torch.Tensor)) and not _is_internal(holder):
-                self._notes.missing(vars(holder), names.asked)
+                self._notes.missing(vars(holder), names.maybe_missing)
             if is_a(holder, FunctionType):
                 all_parts = "signature" in names.attributes or "signature" in names.variables
                 for part in (_FUNCTION_PARTS if all_parts else frozenset()) | (_FUNCTION_PARTS | _METADATA) & names.attributes:
@@ -263,7 +263,7 @@ class StateVisitor:
 
     def _users_class(self, cls: type, frame: FrameType, names: CodeNames) -> None:
         """Records metadata that code reads of a class, and optional attributes that the class lacks."""
-        for key in names.asked:
+        for key in names.maybe_missing:
             if not key.startswith("__") and not hasattr(cls, key):
                 self._notes.note(StateLocation(cls, AccessKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:

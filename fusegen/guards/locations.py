@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from fusegen.guards.values import contents, has_identity, is_a, is_plain, matcher, same, weak
+from fusegen.guards.values import contents, equality_test, has_identity, is_a, is_plain, same, weak_reference
 from fusegen.guards.watch import is_closed
 from fusegen.native import NativeChoice
 
@@ -255,7 +255,7 @@ class Conditions:
     def _reference(self, value: object) -> weakref.ref[Any] | None:
         """Returns the weak reference to an object, or None if it is held strongly."""
         if id(value) not in self._references:
-            self._references[id(value)] = weak(value) if self._is_weak(value) else None
+            self._references[id(value)] = weak_reference(value) if self._is_weak(value) else None
         return self._references[id(value)]
 
     def _add_location(self, slot: StateLocation, value: Any) -> None:
@@ -278,7 +278,7 @@ class Conditions:
             for key in keys:
                 self.item(value, key)
         elif len(inside) <= _MAX_ELEMENTS or all(map(is_plain, inside)):
-            self.holds(matcher(value), value)
+            self.holds(equality_test(value), value)
         elif hasattr(value, "__len__"):
             self._places.append((StateLocation(value, AccessKind.LENGTH), len(value)))
 
@@ -375,7 +375,7 @@ class Counterparts:
             self._attributes[id(vars(original))] = vars(counterpart)
         return all(self.add(*pair) for pair in _pairs(original, counterpart))
 
-    def put(self, original: Any, counterpart: Any) -> None:
+    def map_function(self, original: Any, counterpart: Any) -> None:
         """Maps a function to a counterpart without comparing them."""
         self._counterparts[id(original)] = original, counterpart
         self._taken.add(id(counterpart))
@@ -394,7 +394,7 @@ class Counterparts:
             return None
         if not self.add(read.value, value):
             return None
-        return StateRead(location, value, None if read.holds is None else matcher(value), read.was_empty)
+        return StateRead(location, value, None if read.holds is None else equality_test(value), read.was_empty)
 
     def _owner(self, owner: Any) -> Any:
         if id(owner) in self._counterparts:
