@@ -53,7 +53,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ma
 def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
     """Describes the kernel, its target, its steps, and the sizes of the example."""
     shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
-    return f"{program.graph.name} for {program.target.name}: {program.call.described}{f' at {shown}' if shown else ''}"
+    return f"{program.graph.name} for {program.target.name}: {program.call.summary}{f' at {shown}' if shown else ''}"
 
 
 _NOTES = {"attention_backward": ": adds in any order, but under torch.use_deterministic_algorithms(True)"}
@@ -133,7 +133,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
     first, *remaining = step.call.blocks(sizes)
     rows, (_, workspace) = first[step.blocks.rows.name], plan_workspace(step.body.call, first)
     count = f"{len(remaining) + 1} blocks of up to {rows} rows" if remaining else f"1 block of {rows} rows"
-    lines = [f"{count}, each of {step.body.call.described}, {human_bytes(workspace)} of workspace"]
+    lines = [f"{count}, each of {step.body.call.summary}, {human_bytes(workspace)} of workspace"]
     for number, inner in step.body.numbered:
         lines.append(f"  {number} {explain_title(inner)}")
         lines += [f"     {line}" for line in _blocks(inner, first)] if isinstance(inner, LoopStep) else []

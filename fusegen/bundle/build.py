@@ -47,7 +47,7 @@ from fusegen.program.signature import (
     Signature,
     TensorArgument,
 )
-from fusegen.schedule.names import plain, stride_name
+from fusegen.schedule.names import ascii_name, stride_name
 from fusegen.target import Backend, Target
 from fusegen.trace import run
 
@@ -106,7 +106,7 @@ def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manif
             known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
             _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            subdir = f"{plain(each.name)}/{each.target.name}"
+            subdir = f"{ascii_name(each.name)}/{each.target.name}"
             passes, files = _passes(traced, parameters, f"{subdir}-{number}")
             with cache_writes(folder):
                 for file in files:

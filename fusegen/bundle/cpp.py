@@ -36,7 +36,7 @@ from fusegen.jit import nvrtc
 from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import ArgumentSpec, Constant, ExtentArgument, NumberArgument, TensorArgument
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import ascii_name
 from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"
@@ -216,7 +216,7 @@ class TracedOperator:
 
     def __init__(self, call: TracedCall) -> None:
         request, dispatcher, self._variant = call.requested, call.dispatcher, call.variant
-        self.name, self._target = plain(request.name), request.target
+        self.name, self._target = ascii_name(request.name), request.target
         self._is_cpu = self._target.backend is Backend.CPU
         names = dispatcher.parameters.emitted_names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
@@ -238,7 +238,7 @@ class TracedOperator:
     def parameters(self) -> tuple[OperatorParameter, ...]:
         """Returns the operator's parameters: the function's, and the captured tensors."""
         declared = [self._parameter(name, argument) for name, argument in self._arguments.items()]
-        captured = [OperatorParameter(plain(name), "tensor") for name in self._variant.state.names]
+        captured = [OperatorParameter(ascii_name(name), "tensor") for name in self._variant.state.names]
         return (*(parameter for parameter in declared if parameter is not None), *captured)
 
     def _parameter(self, name: str, argument: ArgumentSpec) -> OperatorParameter | None:

@@ -154,7 +154,7 @@ def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Se
     return sizes
 
 
-def described(signature: Signature, names: Sequence[str]) -> str:
+def describe_calls(signature: Signature, names: Sequence[str]) -> str:
     """Describes the calls that a program fits."""
     arguments = ", ".join(f"{name}: {argument}" for name, argument in zip(names, signature.arguments, strict=True))
     conditions = [

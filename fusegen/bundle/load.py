@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.bundle.kernels import Kernels, Reasons, choose, described, fit, match
+from fusegen.bundle.kernels import Kernels, Reasons, choose, describe_calls, fit, match
 from fusegen.bundle.manifest import (
     BuiltKernel,
     BuiltParameter,
@@ -293,7 +293,7 @@ class BuiltFunction(CallBinder):
     def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
         """Returns the error of a call that no program fits, with the reasons."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
-        built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
+        built = "; ".join(dict.fromkeys(describe_calls(variant.signature, self._given) for variant, _ in reasons))
         return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
@@ -389,7 +389,7 @@ class BuiltPass(CallBinder):
 
     def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "it was not built for this number of rows"
-        built = "; ".join(dict.fromkeys(described(program.signature, self._names) for program, _ in reasons))
+        built = "; ".join(dict.fromkeys(describe_calls(program.signature, self._names) for program, _ in reasons))
         return ArgumentError(f"{self._name}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 

@@ -252,7 +252,7 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     if isinstance(step, LibraryMatmul):
         return StepFact(None, "library product", None, None, 0, *figures, step.reason)
     if isinstance(step, LoopStep):
-        return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.described)
+        return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.summary)
     if isinstance(step, LibraryStep):
         return StepFact(None, step.group.kind.name, None, None, 0, *figures, step.function)
     kind, reason = step.group.kind.name, step.group.reason

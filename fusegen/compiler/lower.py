@@ -72,7 +72,7 @@ def lower(
         group_steps = family_of(group.kind).lower(context)
         _check_shared(group_steps, target)
         steps += group_steps
-    return Program(graph, target, memory.specs, overlapping(in_parts(steps, target), target), tuple(memory.results))
+    return Program(graph, target, memory.specs, mark_overlaps(fuse_horizontally(steps, target), target), tuple(memory.results))
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:
@@ -151,7 +151,7 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
 # ones.
 
 
-def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
+def mark_overlaps(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
     """The steps, with launches marked that overlap with the end of the launch directly before them."""
     if not target.overlap:
         return tuple(steps)
@@ -174,7 +174,7 @@ _MOST_PARTS = 8  # each adds its code to the kernel
 _LITTLE = 8 << 10  # bytes of shared memory up to which threads, not shared memory, limit the blocks of an SM
 
 
-def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
+def fuse_horizontally(steps: Sequence[Step], target: Target) -> list[Step]:
     """Horizontal fusion: the steps, with neighbouring independent launches as parts of one launch."""
     if not target.warp:
         return list(steps)

@@ -22,7 +22,7 @@ from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
 from fusegen.runtime.arguments import MAX_ALIGNMENT, alignment
-from fusegen.schedule.names import plain, stride_name
+from fusegen.schedule.names import ascii_name, stride_name
 
 DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
@@ -63,7 +63,7 @@ class SymbolicSizes:
         """
         dims = {value: symbol for symbol, value in reversed(self.hints)}  # the first of those that are equal
         shared = {name: dims[value] for name, value in numbers.items() if name in tied and value in dims}
-        named = {f"{plain(name)}_dim0": name for name in numbers if name not in shared}
+        named = {f"{ascii_name(name)}_dim0": name for name in numbers if name not in shared}
         hints = tuple((symbol, numbers[name]) for symbol, name in named.items())
         sources = tuple((symbol, (name, VALUE_AS_SIZE)) for symbol, name in named.items())
         return replace(self, hints=self.hints + hints, sources=self.sources + sources, shared=tuple(shared.items()))
@@ -249,8 +249,8 @@ class _Sizes:
     def _name(self, dim_ref: DimRef) -> str:
         parameter, dim = dim_ref
         names = self.dim_names.get(parameter, ())
-        name = names[dim] if dim < len(names) else f"{plain(parameter)}_dim{dim}"
-        return name if name not in self.sources else f"{plain(parameter)}_dim{dim}"
+        name = names[dim] if dim < len(names) else f"{ascii_name(parameter)}_dim{dim}"
+        return name if name not in self.sources else f"{ascii_name(parameter)}_dim{dim}"
 
     def sizes(self) -> SymbolicSizes:
         return SymbolicSizes(

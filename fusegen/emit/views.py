@@ -17,7 +17,7 @@ from fusegen.schedule.access import Access, AccessPattern
 from fusegen.schedule.indices import CheckedIndex, Choice, Differs, IndexCheck, LoadedIndex, Scalar, has_checks
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
-from fusegen.schedule.names import identifier, plain
+from fusegen.schedule.names import ascii_name, identifier
 from fusegen.schedule.reductions import combine_function, identity_function, pivot_sum_functions
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
@@ -239,7 +239,7 @@ class Offsets:
         named: dict[sympy.Expr, str] = {}
         invariant = _invariant(accesses, frozenset(varying))
         for call in invariant:
-            stem = f"{plain(call.table)}_at"
+            stem = f"{ascii_name(call.table)}_at"
             number = sum(name.rstrip("0123456789") == stem for name in named.values())
             named[call] = f"{stem}{number or ''}"
         lines = {name: self._definition(name, call, invariant[call]) for call, name in named.items()}

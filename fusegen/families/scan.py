@@ -41,7 +41,7 @@ from fusegen.schedule.column_pairs import Fragments
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import IndexCheck
-from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arranged
+from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arrange_shared_arrays
 from fusegen.schedule.math import CallArgument, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step
@@ -244,7 +244,9 @@ class _ScanBuilder:
             scans,
             call(f"{context.name}_0", self._lifted()),
             call(context.name, [(w.name, math.result) for w in self.writes]),
-            arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]),
+            arrange_shared_arrays(
+                scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]
+            ),
             self.plan,
         )
         kernel = self.fragments.kernel(body, self.writes, [math.row_axes, math.column_axes])

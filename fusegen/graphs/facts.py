@@ -93,7 +93,7 @@ class StateReads:
         if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]
             facts.holds(lambda flags: [each.requires_grad for each in parameters] == flags, [p.requires_grad for p in parameters])
-        for optimizer in reached(self._function, torch.optim.Optimizer):
+        for optimizer in reachable(self._function, torch.optim.Optimizer):
             _add_optimizer(facts, optimizer)
         for question in also:
             facts.holds(question)
@@ -145,7 +145,7 @@ class _NoHooks:
         return self._last == RemovableHandle.next_id
 
 
-def reached(function: Any, kind: type[T]) -> list[T]:
+def reachable(function: Any, kind: type[T]) -> list[T]:
     """Returns the objects of a class that a function references: closure, globals, defaults, `self` and its attributes, or the
     function itself."""
     bound = getattr(function, "__self__", None)
@@ -221,7 +221,7 @@ def _defining_class(kind: type, name: str) -> type | None:
 @contextmanager
 def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: StateReads) -> Iterator[None]:
     """Undoes assignments of a recorded run to state that outlives it, and raises: a replay would not repeat them."""
-    iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
+    iterators = [type(value).__name__ for value in reachable(function, object) if isinstance(value, Iterator)]
     if iterators:
         raise UnsupportedError(f"it may advance a {iterators[0]}", hint="pass its elements as arguments")
     before = [(held, description, _values(held)) for held, description in _assignable(function, roots)]
@@ -272,7 +272,7 @@ def _assignable(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[
         if isinstance(getattr(value, "__code__", None), CodeType):
             plain = getattr(value, "__func__", value)
             yield plain, "the {} of a function"
-            stack += reached(value, object)
+            stack += reachable(value, object)
             for cell in getattr(plain, "__closure__", None) or ():
                 yield cell, "a captured variable"
 

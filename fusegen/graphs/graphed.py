@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.errors import UnsupportedError
 from fusegen.extension.native import ensure_native
 from fusegen.graphs.call import CacheMemory, CacheView, CacheViews, GraphCall, SignatureCheck, key_of, run_with, without_tensors
-from fusegen.graphs.facts import reached, recording_reads
+from fusegen.graphs.facts import reachable, recording_reads
 from fusegen.graphs.gradients import GradientRecording, parameters_replaced, reject_host_random
 from fusegen.graphs.recording import GraphPool, GraphRecording, PlainGraph, Pools, other_arguments
 from fusegen.graphs.surroundings import (
@@ -28,7 +28,7 @@ from fusegen.graphs.surroundings import (
     reason_of,
     recording_alone,
     require_no_hooks,
-    same_settings,
+    require_same_settings,
     with_padded_mask,
     without_trivial_masks,
 )
@@ -121,7 +121,7 @@ def cuda_graph(function: Callable[..., Any]) -> Graphed:
     Returns:
         A callable with the function's results. ``print`` shows the number of recorded calls, and why others ran eagerly.
     """
-    roots = [function] if isinstance(function, nn.Module) else reached(getattr(function, "function", function), nn.Module)
+    roots = [function] if isinstance(function, nn.Module) else reachable(getattr(function, "function", function), nn.Module)
     return Graphed(function, Pools(), roots)
 
 
@@ -135,7 +135,7 @@ def graph_step(step: Callable[..., Any]) -> Graphed:
     Returns:
         A callable with the step's results, detached.
     """
-    return Graphed(step, Pools(), reached(step, nn.Module), is_step=True)
+    return Graphed(step, Pools(), reachable(step, nn.Module), is_step=True)
 
 
 class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
@@ -250,7 +250,7 @@ class Graphed:
                     record: Callable[..., CapturedGraph] = self._record_with_gradients
                 else:
                     record = self._record_plain
-                with same_settings(pool.device.type), without_trivial_masks(self.original, args, kwargs):
+                with require_same_settings(pool.device.type), without_trivial_masks(self.original, args, kwargs):
                     graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
                 stats.reason = reason_of(error)

@@ -184,7 +184,7 @@ def _combined_moments(a: StateValues, b: StateValues) -> StateValues:
     return count, mean, rest, m2_a + m2_b + difference * (difference * (count_a * share))
 
 
-def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
+def _moments_of_sums(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
     """The moments from sums of differences from a pivot and of their squares.
 
     The pivot is one of the n values (or the mean of one of n parts), so the squares about it sum to at most n times those about the
@@ -196,7 +196,7 @@ def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> S
     return mean, step - (mean - pivot), (squares - differences * step).apply(Op.MAXIMUM, 0.0)
 
 
-def _spread_moments(state: StateValues, pivot: RuleValue) -> StateValues:
+def _sums_of_moments(state: StateValues, pivot: RuleValue) -> StateValues:
     count, mean, rest, m2 = state
     difference = (mean - pivot) + rest
     return count * difference, m2 + count * difference * difference
@@ -207,8 +207,8 @@ _MOMENTS = PivotSums(
     count="count",
     sums=("apart", "squares"),
     lift=lambda element, pivot: (element - pivot, (element - pivot) * (element - pivot)),
-    sums_of_state=_spread_moments,
-    state_of_sums=_settled_moments,
+    sums_of_state=_sums_of_moments,
+    state_of_sums=_moments_of_sums,
 )
 
 

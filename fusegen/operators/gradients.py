@@ -22,10 +22,10 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.symbolic import literal
-from fusegen.passes.rewrite import part_of
+from fusegen.passes.rewrite import subgraph_of
 from fusegen.program.formula import Relation
 from fusegen.runtime.arguments import check_no_aliasing
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import ascii_name
 from fusegen.threads import cached_property, new_lock
 
 # A graph as an operator of torch, ``torch.ops.fusegen.<name>_<digest>``, with an implementation for fake tensors.
@@ -58,7 +58,7 @@ class AssumedGraph:
         """The operator's name: the function's name and a digest of the graph."""
         relations = tuple(map(str, self.relations))
         text = repr((self.graph.facts, self.sizes, relations, self.wrt, self.recompute, self.boxed))
-        return f"{plain(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return f"{ascii_name(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 class GraphOperator:
@@ -109,8 +109,8 @@ class GraphOperator:
         names = [spec.name for spec in self.graph.inputs]
         kinds = ["Tensor" if position not in self._written else f"Tensor(a{position}!)" for position in range(len(names))]
         arguments = [f"{kind} {name}" for kind, name in zip(kinds, _distinct(names), strict=True)]
-        arguments += [f"SymInt {plain(name)}_size" for name in self.assumed.sizes]
-        arguments += [f"{self._kind(name, dtype)} {plain(name)}_number" for name, dtype in self.graph.scalars]
+        arguments += [f"SymInt {ascii_name(name)}_size" for name in self.assumed.sizes]
+        arguments += [f"{self._kind(name, dtype)} {ascii_name(name)}_number" for name, dtype in self.graph.scalars]
         count = len(self.graph.outputs)
         results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         return f"{self.name}({', '.join(arguments)}) -> {results}"
@@ -186,7 +186,7 @@ def _extent(dim: Any, sizes: Mapping[str, Any]) -> Any:
 def _distinct(names: Sequence[str]) -> list[str]:
     """Makes names unique, and different from keywords of torch's schema language."""
     unique: list[str] = []
-    for name in map(plain, names):
+    for name in map(ascii_name, names):
         candidate = f"{name}_" if name in _SCHEMA_KEYWORDS else name
         while candidate in unique:
             candidate += "_"
@@ -303,7 +303,7 @@ def _computed_results(sources: Mapping[str, int | str]) -> tuple[int, ...]:
 def _with_results(graph: Graph, positions: Sequence[int]) -> Graph:
     if len(positions) == len(graph.outputs):
         return graph
-    return part_of(graph, [graph.outputs[position] for position in positions])[0]
+    return subgraph_of(graph, [graph.outputs[position] for position in positions])[0]
 
 
 def _register(formula: _RecomputingBackward | _SavingBackward, operator: GraphOperator) -> None:

@@ -40,7 +40,7 @@ def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Gra
     return builder.build([*(indices[o] for o in graph.outputs), *further], [indices[w] for w in graph.writes])
 
 
-def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
+def subgraph_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
     """Returns the subgraph of some outputs, and the old index of each of its nodes."""
     needed = set(outputs)
     for position in range(len(graph.nodes) - 1, -1, -1):

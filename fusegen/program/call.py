@@ -248,7 +248,7 @@ class LaunchPlan:
         return frozenset(result.buffer for step in self.steps if isinstance(step, LibraryCall) for result in step.results)
 
     @property
-    def described(self) -> str:
+    def summary(self) -> str:
         """Describes the steps by their number and kind."""
         kinds = ((KernelLaunch, "kernel"), (MatmulCall, "library product"), (LibraryCall, "library call"), (Loop, "loop"))
         counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]

@@ -144,7 +144,7 @@ class Binder:
             elif isinstance(step, Loop):
                 self._add_loop(step, [next(loaded) for _ in step.body.launches])
             else:
-                self._add_product(step)
+                self._add_matmul(step)
             self._release(number)
         inputs = len(self.call.inputs)
         results = tuple(self.tensor(key) for key in self.call.results)
@@ -284,9 +284,9 @@ class Binder:
             body = Binder(loop.body, sizes, self.device, self._backend, is_inside=True, memory=remaining_memory)
             self.add(CallFunction(body.instructions(kernels, None), tensors))
 
-    def _add_product(self, product: MatmulCall) -> None:
-        dtypes = [self.spec(operand.buffer).dtype for operand in (product.a, product.out)]
-        function, *views = matmul_of(product, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
+    def _add_matmul(self, matmul: MatmulCall) -> None:
+        dtypes = [self.spec(operand.buffer).dtype for operand in (matmul.a, matmul.out)]
+        function, *views = matmul_of(matmul, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
         a, b, out = map(self.view, views)
         if function in (torch.mm, torch.bmm):
             wider = None if dtypes[0] is dtypes[1] else dtypes[1].torch

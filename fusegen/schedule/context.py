@@ -24,7 +24,7 @@ from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, rem
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
 from fusegen.schedule.math import Approximations, CallArgument, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
-from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
+from fusegen.schedule.names import Namer, ascii_name, kernel_functions, scalar_identifier
 from fusegen.schedule.program import Program, Traffic
 from fusegen.schedule.terms import BufferRead, Leaf, Terms
 from fusegen.target import Target
@@ -130,7 +130,7 @@ class Context:
         stream = None
         if spec.role is Role.RANDOM and spec.node is not None:
             stream = int(str(self.graph.nodes[spec.node].attr("stream")))
-        return Pointer(buffer, plain(f"{spec.name}_ptr"), spec.dtype, writable, stream)
+        return Pointer(buffer, ascii_name(f"{spec.name}_ptr"), spec.dtype, writable, stream)
 
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, vec: int, bounds: Sequence[Bounds] = ()

@@ -45,7 +45,7 @@ def padded(elements: int) -> int:
     return -(-size // _MULTIPLE) * _MULTIPLE
 
 
-def arranged(
+def arrange_shared_arrays(
     scratch: Sequence[int] = (),
     sums: Sequence[int] = (),
     staged: Sequence[int] = (),

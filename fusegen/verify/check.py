@@ -17,7 +17,7 @@ import fusegen as fg
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import untuned
+from fusegen.compiler.tuned import without_tuning_records
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError, one_line
 from fusegen.ir.formula import formula
@@ -325,7 +325,7 @@ def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: tor
     variant, captured = kernel._variant(dispatcher, dispatcher.arguments((), arguments), target=None)
     call = _Call(kernel, dispatcher, variant, arguments, captured, device)
     _require_comparable(call, variant)
-    with untuned():
+    with without_tuning_records():
         return _own_results(kernel, call) | _own_gradients(kernel, call)
 
 

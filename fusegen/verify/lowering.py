@@ -15,7 +15,7 @@ from torch import Tensor
 from fusegen.compiler.backends import machine_of, target_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import untuned
+from fusegen.compiler.tuned import without_tuning_records
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
@@ -91,7 +91,7 @@ class LoweredCase:
         """
         own = target_of(device)
         if self.variant is None or own.name == self.target.name:
-            with untuned():  # records are of untuned plans
+            with without_tuning_records():  # records are of untuned plans
                 results = self.dispatcher.call((), arguments)
             if self.variant is not None and self._variant(arguments, device).specialization is not self.variant.specialization:
                 raise VerificationError("the call runs a specialization other than the lowered one", where=self.dispatcher.name)

@@ -217,8 +217,8 @@ def attention_group(graph: Graph, root: int, target: Target, materialized: Colle
         match = AttentionMatch(recurrence, operands)
         inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
-            anchors = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
-            return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), anchors, match=match)
+            core_nodes = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
+            return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), core_nodes, match=match)
     return None
 
 

@@ -207,8 +207,8 @@ def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int],
     outputs = tuple(o for part in parts for o in part.outputs)
     read = tuple(sorted({*inputs, *operands}))
     match = {product: pipeline.operands(graph, product) for product in products}
-    anchors = tuple(sorted(products))
-    return Group(CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, pipeline=pipeline.name, match=match)
+    core_nodes = tuple(sorted(products))
+    return Group(CONTRACTION, outputs, read, parts[0].domain, core_nodes, parts=parts, pipeline=pipeline.name, match=match)
 
 
 def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pipeline: Pipeline) -> Domain:

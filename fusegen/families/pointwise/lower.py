@@ -21,7 +21,7 @@ from fusegen.schedule.column_pairs import Fragments, interleaved, interleaved_by
 from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
-from fusegen.schedule.kernel import Plan, SharedArrays, arranged
+from fusegen.schedule.kernel import Plan, SharedArrays, arrange_shared_arrays
 from fusegen.schedule.math import CallArgument, Origin
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms
@@ -334,7 +334,7 @@ class _TileBuilder:
         return Axes(symbols, (*outer.values(), *sides))
 
     def _staged(self, accesses: Sequence[Access]) -> SharedArrays:
-        return arranged(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
+        return arrange_shared_arrays(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
 
     def _access(self, name: str, read: BufferRead) -> Access:
         if read in self.transposed.reads:

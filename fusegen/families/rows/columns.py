@@ -20,7 +20,7 @@ from fusegen.program.formula import Formula, formula_of, minimum
 from fusegen.schedule.access import Access, AccessPattern, Anchor, pattern_of
 from fusegen.schedule.context import Context, assemble, uses_of
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
-from fusegen.schedule.kernel import SCRATCH_BYTES, arranged
+from fusegen.schedule.kernel import SCRATCH_BYTES, arrange_shared_arrays
 from fusegen.schedule.memory import Store, total_bytes
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import Launch, Traffic
@@ -75,7 +75,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], row_axes:
     writes = [a for s in sums for a in s.writes]
     plan_of_columns = column_plan(context.target, len(partials), tiled=plan.tiled)
     threads = plan_of_columns.columns * plan_of_columns.rows
-    shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
+    shared = arrange_shared_arrays(scratch=[threads * SCRATCH_BYTES for _ in partials])
     blocks = row_blocks(context, plan, row_axes)
     body = ColumnBody(sums, column_axes, plan.persistent_blocks, blocks, shared, plan_of_columns)
     extents = column_axes.extents if blocks is None else (*column_axes.extents, blocks)

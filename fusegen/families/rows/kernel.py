@@ -20,7 +20,7 @@ from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.column_pairs import Fragments, interleaved
 from fusegen.schedule.context import Context, Leaves
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
-from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
+from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arrange_shared_arrays, padded
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
@@ -374,7 +374,7 @@ class RowKernelBuilder:
         )
         partials = [key for keys in self.workspace.values() for key in keys]
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
-        return arranged(
+        return arrange_shared_arrays(
             scratch=[plan.warps * stage_vectors * SCRATCH_BYTES for _ in components if plan.warps > 1],
             ordered=[
                 plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES
