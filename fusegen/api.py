@@ -21,13 +21,13 @@ from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.parameters import KINDS as CONTAINERS
-from fusegen.compiler.parameters import every_argument
+from fusegen.compiler.parameters import all_arguments
 from fusegen.errors import ArgumentError
 from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
 from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.plan import has_unknown_floats
-from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
+from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_container_call
 from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Captured
@@ -92,8 +92,8 @@ class Kernel(Generic[P, R]):
         parameters = self._dispatcher.parameters
         if not (parameters.variadic or any([isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())])):
             return self._recorded(self._dispatcher, args, kwargs)
-        values = every_argument(parameters, args, kwargs)
-        return recorded_spread(self.function, parameters, self._dispatcher.name, self.options, values)
+        values = all_arguments(parameters, args, kwargs)
+        return recorded_container_call(self.function, parameters, self._dispatcher.name, self.options, values)
 
     def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Adds the call as an operator to the graph that torch is recording."""
@@ -103,7 +103,7 @@ class Kernel(Generic[P, R]):
         # Named operators support neither autocast nor symbolic floats.
         if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):
             return self._operator(*args, **kwargs)
-        names = dispatcher.parameters.given
+        names = dispatcher.parameters.user_names
         return recorded_call(dispatcher.function, names, dispatcher.name, dispatcher.options, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -114,7 +114,7 @@ class Kernel(Generic[P, R]):
     def _has_out(self, kwargs: Mapping[str, Any]) -> bool:
         """Returns True if the call passes ``out=`` without a parameter of that name."""
         parameters = self._dispatcher.parameters
-        return OUT in kwargs and OUT not in parameters.given and not parameters.takes_any_name
+        return OUT in kwargs and OUT not in parameters.user_names and not parameters.takes_any_name
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
         """Returns the dispatcher of the call; calls with ``out=`` have their own."""
@@ -141,8 +141,8 @@ class Kernel(Generic[P, R]):
         _check_target_name(self._dispatcher.name, target)
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        dispatcher, arguments = dispatcher.of_call(args, named)
-        dispatcher, values = dispatcher.of_reals(arguments)
+        dispatcher, arguments = dispatcher.resolve_call(args, named)
+        dispatcher, values = dispatcher.with_real_pairs(arguments)
         variant, captured = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.variants.sizes(variant, values, captured))
 
@@ -165,17 +165,17 @@ class Kernel(Generic[P, R]):
         Raises:
             UnsupportedError: the call has no operator.
         """
-        dispatcher, values = self._dispatcher.of_call(args, kwargs)
+        dispatcher, values = self._dispatcher.resolve_call(args, kwargs)
         if self._operator is not None:
             return self._operator
-        return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.given, values)
+        return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.user_names, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Captured]:
         """Returns the variant of a call with all arguments, and the captured tensors."""
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         machine = _default_target(device) if target is None else targets.target(target)
         target_device = torch.device(machine.device)
-        return dispatcher.variants.of(values, machine, target_device if device.type == "meta" else device)
+        return dispatcher.variants.variant_of(values, machine, target_device if device.type == "meta" else device)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...
@@ -294,7 +294,7 @@ def vjp(
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
-    dispatcher, values = dispatcher.of_call((*instance, *args), kwargs)
+    dispatcher, values = dispatcher.resolve_call((*instance, *args), kwargs)
     return passes_of(dispatcher, partial(kernel._variant, dispatcher, target=target), instance, values, wrt)
 
 

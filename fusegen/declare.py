@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fusegen.api import BackwardPass, Kernel
-from fusegen.autodiff.keep import Recompute
+from fusegen.autodiff.saved_values import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
 from fusegen.options import Options
@@ -128,7 +128,7 @@ def _forward_of(cls: Any, options: Options) -> Kernel[..., Any]:
     forward = cls.forward
     if not isinstance(forward, Kernel):
         return Kernel(forward, cls.__name__.lower(), options=options)
-    merged = options.over(forward.options)
+    merged = options.applied_to(forward.options)
     return forward if merged == forward.options else forward.fresh(options=merged)
 
 

@@ -18,7 +18,7 @@ from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.roofline import roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, type_text
-from fusegen.ir.index_map import owner
+from fusegen.ir.index_map import first_version
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Shape
@@ -53,7 +53,7 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ma
 def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
     """Describes the kernel, its target, its steps, and the sizes of the example."""
     shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
-    return f"{program.graph.name} for {program.target.name}: {program.call.described}{f' at {shown}' if shown else ''}"
+    return f"{program.graph.name} for {program.target.name}: {program.call.summary}{f' at {shown}' if shown else ''}"
 
 
 _NOTES = {"attention_backward": ": adds in no fixed order unless torch.use_deterministic_algorithms(True)"}
@@ -74,7 +74,7 @@ def explain_title(step: Step) -> str:
         return f"{step.body.graph.name}: loop over blocks of {step.blocks.extent} rows"
     if isinstance(step, LibraryStep):
         return f"{step.function} (library){_NOTES.get(step.function, '')}"
-    return f"{step.kernel.name}: {step.words}"
+    return f"{step.kernel.name}: {step.description}"
 
 
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, MatmulChoice]) -> list[str]:
@@ -134,7 +134,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
     first, *remaining = step.call.blocks(sizes)
     rows, (_, workspace) = first[step.blocks.rows.name], plan_workspace(step.body.call, first)
     count = f"{len(remaining) + 1} blocks of up to {rows} rows" if remaining else f"1 block of {rows} rows"
-    lines = [f"{count}, each of {step.body.call.described}, {human_bytes(workspace)} of workspace"]
+    lines = [f"{count}, each of {step.body.call.summary}, {human_bytes(workspace)} of workspace"]
     for number, inner in step.body.numbered:
         lines.append(f"  {number} {explain_title(inner)}")
         lines += [f"     {line}" for line in _blocks(inner, first)] if isinstance(inner, LoopStep) else []
@@ -143,11 +143,12 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 
 def _expected(step: Step, choices: Mapping[int, MatmulChoice]) -> list[str]:
     """States the expected times of a fused matmul kernel and of the library."""
-    choice = next((choices[p] for p in step.group.anchors if p in choices), None)
-    if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
+    choice = next((choices[p] for p in step.group.core_nodes if p in choices), None)
+    if choice is None or choice.generated_time is None or isinstance(step, Launch) == choice.takes_library:
         return []
     return [
-        f"expected: {choice.ours:.1f} µs as a generated kernel, {choice.library:.1f} µs as a library matmul and separate epilogue"
+        f"expected: {choice.generated_time:.1f} µs as a generated kernel, "
+        f"{choice.library_time:.1f} µs as a library matmul and separate epilogue"
     ]
 
 
@@ -157,10 +158,10 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     times = expected_times(step, sizes, target)
     if step.plan not in times:
         return []
-    alternatives = sorted((time, plan.words) for plan, time in times.items() if plan != step.plan)
+    alternatives = sorted((time, plan.description) for plan, time in times.items() if plan != step.plan)
     runner_up = "".join(f"; {time:.1f} µs with {words}" for time, words in alternatives[:1])
     more = f" (best of {len(alternatives)} others)" if len(alternatives) > 1 else ""
-    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.words}{runner_up}{more}"]
+    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.description}{runner_up}{more}"]
 
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
@@ -230,7 +231,7 @@ def _result(graph: Graph, position: int) -> str:
     text = type_text(node.dtype, node.shape)
     if node.op is not Op.PUT:
         return text
-    return f"{graph.nodes[owner(graph, position)].attr('name')}, written in place: {text}"
+    return f"{graph.nodes[first_version(graph, position)].attr('name')}, written in place: {text}"
 
 
 def summary(stages: Stages) -> str:
@@ -258,13 +259,13 @@ class StepView:
     Attributes:
         title: the first line of `explain`.
         facts: its other lines.
-        passages: the source, split by the user's lines.
+        code_blocks: the source, split by the user's lines.
     """
 
     title: str
     facts: tuple[str, ...]
     source: Source | None
-    passages: tuple[Passage, ...]
+    code_blocks: tuple[CodeBlock, ...]
 
 
 def page(stages: Stages) -> str:
@@ -279,7 +280,7 @@ def _steps(stages: Stages) -> Iterator[StepView]:
     for step in stages.program.steps:
         title, *facts = explain_step(stages.program, step, stages.sizes, stages.choices)
         source = next(sources) if isinstance(step, Launch) else None
-        yield StepView(title, tuple(facts), source, tuple(passages(source.kernel_text)) if source else ())
+        yield StepView(title, tuple(facts), source, tuple(code_blocks(source.kernel_text)) if source else ())
 
 
 @lru_cache(maxsize=1)
@@ -290,18 +291,18 @@ def _template() -> jinja2.Template:
 # Emitted text, split by the user's lines.
 
 
-_USER_LINE = re.compile(r"^(?P<code>.*?)\s*// (?P<place>line \d+: .*)$")  # as `emit.math` writes it
+_USER_LINE = re.compile(r"^(?P<code>.*?)\s*// (?P<location>line \d+: .*)$")  # as `emit.math` writes it
 
 
 @dataclass
-class Passage:
+class CodeBlock:
     """Consecutive lines of emitted text.
 
     Attributes:
-        place: the number and text of the user's line that they come from; empty if there is none.
+        location: the number and text of the user's line that they come from; empty if there is none.
     """
 
-    place: str
+    location: str
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -309,13 +310,13 @@ class Passage:
         return "\n".join(self.lines)
 
 
-def passages(text: str) -> list[Passage]:
+def code_blocks(text: str) -> list[CodeBlock]:
     """Splits emitted text by user lines. A user's line extends from its comment to the next one, or to the end of the function."""
-    split = [Passage("")]
+    split = [CodeBlock("")]
     for line in text.splitlines():
         location = _USER_LINE.match(line)
-        ends = line.startswith("}") and split[-1].place
+        ends = line.startswith("}") and split[-1].location
         if location or ends:
-            split.append(Passage(location["place"] if location else ""))
+            split.append(CodeBlock(location["location"] if location else ""))
         split[-1].lines.append(location["code"] if location else line)
-    return [passage for passage in split if passage.lines]
+    return [block for block in split if block.lines]

@@ -72,7 +72,7 @@ def unsealed(binary: bytes) -> bytes | None:
     return content if end >= 0 and sealed(content) == binary else None
 
 
-def is_whole(binary: Path) -> bool:
+def is_undamaged(binary: Path) -> bool:
     """Returns True if the file exists and is an undamaged `sealed` binary."""
     try:
         return unsealed(read_regular(binary)) is not None

@@ -26,7 +26,7 @@ def passes_of(
 ) -> Vjp:
     """Returns the passes of a kernel; ``values`` are all arguments of a call, ``instance`` is the object of a method."""
     calls = VjpCalls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
-    forward = Forward(calls, calls.of_shapes(values), instance)
+    forward = Forward(calls, calls.pass_for_shapes(values), instance)
     return Vjp(forward, Backward(forward))
 
 
@@ -149,7 +149,7 @@ class Backward:
             what = f"the backward pass of {self._forward.name}: the first argument was not saved by its forward pass"
             raise ArgumentError(what, hint="pass the second result of the forward pass")
         passes, kernel = saved.values.passes, saved.values.passes.backward
-        saved_count = len(passes.derivative.kept)
+        saved_count = len(passes.derivative.saved)
         specs = kernel.graph.inputs
         _check_counts(kernel.graph.name, saved, saved_count, len(gradients), len(specs) - saved_count)
         for spec, tensor, version in zip(specs, saved.tensors, saved.versions, strict=False):
@@ -182,7 +182,7 @@ def _lowered(kernel: GraphKernel, sizes: Mapping[str, int], saved: Sequence[Save
 
 
 def _saved_values(passes: ForwardBackward) -> list[SavedValue]:
-    sources = passes.derivative.kept
+    sources = passes.derivative.saved
     return [_saved_value(passes, source, spec) for source, spec in zip(sources, passes.backward.graph.inputs, strict=False)]
 
 

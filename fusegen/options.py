@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fusegen.autodiff.keep import RECOMPUTES, Recompute
+from fusegen.autodiff.saved_values import RECOMPUTES, Recompute
 from fusegen.errors import ArgumentError
 from fusegen.settings import COMPILERS, Compiler
 
@@ -41,7 +41,7 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
             raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="pass True or False")
         return self._replace(mutates=names)
 
-    def over(self, declared: Options) -> Options:
+    def applied_to(self, declared: Options) -> Options:
         """Overrides the options of a declared kernel, except ``mutates``, by the non-default options of this object."""
         rules = {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
         return declared._replace(**rules | {"mutates": declared.mutates})

@@ -84,7 +84,7 @@ class TunedLaunch:
         lines = [f"{self.name}, {rows} x {columns}:"]
         for each in self.candidates:
             time = f"{each.times.median:10.1f} us" if each.times else f"{each.error:>13}"
-            lines.append(f"{'->' if each.plan == self.plan else '  '} {time}  {each.plan.words}")
+            lines.append(f"{'->' if each.plan == self.plan else '  '} {time}  {each.plan.description}")
         return "\n".join(lines)
 
 
@@ -119,7 +119,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
     if not isinstance(kernel, Kernel):
         raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
-    dispatcher, values = dispatcher.of_call(args, kwargs)
+    dispatcher, values = dispatcher.resolve_call(args, kwargs)
     tuning = _measured_by_rank_0(lambda: _stored(_measured(dispatcher, values)))
     dispatcher.executable.forget()
     return tuning
@@ -170,14 +170,14 @@ def _measured_by_rank_0(measure: Callable[[], Tuning]) -> Tuning:
 
 
 def _words(candidates: Sequence[Candidate]) -> list[tuple[str, float]]:
-    return [(each.plan.words, each.times.median) for each in candidates if each.times]
+    return [(each.plan.description, each.times.median) for each in candidates if each.times]
 
 
 class _Tuner:
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
         self.machine = machine_of(device)
-        self.variant, self.captured = dispatcher.variants.of(values, self.machine.target, device)
+        self.variant, self.captured = dispatcher.variants.variant_of(values, self.machine.target, device)
         self.sizes = dispatcher.variants.sizes(self.variant, values, self.captured)
         self.pins: dict[tuple[int, ...], Plan] = {}
 
@@ -216,7 +216,7 @@ class _Tuner:
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
         """Returns a function that runs a variant on copies of the mutated tensors, and returns its results and the copies."""
         mutated = self.dispatcher.parameters.mutates
-        names = self.dispatcher.parameters.names
+        names = self.dispatcher.parameters.emitted_names
         values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.values, strict=True)]
         written = [v for n, v in zip(names, values, strict=True) if n in mutated]
         bound = self.dispatcher.bound(variant, values, self.captured, self.device)
@@ -255,7 +255,7 @@ def _check_alike(name: str, plan: Plan, results: Sequence[Any], expected: Sequen
     """Raises `VerificationError` if a plan gives different results; ``share`` is the fraction of elements that may differ."""
     for result, reference in zip(results, expected, strict=True):
         if isinstance(result, Tensor) and not _alike(result, reference, math.ceil(share * result.numel())):
-            what = f"{name} gives different results with the plan {plan.words}"
+            what = f"{name} gives different results with the plan {plan.description}"
             raise VerificationError(what, hint="please report the declaration and its shapes")
 
 

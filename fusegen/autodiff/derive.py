@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.autodiff.keep import Recompute, SavedValue, large_values, saved_values
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
 from fusegen.autodiff.rules.primitives import Gradients, refused
+from fusegen.autodiff.saved_values import Recompute, SavedValue, large_values, saved_values
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node, dependent
@@ -31,7 +31,7 @@ class Derivative:
         forward: the graph, with the saved values as results after its own.
         backward: maps saved values and the gradients of the float results, in order, to the gradients of inputs.
         results: the number of the forward pass's own results.
-        kept: the sources of the backward pass's saved values, its first inputs: an input of the forward pass by name, or a
+        saved: the sources of the backward pass's saved values, its first inputs: an input of the forward pass by name, or a
             result of it by number.
         wrt: names of inputs.
         gradients: the sources of the gradients of `wrt`: a result of the backward pass by number, or an input of it by name if a
@@ -42,7 +42,7 @@ class Derivative:
     forward: Graph
     backward: Graph
     results: int
-    kept: tuple[str | int, ...]
+    saved: tuple[str | int, ...]
     wrt: tuple[str, ...]
     gradients: tuple[str | int, ...]
     key: str | None = None
@@ -71,7 +71,7 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
         forward=_forward(joined, forward_inputs, results, saved),
         backward=_backward(joined, backward_inputs, computed, saved, names),
         results=len(results),
-        kept=_sources(joined, results, saved),
+        saved=_sources(joined, results, saved),
         wrt=tuple(wrt),
         gradients=tuple(computed.index(p) if p in computed else str(joined.nodes[p].attr("name")) for p in requested),
         key=key,
@@ -104,7 +104,7 @@ class _Joint:
     def __init__(self, graph: Graph, wrt: Sequence[str], names: Renaming, *, is_early: bool) -> None:
         self.builder = GraphBuilder.like(graph)
         self.results = graph.outputs
-        self._copies = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
+        self._copies = [self.builder.add_node(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
         self._inputs = {str(node.attr("name")): p for p, node in graph if node.op is Op.INPUT}
         self._active = dependent(graph, {self._inputs[name] for name in wrt})
         self._gradients: dict[int, Value] = {}
@@ -217,7 +217,7 @@ def _backward(
         if node.op is Op.INPUT:
             inputs.append(joined.input_spec(str(node.attr("name"))))
         else:
-            inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), given_away=not value.in_memory))
+            inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), donated=not value.in_memory))
     part = _Part(joined, [*inputs, *gradients], {value.position: spec.name for value, spec in zip(saved, inputs, strict=True)})
     return part.builder.build([part.cast(p, joined.nodes[p].dtype) for p in positions])
 
@@ -257,7 +257,7 @@ class _Part:
         else:
             args = [self._positions[a] for a in node.args]
         dtype = self.builder.nodes[args[0]].dtype if node.family is Family.VIEW else node.dtype
-        return self.builder.put(Node(node.op, tuple(args), node.attrs, node.shape, dtype, node.weak), location)
+        return self.builder.add_node(Node(node.op, tuple(args), node.attrs, node.shape, dtype, node.weak), location)
 
 
 # Random bits in two passes: both draw them from one key, which is an input of the forward pass.
@@ -273,7 +273,7 @@ def with_random_key(graph: Graph, name: str) -> Graph:
             return None
         if not keys:
             keys.append(builder.input(InputSpec(name, DType.INT64, (1,), (0,), captured=True)))
-        return builder.put(replace(node, args=(keys[0],)), graph.locations[position])
+        return builder.add_node(replace(node, args=(keys[0],)), graph.locations[position])
 
     return rebuilt(graph, replaced)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.declarations import OWN, Build, CaseSizes, completed
+from fusegen.bench.declarations import OWN, Build, CaseSizes, arguments_by_name
 from fusegen.bench.record import CaseKey
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
@@ -87,7 +87,7 @@ class BenchCase:
         return self.group, self.name, self.shape, self.dtype_name
 
     def meta_arguments(self) -> Arguments:
-        return completed(self.name, self.build(self.dtype, self.sizes))
+        return arguments_by_name(self.name, self.build(self.dtype, self.sizes))
 
     def arguments(self, device: torch.device) -> Arguments:
         return materialize(self.meta_arguments(), device)
@@ -215,7 +215,7 @@ _GROUP = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnCase(BenchCase):
+class UserKernelCase(BenchCase):
     """A case of a user's own kernel. Each provider gets copies of the tensors that the kernel writes to.
 
     Attributes:
@@ -264,7 +264,7 @@ class OwnCase(BenchCase):
         return lambda: (function(**own), *written.values())
 
 
-def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> OwnCase:
+def user_kernel_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> UserKernelCase:
     """The case of a user's kernel.
 
     Args:
@@ -279,7 +279,7 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
     low = kernel.lower(*args, target=target_of(device).name, **kwargs)
     first = next(iter(_tensors(arguments).values()))
     sizes = tuple(first.shape)
-    return OwnCase(
+    return UserKernelCase(
         name,
         sizes,
         sizes,

@@ -61,7 +61,7 @@ _AS_IN_TORCH = ("gelu", "layer_norm", "rms_norm", "softmax")  # their first para
 _NORMS = ("layer_norm", "rms_norm")
 
 
-def completed(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_by_name(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A case's arguments by the parameter names of its declaration, with the case's settings."""
     if name in OWN:
         return dict(arguments)

@@ -56,10 +56,10 @@ def report(record: BenchRecord) -> str:
             device=record.environment.device,
             date=record.environment.date,
             facts=facts(record.environment),
-            words=words(verdicts),
+            words=describe_verdicts(verdicts),
             margin=f"{LEVEL_SHARE:.0%} or {LEVEL_MICROSECONDS} µs",
             losses=losses_table(losses(verdicts)),
-            trouble=trouble_table(verdicts),
+            trouble=failures_table(verdicts),
             rows=record.rows,
             groups=[(group, speedup_bars(judged), full_table(judged)) for group, judged in _groups(verdicts).items()],
             timers=group_timers(record),
@@ -178,7 +178,7 @@ def _date(text: str) -> str:
         return text
 
 
-def words(verdicts: Sequence[JudgedCase]) -> str:
+def describe_verdicts(verdicts: Sequence[JudgedCase]) -> str:
     counts = tally(verdicts)
     cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
     wins, slower, ties = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
@@ -196,7 +196,7 @@ def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
     return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
 
 
-def trouble_table(verdicts: Sequence[JudgedCase]) -> Page:
+def failures_table(verdicts: Sequence[JudgedCase]) -> Page:
     """The cases in which fusegen is wrong or has no time, with the reason."""
     failures = [v for v in verdicts if v.outcome in (PeerResult.WRONG, PeerResult.FAILED)]
     return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in failures))

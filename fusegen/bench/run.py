@@ -19,7 +19,7 @@ from fusegen.bench.case import BenchCase, Implementation, minimum_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase, read
 from fusegen.compiler.backends import target_of
-from fusegen.compiler.tuned import untuned
+from fusegen.compiler.tuned import without_tuning_records
 from fusegen.errors import ArgumentError, FusegenError, one_line
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
@@ -49,7 +49,7 @@ def run_case(
     implementations = {
         provider: implementation for provider in providers if (implementation := provider.implementation(case)) is not None
     }
-    with torch.no_grad(), nullcontext() if tuned else untuned():
+    with torch.no_grad(), nullcontext() if tuned else without_tuning_records():
         moved = attempt(lambda: case.bytes)
         timings = attempt(lambda: _measured(case, implementations, device, quick, tuned))
         launches = attempt(lambda: _launches(case, device)) if any(p.name == "fusegen" for p in implementations) else ""
@@ -252,7 +252,7 @@ _SHARED_FIELDS = ("device", "driver", "cuda", "torch", "fusegen", "commit", "tim
 """Fields that all rows of a record share."""
 
 
-def resumed(path: Path, current: Environment) -> BenchRecord:
+def earlier_record(path: Path, current: Environment) -> BenchRecord:
     """The record of an earlier run of this benchmark; empty if there is none.
 
     Args:

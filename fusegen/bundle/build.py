@@ -47,7 +47,7 @@ from fusegen.program.signature import (
     Signature,
     TensorArgument,
 )
-from fusegen.schedule.names import plain, stride_name
+from fusegen.schedule.names import ascii_name, stride_name
 from fusegen.target import Backend, Target
 from fusegen.trace import run
 
@@ -106,7 +106,7 @@ def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manif
             known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
             _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            subdir = f"{plain(each.name)}/{each.target.name}"
+            subdir = f"{ascii_name(each.name)}/{each.target.name}"
             passes, files = _passes(traced, parameters, f"{subdir}-{number}")
             with cache_writes(folder):
                 for file in files:
@@ -128,11 +128,11 @@ def _traced(requested: BuildRequest) -> TracedCall:
     dispatcher = requested.dispatcher
     values = dispatcher.arguments((), requested.arguments)
     device = torch.device("cpu" if requested.target.backend is Backend.CPU else "cuda")
-    variant, captured = dispatcher.variants.of(values, requested.target, device)
-    if asked := variant.state.asked:
-        what = f"{requested.name} reads {', '.join(asked)} while it is traced, but a built kernel cannot check it in later calls"
+    variant, captured = dispatcher.variants.variant_of(values, requested.target, device)
+    if queries := variant.state.queries:
+        what = f"{requested.name} reads {', '.join(queries)} while it is traced, but a built kernel cannot check it in later calls"
         raise BundleError(what, hint="pass the value as an argument")
-    names = (*dispatcher.parameters.names, *variant.state.names)
+    names = (*dispatcher.parameters.emitted_names, *variant.state.names)
     return TracedCall(requested, dispatcher, variant, names, (*values, *captured))
 
 
@@ -164,8 +164,8 @@ def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) ->
     sizes = dict(traced.variant.request.sizes.hints) | dict.fromkeys(ones, 1)
     arguments = dict(traced.requested.arguments)
     for parameter, name, argument, value in zip(
-        parameters.given,
-        parameters.names,
+        parameters.user_names,
+        parameters.emitted_names,
         signature.arguments,
         traced.values,
         strict=False,  # captured tensors have no parameter
@@ -207,7 +207,7 @@ def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], subdir: st
     passes = passes_by_all(variant, dispatcher.options)
     if passes is None:
         return None, []
-    count = len(dispatcher.parameters.names)
+    count = len(dispatcher.parameters.emitted_names)
     sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
     call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
     return built_passes(passes, variant, call, parameters, subdir)
@@ -217,8 +217,8 @@ def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltP
     """Returns the declared parameters, followed by the captured tensors."""
     parameters_by_name = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
-    is_named = {name: parameters_by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
-    both = zip(parameters.given, parameters.names, strict=True)
+    is_named = {name: parameters_by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.user_names}
+    both = zip(parameters.user_names, parameters.emitted_names, strict=True)
     declared = [
         BuiltParameter(user_name, name, is_named[user_name], defaults.get(user_name), written=name in parameters.mutates)
         for user_name, name in both

@@ -23,11 +23,11 @@ from fusegen.compiler.compile import CompiledGraph, compile_graph
 from fusegen.dtypes import DType
 from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError
-from fusegen.extension.native import Texts, library_of
+from fusegen.extension.native import LibrarySources, library_of
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import CallGuards
 from fusegen.extension.sources_text import cmake_text, program_files
-from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header
+from fusegen.extension.unit import CallKind, CompiledProgram, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header
 from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
@@ -36,7 +36,7 @@ from fusegen.jit import nvrtc
 from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import ArgumentSpec, Constant, ExtentArgument, NumberArgument, TensorArgument
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import ascii_name
 from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"
@@ -70,7 +70,7 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     operators = _operators(requests)
     unit = UnitText(library, operators)
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
-    texts = Texts(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
+    texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
     content = unsealed(library_of(texts).read_bytes()) or b""
     shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, cache_writes(folder):
@@ -99,7 +99,7 @@ def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256
     }
 
 
-def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
+def _kernels(program: CompiledProgram, names: Sequence[tuple[str, str]]) -> str:
     """Returns the C++ text of a program's kernels, with unique entry names."""
     renamed = [f"#define {entry} {name}" for entry, name in names]
     return "\n".join([*renamed, unit_text(program.sources)])
@@ -112,7 +112,7 @@ def _operators(requests: Iterable[BuildRequest]) -> list[OperatorSpec]:
     operators: dict[str, OperatorSpec] = {}
     kernel_names: dict[str, str] = {}
     for call in (call for each in requests for call in traced_calls(each)):
-        each, traced = call.requested, Traced(call)
+        each, traced = call.requested, TracedOperator(call)
         if (first := kernel_names.setdefault(traced.name, each.name)) != each.name:
             what = f"{first} and {each.name} would both be the operator {traced.name}"
             raise BundleError(
@@ -179,7 +179,7 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
             raise BundleError(
                 "--format sources supports GPUs only", hint="give GPUs: --arch sm_90a; --format extension also supports the CPU"
             )
-        traced = Traced(call)
+        traced = TracedOperator(call)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
         files |= program_files(name, target.name, kind.programs)
@@ -207,7 +207,7 @@ def _dtypes(tensors: Sequence[TensorSpec]) -> Sequence[str]:
 _NOTHING = Numbers()
 
 
-class Traced:
+class TracedOperator:
     """A traced kernel, as an operator.
 
     Raises:
@@ -216,9 +216,9 @@ class Traced:
 
     def __init__(self, call: TracedCall) -> None:
         request, dispatcher, self._variant = call.requested, call.dispatcher, call.variant
-        self.name, self._target = plain(request.name), request.target
+        self.name, self._target = ascii_name(request.name), request.target
         self._is_cpu = self._target.backend is Backend.CPU
-        names = dispatcher.parameters.names
+        names = dispatcher.parameters.emitted_names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
         self._arguments = dict(zip(names, self._signature.arguments, strict=True))
         self._graph, self._options = self._variant.traced, dispatcher.options
@@ -238,7 +238,7 @@ class Traced:
     def parameters(self) -> tuple[OperatorParameter, ...]:
         """Returns the operator's parameters: the function's, and the captured tensors."""
         declared = [self._parameter(name, argument) for name, argument in self._arguments.items()]
-        captured = [OperatorParameter(plain(name), "tensor") for name in self._variant.state.names]
+        captured = [OperatorParameter(ascii_name(name), "tensor") for name in self._variant.state.names]
         return (*(parameter for parameter in declared if parameter is not None), *captured)
 
     def _parameter(self, name: str, argument: ArgumentSpec) -> OperatorParameter | None:
@@ -275,7 +275,7 @@ class Traced:
         *,
         sizes: tuple[str, ...] | None = None,
         numbers: tuple[tuple[str, DType], ...] | None = None,
-    ) -> tuple[Built, ...]:
+    ) -> tuple[CompiledProgram, ...]:
         """Returns a program for each range of row counts. It takes the function's sizes and numbers unless others are passed."""
         programs = []
         for rows, specialization in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
@@ -294,7 +294,9 @@ class Traced:
             cubins = None
             if not self._is_cpu:
                 cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(specialized.sources, self._target.name))
-            programs.append(Built(specialized.program.call, assumed, specialized.sources, cubins, _capability(self._target)))
+            programs.append(
+                CompiledProgram(specialized.program.call, assumed, specialized.sources, cubins, _capability(self._target))
+            )
         return tuple(programs)
 
     def _passes(self) -> OperatorPasses | None:
@@ -308,21 +310,23 @@ class Traced:
         keys = [spec for spec in forward.inputs if spec.name == derivative.key]
         specs = [*self._specs, *keys]
         names = [spec.name for spec in specs]
-        incoming = {spec.name: position for position, spec in enumerate(backward.inputs[len(derivative.kept) :])}
+        incoming = {spec.name: position for position, spec in enumerate(backward.inputs[len(derivative.saved) :])}
         sources = dict(zip(derivative.wrt, derivative.gradients, strict=True))
         gradients = [sources.get(name) for name in self._tensors]
         numbers = tuple(name for name, _ in backward.scalars)
         return OperatorPasses(
             forward=self._programs(self._compiled(forward), specs, relations, self._signature.conditions),
             backward=self._programs(self._compiled(backward), backward.inputs, (), sizes=further, numbers=backward.scalars),
-            kept=tuple(names.index(k) if isinstance(k, str) else ~k for k in derivative.kept),
+            saved=tuple(names.index(k) if isinstance(k, str) else ~k for k in derivative.saved),
             sizes=further,
             numbers=numbers,
             gradients=tuple(~incoming[source] if isinstance(source, str) else source for source in gradients),
-            given=tuple(n for n, p in enumerate(forward.outputs[: derivative.results]) if forward.nodes[p].dtype.is_float),
-            outputs=_shaped(forward, forward.outputs),
-            wanted=_shaped(backward, backward.outputs),
-            dims=tuple(tuple(map(formula, spec.shape)) for spec in backward.inputs),
+            results_with_gradients=tuple(
+                n for n, p in enumerate(forward.outputs[: derivative.results]) if forward.nodes[p].dtype.is_float
+            ),
+            forward_outputs=_shaped(forward, forward.outputs),
+            backward_outputs=_shaped(backward, backward.outputs),
+            backward_shapes=tuple(tuple(map(formula, spec.shape)) for spec in backward.inputs),
             draws=bool(keys),
         )
 

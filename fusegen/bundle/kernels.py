@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusegen.bundle.manifest import BuiltProgram, Code, binary
+from fusegen.bundle.manifest import BuiltProgram, KernelBinary, binary
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
 from fusegen.guards import same
@@ -46,7 +46,7 @@ class Kernels:
         for code in self.program.code:
             binary(self._folder, code, self._mark)
 
-    def on(self, device: torch.device) -> tuple[LaunchBackend, list[Any]]:
+    def loaded_on(self, device: torch.device) -> tuple[LaunchBackend, list[Any]]:
         """Returns the backend of a device, and the kernels loaded on it. Raises if a binary was changed."""
         index = devices.index_of(device) if device.type == "cuda" else None
         with self._lock:
@@ -60,13 +60,13 @@ class Kernels:
         kernels = zip(self.program.code, self.program.call.launches, strict=True)
         return CudaBackend(index), [self._cuda_kernel(code, launch, index) for code, launch in kernels]
 
-    def _cuda_kernel(self, code: Code, launch: KernelLaunch, index: int) -> Any:
+    def _cuda_kernel(self, code: KernelBinary, launch: KernelLaunch, index: int) -> Any:
         try:
             return cuda.load(binary(self._folder, code, self._mark), code.entry, code.entry, launch, index)
         except LaunchError as error:
             raise BundleError(f"{self._folder / code.file}: {error.what}", hint="build it again") from error
 
-    def _host_kernel(self, code: Code) -> Any:
+    def _host_kernel(self, code: KernelBinary) -> Any:
         path = self._folder / code.file
         if self._machine != instruction_set():
             what = f"{path} was built for another kind of processor"
@@ -154,7 +154,7 @@ def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Se
     return sizes
 
 
-def described(signature: Signature, names: Sequence[str]) -> str:
+def describe_calls(signature: Signature, names: Sequence[str]) -> str:
     """Describes the calls that a program fits."""
     arguments = ", ".join(f"{name}: {argument}" for name, argument in zip(names, signature.arguments, strict=True))
     conditions = [

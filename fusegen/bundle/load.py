@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.bundle.kernels import Kernels, Reasons, choose, described, fit, match
+from fusegen.bundle.kernels import Kernels, Reasons, choose, describe_calls, fit, match
 from fusegen.bundle.manifest import (
     BuiltKernel,
     BuiltParameter,
@@ -38,7 +38,7 @@ from fusegen.runtime.arguments import (
     check_writable,
     refuse_gradients,
 )
-from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Captured, Condition, condition_of, conjunction
+from fusegen.runtime.bound import NO_CAPTURED, BoundCall, BoundPlan, CallFacts, Captured, Condition, condition_of, conjunction
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
@@ -231,11 +231,11 @@ class BuiltFunction(CallBinder):
         passes = self._requested_passes(values, variant, self._passes[number])
         if passes is not None:
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
-            return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NOTHING
+            return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NO_CAPTURED
         structure = self._kernel.variants[number].structure
-        program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
+        program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].loaded_on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NOTHING
+        return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NO_CAPTURED
 
     def _requested_passes(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
         """Returns the passes if autograd requests gradients that they compute. Raises if it requests others."""
@@ -293,7 +293,7 @@ class BuiltFunction(CallBinder):
     def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
         """Returns the error of a call that no program fits, with the reasons."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
-        built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
+        built = "; ".join(dict.fromkeys(describe_calls(variant.signature, self._given) for variant, _ in reasons))
         return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
@@ -365,7 +365,7 @@ class BuiltPass(CallBinder):
             call = contiguous_call if isinstance(contiguous_call, list) else _CopyingCall(contiguous_call, self._movable)
         if isinstance(call, list):
             raise self._mismatch_error(call)
-        return call, NOTHING
+        return call, NO_CAPTURED
 
     def sizes(self, values: Values) -> dict[str, int]:
         choice = self._choose(values)
@@ -384,12 +384,12 @@ class BuiltPass(CallBinder):
         number, sizes = choice
         kernels, device = self._kernels[number], _device(values)
         call = kernels.program.call
-        run = bound_call(call, tuple, sizes, device, *kernels.on(device))
+        run = bound_call(call, tuple, sizes, device, *kernels.loaded_on(device))
         return BoundPlan(run, CallFacts(call, Numbers(), {}, sizes, self._names), None)
 
     def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "it was not built for this number of rows"
-        built = "; ".join(dict.fromkeys(described(program.signature, self._names) for program, _ in reasons))
+        built = "; ".join(dict.fromkeys(describe_calls(program.signature, self._names) for program, _ in reasons))
         return ArgumentError(f"{self._name}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
@@ -397,7 +397,7 @@ class _CopyingCall(BoundCall):
     """Copies some tensors to row-major order before the program runs."""
 
     def __init__(self, program: BoundCall, positions: range) -> None:
-        super().__init__(None, None, NOTHING)
+        super().__init__(None, None, NO_CAPTURED)
         self._program, self._places = program, positions
 
     def __call__(self, values: Values, captured: Captured) -> Any:

@@ -18,7 +18,7 @@ from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 
-FORMAT = 9
+FORMAT = 10
 """The version of the manifest's format. Other versions are rejected."""
 
 REBUILD_HINT = "build it again, or copy the whole folder"
@@ -46,7 +46,7 @@ class BuiltParameter:
 
 
 @dataclass(frozen=True)
-class Code:
+class KernelBinary:
     """A kernel's binary.
 
     Attributes:
@@ -67,7 +67,7 @@ class BuiltProgram:
 
     signature: Signature
     call: LaunchPlan
-    code: tuple[Code, ...]
+    code: tuple[KernelBinary, ...]
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _digest(content: object) -> bytes:
     return digest(json.dumps(content, sort_keys=True).encode()).encode()
 
 
-def binary(folder: Path, code: Code, mark: bytes) -> bytes:
+def binary(folder: Path, code: KernelBinary, mark: bytes) -> bytes:
     """Reads and checks a kernel's binary.
 
     Raises:

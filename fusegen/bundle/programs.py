@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
-from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, Code, digest, passes_mark_of
+from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, KernelBinary, digest, passes_mark_of
 from fusegen.compiler.backends import host_flags
 from fusegen.compiler.compile import CompiledGraph, Variant, needs_index64
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
@@ -77,7 +77,7 @@ def with_mark(program: AnyProgram, files: Sequence[File], mark: bytes) -> tuple[
     return replace(program, code=tuple(replace(code, sha256=digests[code.file]) for code in program.code)), marked
 
 
-def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[Code], list[File]]:
+def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
     code, files = [], []
     for source in compiled.sources:
         cubin = nvrtc.compile_cubin(source, target.name).cubin
@@ -85,12 +85,12 @@ def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[l
             File(f"{subdir}/{source.entry}.cubin", cubin),
             File(f"{subdir}/{source.entry}.cu", source.text.encode()),
         )
-        code.append(Code(binary.path, digest(cubin), source.entry, text.path))
+        code.append(KernelBinary(binary.path, digest(cubin), source.entry, text.path))
         files += [binary, text]
     return code, files
 
 
-def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[Code], list[File]]:
+def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
     """Compiles all kernels of a program to one library."""
     if not compiled.sources:
         return [], []
@@ -98,7 +98,7 @@ def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[C
     library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
     name = f"{subdir}/kernels-{digest(library)[:16]}"  # unique: a process caches loaded libraries by path
     files = [File(f"{name}.so", library), File(f"{name}.cpp", text.encode())]
-    return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files
+    return [KernelBinary(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files
 
 
 # Passes are built for all differentiable inputs. A call computes the requested gradients.
@@ -156,7 +156,7 @@ def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, 
 def _saved(passes: ForwardBackward, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
     """Returns examples of the backward pass's tensors: saved values, and row-major gradients."""
     named = dict(zip((spec.name for spec in passes.forward.graph.inputs), inputs, strict=True))
-    specs, sources = passes.backward.graph.inputs, passes.derivative.kept
+    specs, sources = passes.backward.graph.inputs, passes.derivative.saved
     saved = [named[s] if isinstance(s, str) else _row_major(spec, call.sizes) for s, spec in zip(sources, specs, strict=False)]
     return [*saved, *(_row_major(spec, call.sizes) for spec in specs[len(sources) :])]
 

@@ -106,7 +106,7 @@ def meta_arguments(named: NamedKernel, options: argparse.Namespace, target: Targ
     parameters = Parameters.of(named.kernel.function)
     parameters.require_fixed()
     arguments = named.spec.example(dtype.torch) if named.spec else _annotated(parameters, dtype, shapes)
-    tensors = {name: tensor for name, tensor in shapes.items() if name in parameters.given}
+    tensors = {name: tensor for name, tensor in shapes.items() if name in parameters.user_names}
     _refuse_unknown(shapes, parameters)
     return _numbers(parameters) | arguments | tensors | _values(options.arg, parameters)
 
@@ -127,8 +127,8 @@ def check_complete(named: NamedKernel, arguments: Mapping[str, Any]) -> None:
     if not missing:
         return
     parameters = Parameters.of(named.kernel.function)
-    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in parameters.static_given]
-    values = [f"--arg {name}=…" for name in missing if name in parameters.static_given]
+    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in parameters.static_user_names]
+    values = [f"--arg {name}=…" for name in missing if name in parameters.static_user_names]
     unannotated = [name for name in missing if name not in parameters.annotations]
     numbers = f", or --arg {unannotated[-1]}=… if it is a number" if unannotated else ""
     raise ArgumentError(f"no shape or value for {', '.join(missing)} of {named.name}", hint=" ".join([*shapes, *values]) + numbers)
@@ -138,12 +138,12 @@ def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
     shapes: dict[str, Tensor] = {}
     for text in texts:
         name, tensor = tensor_of(text, dtype)
-        refuse_twice(name, shapes)
+        refuse_duplicate(name, shapes)
         shapes[name] = tensor
     return shapes
 
 
-def refuse_twice(name: str, known: Container[str]) -> None:
+def refuse_duplicate(name: str, known: Container[str]) -> None:
     if name in known:
         raise ArgumentError(f"{name!r} is given twice", hint="give it once")
 
@@ -188,10 +188,10 @@ def _dtype(name: str) -> DType:
 def _refuse_unknown(shapes: Mapping[str, Tensor], parameters: Parameters) -> None:
     dims = {dim for names in parameters.dims.values() for dim in names}
     for name in shapes:
-        if name not in parameters.given and name not in dims:
+        if name not in parameters.user_names and name not in dims:
             what = f"{parameters.function.__name__} has no parameter {name!r}"
-            raise ArgumentError(what, hint=f"its parameters are {', '.join(parameters.given) or 'none'}")
-        if name in dims - {*parameters.given} and shapes[name].dim() != 1:
+            raise ArgumentError(what, hint=f"its parameters are {', '.join(parameters.user_names) or 'none'}")
+        if name in dims - {*parameters.user_names} and shapes[name].dim() != 1:
             raise ArgumentError(f"{name!r} is a dim and has one size", hint=f"--shape {name}=512")
 
 
@@ -215,7 +215,9 @@ def _dim_sizes(dims_of: Mapping[str, Sequence[str]], shapes: Mapping[str, Tensor
 
 def _numbers(parameters: Parameters) -> dict[str, Any]:
     """Sets all run-time scalars to 1: the generated code does not depend on their values."""
-    required = [name for name in parameters.given if name not in parameters.static_given and name not in parameters.defaults]
+    required = [
+        name for name in parameters.user_names if name not in parameters.static_user_names and name not in parameters.defaults
+    ]
     types = {name: parameters.annotations.get(name) for name in required}
     return {name: type_(1) for name, type_ in types.items() if type_ in (int, float)}
 
@@ -224,10 +226,10 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in parameters.given:
-            hint = f"--arg NAME=VALUE with NAME of {', '.join(parameters.given) or 'no parameter'}"
+        if not equals or name not in parameters.user_names:
+            hint = f"--arg NAME=VALUE with NAME of {', '.join(parameters.user_names) or 'no parameter'}"
             raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", hint=hint)
-        refuse_twice(name, values)
+        refuse_duplicate(name, values)
         values[name] = _value(name, value, parameters)
     return values
 

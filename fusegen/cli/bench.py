@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
-from fusegen.bench.case import OWN_PROVIDERS, BenchCase, own_case
+from fusegen.bench.case import OWN_PROVIDERS, BenchCase, user_kernel_case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, ChosenProviders, Provider, choose
 from fusegen.bench.record import (
@@ -27,7 +27,7 @@ from fusegen.bench.record import (
     write,
 )
 from fusegen.bench.report import write_report
-from fusegen.bench.run import is_measured, resumed, run_case, with_row
+from fusegen.bench.run import earlier_record, is_measured, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
 from fusegen.cli.arguments import add_inputs, are_user_kernels, chosen_device, kernel_calls
 from fusegen.cli.load import load_all
@@ -126,11 +126,11 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
     if are_user_kernels(options.names, options, _CASE_OPTIONS):
         chosen = _choose_for_own(providers, device)
         kernels = kernel_calls(load_all(options.names, options), options, options.dtype, target_of(device))
-        cases: tuple[BenchCase, ...] = tuple(own_case(call.name, call.kernel, call.arguments, device) for call in kernels)
+        cases: tuple[BenchCase, ...] = tuple(user_kernel_case(call.name, call.kernel, call.arguments, device) for call in kernels)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
-        record = resumed(options.out, record.environment)
+        record = earlier_record(options.out, record.environment)
     if chosen.missing:
         terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
     return _run_cases(record, cases, chosen.providers, device, options, terminal)

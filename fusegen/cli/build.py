@@ -10,7 +10,7 @@ from pathlib import Path
 import fusegen
 from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.cpp import build_extension, build_sources
-from fusegen.bundle.kernels import described
+from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
 from fusegen.cli.load import NamedKernel, load_all
@@ -123,8 +123,8 @@ def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
         names = [parameter.name for parameter in kernel.parameters]
         for variant in kernel.variants:
             rows = ", ".join(map(str, variant.signature.rows))
-            target = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.described}"
-            terminal.line(f"{target}: {described(variant.signature, names)}")
+            target = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.summary}"
+            terminal.line(f"{target}: {describe_calls(variant.signature, names)}")
     terminal.line(f"kernels = fusegen.load({str(folder)!r}) loads them")
 
 

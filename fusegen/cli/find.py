@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from fusegen.cli.arguments import refuse_twice, tensor_of
+from fusegen.cli.arguments import refuse_duplicate, tensor_of
 from fusegen.cli.load import is_location, module_at, value_at
-from fusegen.cli.terminal import Terminal, print_document, users_line
+from fusegen.cli.terminal import Terminal, print_document, user_file_line
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError, BatchError, SpecNotFoundError
 from fusegen.integrations.find import Findings, find
@@ -99,7 +99,7 @@ def _call(function: Callable[[], Any], name: str, location: str, hint: str) -> A
         return function()
     except Exception as error:
         what = f"{name} of {location} failed: {type(error).__name__}: {error}"
-        raise ArgumentError(what, where=users_line(error), hint=hint) from error
+        raise ArgumentError(what, where=user_file_line(error), hint=hint) from error
 
 
 def _batch(texts: Sequence[str], module: ModuleType, location: str, model: Any) -> Any:
@@ -121,5 +121,5 @@ def _batch(texts: Sequence[str], module: ModuleType, location: str, model: Any) 
     if not all(names):
         raise ArgumentError("only some arguments of the batch have names", hint="name all of them, or none")
     for number, name in enumerate(names):
-        refuse_twice(name, names[:number])
+        refuse_duplicate(name, names[:number])
     return dict(arguments)

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from fusegen.api import Kernel, Method
-from fusegen.cli.terminal import users_line
+from fusegen.cli.terminal import user_file_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError
 from fusegen.specs import Spec, find, is_prebuilt
 
@@ -115,12 +115,12 @@ def _import(location: str, action: Callable[[], ModuleType]) -> ModuleType:
     try:
         return action()
     except FusegenError as error:
-        error.where = error.where or users_line(error)  # a declaration is refused before its line is known
+        error.where = error.where or user_file_line(error)  # a declaration is refused before its line is known
         raise
     except (Exception, SystemExit) as error:
         hint = f"python {location}" if location.endswith(_SUFFIX) else f"python -c 'import {location}'"
         what = " ".join(f"importing {location} failed: {type(error).__name__}: {error}".split())
-        raise ArgumentError(what, where=users_line(error), hint=hint) from error
+        raise ArgumentError(what, where=user_file_line(error), hint=hint) from error
 
 
 def _in_module(module: ModuleType, location: str, attribute: str) -> NamedKernel:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import fusegen
 from fusegen import progress
-from fusegen.cli.terminal import Terminal, printable, shortened, users_line
+from fusegen.cli.terminal import Terminal, printable, shortened, user_file_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError, TargetError, ToolNotFoundError
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _text(error: BaseException) -> str:
 def _location(error: BaseException) -> str:
     """Returns the innermost line of the user's code, or of fusegen's code if there is none."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return users_line(error) or f"{frame.filename}:{frame.lineno}"
+    return user_file_line(error) or f"{frame.filename}:{frame.lineno}"
 
 
 def _report(message: str, code: int) -> int:

@@ -74,7 +74,7 @@ def probe_python() -> ProbeResult:
 @lru_cache(maxsize=1)
 def package_facts() -> Mapping[str, Any]:
     """The folder of templates, from a process that imports the whole package; raises `ProbeError` if the import fails."""
-    return ask(
+    return run_python(
         "import fusegen.api, fusegen.specs\nfrom fusegen.emit.environment import templates\nanswer(templates=str(templates()))"
     )
 
@@ -99,7 +99,7 @@ def probe_packages() -> ProbeResult:
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
     if absent := [name for name in _PACKAGES if name not in versions]:
         return missing(", ".join(absent), f"pip install {' '.join(absent)}")
-    ask("\n".join(f"import {name}" for name in _PACKAGES) + "\nanswer()")
+    run_python("\n".join(f"import {name}" for name in _PACKAGES) + "\nanswer()")
     return found(detail=", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
@@ -123,7 +123,7 @@ _INSTALL_TORCH = "pip install torch"
 @lru_cache(maxsize=1)
 def torch_facts() -> Mapping[str, Any]:
     """Torch's version and devices; raises `ProbeError` if torch cannot be imported."""
-    return ask(_ASK_TORCH)
+    return run_python(_ASK_TORCH)
 
 
 def probe_torch() -> ProbeResult:
@@ -200,7 +200,7 @@ def probe_nvrtc() -> ProbeResult:
         return missing("cuda-bindings is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-bindings")
     try:
-        answer = ask(_ASK_NVRTC)
+        answer = run_python(_ASK_NVRTC)
     except ProbeError as error:
         return broken(error.what, _INSTALL_CUDA, version=f"cuda-bindings {version}")
     return found(f"{answer['version']} (cuda-bindings {version})", answer["where"])
@@ -211,7 +211,7 @@ def probe_core() -> ProbeResult:
         return missing("cuda-core is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-core")
     try:
-        return found(version, ask(_ASK_CORE)["where"])
+        return found(version, run_python(_ASK_CORE)["where"])
     except ProbeError as error:
         return broken(error.what, _INSTALL_CUDA, version=version)
 
@@ -294,7 +294,7 @@ def probe_compiler() -> ProbeResult:
 
 def probe_native() -> ProbeResult:
     """Probes the native module, which is built at its first use."""
-    problem = ask("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
+    problem = run_python("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
     if problem:
         return missing(
             f"calls run in Python, which is slower: {problem}", "set FUSEGEN_NATIVE=1 and install a working C++ compiler"
@@ -305,7 +305,7 @@ def probe_native() -> ProbeResult:
 def probe_extensions() -> ProbeResult:
     """Probes ninja and torch's headers; extensions need these and the C++ compiler."""
     try:
-        answer = ask("import ninja, torch.utils.cpp_extension as t\nanswer(ninja=ninja.BIN_DIR, headers=t.include_paths())")
+        answer = run_python("import ninja, torch.utils.cpp_extension as t\nanswer(ninja=ninja.BIN_DIR, headers=t.include_paths())")
         process = run([str(Path(answer["ninja"], "ninja")), "--version"])
     except ProbeError as error:
         return missing(f"ninja does not work: {error.what}", "pip install ninja")
@@ -322,7 +322,7 @@ def _compiler_problem(compiler: HostCompiler) -> str | None:
             process = run([*compiler.command, *_FLAGS, str(source), "-o", str(library)])
             if process.returncode != 0:
                 return f"it cannot build a kernel with OpenMP: {failure(process)}"
-            total = ask(f"import ctypes\nanswer(sum=ctypes.CDLL({str(library)!r}).probe())")["sum"]
+            total = run_python(f"import ctypes\nanswer(sum=ctypes.CDLL({str(library)!r}).probe())")["sum"]
         except ProbeError as error:
             return error.what
     return None if total == _SUM else f"its kernel computes {total} instead of {_SUM}"
@@ -353,7 +353,7 @@ class ProbeError(FusegenError):
     """A probe's subprocess failed."""
 
 
-def ask(code: str) -> Mapping[str, Any]:
+def run_python(code: str) -> Mapping[str, Any]:
     """Runs Python code in a subprocess and returns its answer.
 
     Args:

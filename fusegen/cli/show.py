@@ -122,7 +122,7 @@ def _group(graph: Graph, group: Group) -> str:
     shape = ", ".join(f"{extent}{'*' if d in group.domain.columns else ''}" for d, extent in enumerate(group.domain.shape))
     lines = [f"{group.kind.name} over [{shape}]"]
     lines += [f"   reads {_names(graph, group.inputs)}, writes {_names(graph, group.outputs)}"]
-    lines += [f"   computes intermediates {_names(graph, group.anchors)}"] if group.anchors else []
+    lines += [f"   computes intermediates {_names(graph, group.core_nodes)}"] if group.core_nodes else []
     return "\n".join(lines + ([f"   {group.reason}"] if group.reason else []))
 
 
@@ -252,7 +252,7 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     if isinstance(step, LibraryMatmul):
         return StepFact(None, "library matmul", None, None, 0, *figures, step.reason)
     if isinstance(step, LoopStep):
-        return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.described)
+        return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.summary)
     if isinstance(step, LibraryStep):
         return StepFact(None, step.group.kind.name, None, None, 0, *figures, step.function)
     kind, reason = step.group.kind.name, step.group.reason
@@ -331,7 +331,7 @@ def _verified_on(spec: Spec, records: dict[str, SpecRecord]) -> list[str]:
 
 
 def _gradients(spec: Spec) -> str:
-    return ", ".join(spec.trains) if isinstance(spec.trains, tuple) else "yes" if spec.trains else "–"
+    return ", ".join(spec.gradients) if isinstance(spec.gradients, tuple) else "yes" if spec.gradients else "–"
 
 
 def _spec_row(spec: Spec, records: dict[str, SpecRecord]) -> Sequence[str]:
@@ -348,7 +348,7 @@ def _plain_spec(spec: Spec, records: dict[str, SpecRecord]) -> dict[str, object]
         "aliases": {alias: f"{spec.name}:{variant}".rstrip(":") for alias, variant in spec.aliases.items()},
         "dtypes": spec.dtypes,
         "sizes": spec.sizes,
-        "gradients": spec.trains,
+        "gradients": spec.gradients,
         "verified": {
             target: {dtype: entry.environment.gpu for dtype, entry in record.items()} for target, record in records.items()
         },

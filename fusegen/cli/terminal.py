@@ -239,7 +239,7 @@ _OTHERS = (str(Path(fusegen.__file__).parent), sysconfig.get_path("stdlib"), "<"
 """Prefixes of the names of files that a user did not write: fusegen's, Python's, and names of no file."""
 
 
-def users_line(error: BaseException) -> str | None:
+def user_file_line(error: BaseException) -> str | None:
     """``FILE:LINE`` of the innermost frame in a user's file, or of a syntax error; None if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

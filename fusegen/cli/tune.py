@@ -69,7 +69,7 @@ def _plain(tuned: _Tuned) -> dict[str, object]:
 
 def _plain_launch(launch: TunedLaunch) -> dict[str, object]:
     plans = [
-        {"plan": candidate.plan.words, "microseconds": candidate.times and candidate.times.median, "error": candidate.error}
+        {"plan": candidate.plan.description, "microseconds": candidate.times and candidate.times.median, "error": candidate.error}
         for candidate in launch.candidates
     ]
-    return {"name": launch.name, "extents": launch.key.extents, "plan": launch.plan.words, "candidates": plans}
+    return {"name": launch.name, "extents": launch.key.extents, "plan": launch.plan.description, "candidates": plans}

@@ -18,7 +18,7 @@ from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
 from fusegen.emit.environment import unit_text
 from fusegen.errors import IndexRangeError, LaunchError
-from fusegen.extension.native import Texts, ensure_native, library_of
+from fusegen.extension.native import LibrarySources, ensure_native, library_of
 from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -29,7 +29,7 @@ from fusegen.runtime import cuda, devices
 from fusegen.runtime.devices import host_kernel, instruction_set
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PackResults, bound_call
 from fusegen.runtime.instructions import Runner, Scalars, integer
-from fusegen.schedule.names import plain, stride_name
+from fusegen.schedule.names import ascii_name, stride_name
 from fusegen.settings import Compiler, cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target
@@ -253,9 +253,9 @@ def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) 
     size_places = size_places_of(compiled.traced, call)
     is_cpu = target.backend is Backend.CPU
     cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
-    unit = unit_of(plain(compiled.traced.name), call, size_places, compiled.sources, cubins)
+    unit = unit_of(ascii_name(compiled.traced.name), call, size_places, compiled.sources, cubins)
     files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
-    library = library_of(Texts(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
+    library = library_of(LibrarySources(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     operator: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
     return unit, operator

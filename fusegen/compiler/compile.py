@@ -56,7 +56,7 @@ class Request:
         device: the value of ``x.device`` in the function.
         index64: whether indices need 64 bits.
         numbers: this call's values of the scalars, and of ints that are used as sizes.
-        one_tensor_twice: parameters that receive the same tensor.
+        repeated_tensors: parameters that receive the same tensor.
         mutates: parameters that the function may write to.
         tied: ints used as sizes that share a symbol with dims of equal size.
         fast_math: the option of the declaration.
@@ -73,7 +73,7 @@ class Request:
     device: torch.device
     index64: bool
     numbers: tuple[tuple[str, int | float], ...] = ()
-    one_tensor_twice: tuple[str, ...] = ()
+    repeated_tensors: tuple[str, ...] = ()
     mutates: frozenset[str] = frozenset()
     tied: frozenset[str] = frozenset()
     fast_math: bool = False
@@ -153,7 +153,7 @@ class Variant(CompiledGraph):
         conditions: relations of run-time scalars that must hold.
         state: all other Python state that the function read, captured tensors included.
         switches_gradients: whether torch's autograd would record something that the graph does not show.
-        constants: values of promoted literals, see `tracing.Promotions`.
+        constants: values of promoted literals, see `tracing.ProgramFamilies`.
     """
 
     request: Request

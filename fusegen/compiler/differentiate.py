@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_unflatten
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.passes import ForwardBackward, passes_of
-from fusegen.compiler.signature import ITSELF
+from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import Values, check_tangent
 from fusegen.runtime.bound import BoundCall, Captured, condition_of
@@ -42,18 +42,18 @@ class BoundVjp(BoundCall):
     def __init__(
         self, dispatcher: Dispatcher, variant: Variant, passes: ForwardBackward, captured: Captured, sizes: Mapping[str, int]
     ) -> None:
-        super().__init__(condition_of(variant.conditions, sizes, dispatcher.parameters.names), variant.state, captured)
+        super().__init__(condition_of(variant.conditions, sizes, dispatcher.parameters.emitted_names), variant.state, captured)
         self.passes, self.sizes = passes, sizes
         self._dispatcher, self._variant = dispatcher, variant
 
     def __call__(self, values: Values, captured: Captured) -> tuple[Any, SavedForBackward]:
         variant, passes = self._variant, self.passes
-        named = dict(zip(self._dispatcher.parameters.names, values, strict=True)) | self._closed_over(captured)
-        named |= {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        named = dict(zip(self._dispatcher.parameters.emitted_names, values, strict=True)) | self._closed_over(captured)
+        named |= {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == VALUE_AS_SIZE}
         if passes.derivative.key is not None:
             named[passes.derivative.key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
         outputs = passes.forward([named[name] for name in passes.forward.names])
-        saved = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
+        saved = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.saved)
         named |= passes.forward.sizes([named[spec.name] for spec in passes.forward.graph.inputs])
         numbers = tuple(named[name] for name in (*passes.backward.further, *(name for name, _ in passes.backward.graph.scalars)))
         return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), SavedForBackward(
@@ -119,7 +119,7 @@ class VjpCalls(CallBinder):
         copied._by_default = self._by_default
         return copied
 
-    def of_shapes(self, values: Values) -> BoundVjp:
+    def pass_for_shapes(self, values: Values) -> BoundVjp:
         """The forward pass for the shapes of some arguments, which may be meta or fake tensors.
 
         Raises:
@@ -163,8 +163,8 @@ class VjpCalls(CallBinder):
         parameters = self.dispatcher.parameters
         floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
         closed_over = dict(zip(variant.state.names, captured, strict=True))
-        locations = dict(zip(variant.state.names, variant.state.places, strict=True))
-        names = dict(zip(parameters.given, parameters.names, strict=True))
+        locations = dict(zip(variant.state.names, variant.state.location_keys, strict=True))
+        names = dict(zip(parameters.user_names, parameters.emitted_names, strict=True))
         names |= {n: n for n in closed_over if n not in names}
         names = {given: n for given, n in names.items() if n in floats}
         if self._by_default:
@@ -196,6 +196,6 @@ class VjpCalls(CallBinder):
 
 def _require_elements(dispatcher: Dispatcher, values: Values) -> None:
     """Refuses empty tensors."""
-    for name, value in zip(dispatcher.parameters.given, values, strict=True):
+    for name, value in zip(dispatcher.parameters.user_names, values, strict=True):
         if isinstance(value, Tensor) and not value.numel():
             raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", hint="call torch for empty tensors")

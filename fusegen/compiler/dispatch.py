@@ -18,17 +18,25 @@ from torch.utils._pytree import tree_map_only
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.compiler.backends import builder, machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.parameters import KINDS, ContainerLayouts, Parameters, flat_function, flat_names, settled, spread
+from fusegen.compiler.parameters import (
+    KINDS,
+    ContainerLayouts,
+    Parameters,
+    flat_function,
+    flat_names,
+    flatten_containers,
+    with_constant_numbers,
+)
 from fusegen.compiler.parameters import KINDS as CONTAINERS
 from fusegen.compiler.passes import passes_of, require_history
-from fusegen.compiler.signature import ITSELF
+from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.compiler.tuned import with_measured_plans
 from fusegen.compiler.variants import VariantCache
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
 from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Captured, condition_of
+from fusegen.runtime.bound import NO_CAPTURED, NO_SCALARS, BoundCall, BoundPlan, ByValue, CallFacts, Captured, condition_of
 from fusegen.runtime.callables import (
     as_real_pairs,
     is_complex,
@@ -92,7 +100,9 @@ class Dispatcher(CallBinder):
         self.function, self.name, self.options = function, name, options
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[ContainerLayouts, FlatDispatcher] = {}
-        self._named: tuple[Named, FlatDispatcher] | None = None  # the last call whose only container was **kwargs
+        self._keyword_pattern: tuple[KeywordPattern, FlatDispatcher] | None = (
+            None  # the last call whose only container was **kwargs
+        )
         self.variants = VariantCache(function, name, options, origin=origin)
         self.parameters = self.variants.parameters
         self.executable = Executable(self)
@@ -107,7 +117,7 @@ class Dispatcher(CallBinder):
     @cached_property
     def _positional(self) -> int | None:
         """The number of positional arguments of a call without keywords; None if some must be named."""
-        return None if self.parameters.keyword_only or self.parameters.variadic else len(self.parameters.names)
+        return None if self.parameters.keyword_only or self.parameters.variadic else len(self.parameters.emitted_names)
 
     # Calls.
 
@@ -125,21 +135,21 @@ class Dispatcher(CallBinder):
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
         match = None if function_modes() and is_intercepted(values) else self.executable.recent_match(values)
         if match is None:
-            flat = self._spread(values)
+            flat = self._flatten(values)
             if flat is not None:
                 return flat[0].call(flat[1], {})
             if any(map(is_complex, values)):
-                derived, pairs = self.of_reals(values)
-                return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
+                derived, pairs = self.with_real_pairs(values)
+                return derived.call((), dict(zip(self.parameters.user_names, pairs, strict=True)))
             if runs_in_torch(values):
                 return self._as_torch_does(values, args, kwargs)
             match = self.executable.lookup(values)
         program, captured = match
         return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
-    def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
+    def with_real_pairs(self, values: Values) -> tuple[Dispatcher, Values]:
         """The dispatcher and the arguments of a call, with complex tensors replaced by real tensors of pairs."""
-        names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
+        names = tuple(name for name, value in zip(self.parameters.user_names, values, strict=True) if is_complex(value))
         if not names:
             return self, values
         with self._lock:
@@ -150,9 +160,9 @@ class Dispatcher(CallBinder):
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the function itself, under a torch mode or transform that watches the call."""
-        values, args = [settled(value) for value in values], [settled(value) for value in args]
-        kwargs = {name: settled(value) for name, value in kwargs.items()}
-        for name, value in zip(self.parameters.names, values, strict=True):
+        values, args = [with_constant_numbers(value) for value in values], [with_constant_numbers(value) for value in args]
+        kwargs = {name: with_constant_numbers(value) for name, value in kwargs.items()}
+        for name, value in zip(self.parameters.emitted_names, values, strict=True):
             if not isinstance(value, Tensor):
                 check_plain(self.name, name, value)
         if is_transformed() and not self._warned:
@@ -167,18 +177,18 @@ class Dispatcher(CallBinder):
         """All arguments in the order of the parameters."""
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
 
-    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
+    def resolve_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
         """The dispatcher of a call that is not run, and all its arguments, with containers of tensors replaced by leaves.
 
         Raises:
             ArgumentError: an argument is neither a tensor nor a value that can select code.
         """
-        flat = self._spread(self.parameters.bind(args, kwargs))
+        flat = self._flatten(self.parameters.bind(args, kwargs))
         return (self, self.arguments(args, kwargs)) if flat is None else (flat[0], flat[0].arguments(flat[1], {}))
 
-    def _spread(self, values: Values) -> tuple[FlatDispatcher, list[Any]] | None:
+    def _flatten(self, values: Values) -> tuple[FlatDispatcher, list[Any]] | None:
         """The dispatcher for the leaves of containers of tensors, and the leaves; None if no argument is such a container."""
-        last = self._named
+        last = self._keyword_pattern
         if last is not None and (leaves := last[0].leaves(values)) is not None:
             return last[1], leaves
         for value in values:
@@ -187,7 +197,7 @@ class Dispatcher(CallBinder):
         else:
             return None
         try:
-            layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
+            layouts, leaves = flatten_containers(self.parameters.user_names, values, self.parameters.variadic)
         except RecursionError:
             what = f"{self.name}: a list, tuple or dict among the arguments contains itself, or is nested too deeply"
             raise ArgumentError(what, hint="pass shallow containers of tensors and numbers") from None
@@ -199,8 +209,8 @@ class Dispatcher(CallBinder):
                     self._flat.clear()
                 self._flat[layouts] = FlatDispatcher(self, layouts)
             flat = self._flat[layouts]
-            if self.parameters.takes_any_name and (named := Named.of(layouts, leaves)) is not None:
-                self._named = named, flat
+            if self.parameters.takes_any_name and (named := KeywordPattern.of(layouts, leaves)) is not None:
+                self._keyword_pattern = named, flat
             return flat, leaves
 
     def inputs(self, name: str) -> Sequence[str]:
@@ -215,8 +225,8 @@ class Dispatcher(CallBinder):
         """
         self.parameters.require_fixed()
         values = self.parameters.bind(args, kwargs)
-        self.parameters.require_given(values)
-        for name, value in zip(self.parameters.names, values, strict=True):
+        self.parameters.require_not_none(values)
+        for name, value in zip(self.parameters.emitted_names, values, strict=True):
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
@@ -230,9 +240,9 @@ class Dispatcher(CallBinder):
         """Refuses arguments that no kernel can take, such as values of a finished trace."""
         if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
             raise stale()
-        self.parameters.require_given(values)
-        check(self.name, self.parameters.names, values)
-        for name, value in zip(self.parameters.names, values, strict=True):
+        self.parameters.require_not_none(values)
+        check(self.name, self.parameters.emitted_names, values)
+        for name, value in zip(self.parameters.emitted_names, values, strict=True):
             if name in self.parameters.mutates and isinstance(value, Tensor):
                 check_writable(self.name, name, value)
 
@@ -241,9 +251,9 @@ class Dispatcher(CallBinder):
         tensors."""
         tensors = [value for value in values if isinstance(value, Tensor)]
         if any(tensor.numel() == 0 for tensor in tensors):
-            return _EmptyCall(self.parameters), NOTHING
+            return _EmptyCall(self.parameters), NO_CAPTURED
         device = tensors[0].device
-        variant, captured = self.variants.of(values, machine_of(device).target, device)
+        variant, captured = self.variants.variant_of(values, machine_of(device).target, device)
         if self._requires is not None:
             self._requires(variant)
         for name, tensor in zip(variant.state.names, captured, strict=True):
@@ -251,7 +261,7 @@ class Dispatcher(CallBinder):
         differentiated = self._differentiated(variant, values, captured)
         wrt = differentiated_inputs(variant.traced, differentiated)
         if wrt and _has_empty_result(variant.traced):  # its gradients are empty too
-            return _EmptyCall(self.parameters), NOTHING
+            return _EmptyCall(self.parameters), NO_CAPTURED
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, captured, wrt), captured
@@ -267,7 +277,7 @@ class Dispatcher(CallBinder):
         """
         if not torch.is_grad_enabled():
             return set()
-        named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, captured, strict=True))
+        named = (*zip(self.parameters.emitted_names, values, strict=True), *zip(variant.state.names, captured, strict=True))
         differentiated = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
         if variant.traced.writes:
             refuse_gradients(self.name, differentiated)
@@ -286,15 +296,15 @@ class Dispatcher(CallBinder):
         sizes = self.variants.sizes(variant, values, captured)
         program = machine_of(device, self.options.compiler).bound(variant, sizes, device)
         program = _WithoutHistory(program) if without_history else program
-        facts = CallFacts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
+        facts = CallFacts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.emitted_names)
         return BoundPlan(program, facts, self._by_value(variant), variant.state, captured)
 
     def _with_gradients(self, variant: Variant, values: Values, captured: Captured, wrt: Sequence[str]) -> BoundAutogradCall:
         """The forward and backward pass of a variant, bound to the exact shapes of a call."""
         passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, captured)
-        names, all_values = self.parameters.names, (*values, *captured)
+        names, all_values = self.parameters.emitted_names, (*values, *captured)
         index_of = {name: index for index, name in enumerate((*names, *variant.state.names))}
-        index_of |= {size: index_of[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        index_of |= {size: index_of[name] for size, (name, dim) in variant.request.sizes.sources if dim == VALUE_AS_SIZE}
         device = next(value.device for value in all_values if isinstance(value, Tensor))
         source = ArgumentSource(tuple(index_of.get(name) for name in passes.forward.names), device)
         arguments = source.example(all_values)
@@ -315,7 +325,7 @@ class Dispatcher(CallBinder):
         )
 
     def _by_value(self, variant: Variant) -> ByValue:
-        scalars = [name for name in variant.call.scalars.names if name in self.parameters.names]
+        scalars = [name for name in variant.call.scalars.names if name in self.parameters.emitted_names]
         return partial(self._call_by_value, scalars)
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
@@ -351,7 +361,7 @@ class FlatDispatcher(Dispatcher):
             ArgumentError: the containers have another structure.
         """
         parameters = self._kernel.parameters
-        layouts, leaves = spread(parameters.given, parameters.bind(args, kwargs), parameters.variadic)
+        layouts, leaves = flatten_containers(parameters.user_names, parameters.bind(args, kwargs), parameters.variadic)
         if layouts != self._layouts:
             what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than in the first call"
             raise ArgumentError(what, hint="call fg.vjp again for the new arguments")
@@ -374,13 +384,13 @@ class _EmptyCall(BoundCall):
     """Runs the function itself for empty tensors or empty results: nothing can be fused."""
 
     def __init__(self, parameters: Parameters) -> None:
-        super().__init__(None, None, NOTHING)
+        super().__init__(None, None, NO_CAPTURED)
         self.find = lambda _: None  # not cached: each call binds again
         self._parameters = parameters
 
     def __call__(self, values: Values, captured: Captured) -> Any:
         parameters = self._parameters
-        written = [value for name, value in zip(parameters.names, values, strict=True) if name in parameters.mutates]
+        written = [value for name, value in zip(parameters.emitted_names, values, strict=True) if name in parameters.mutates]
         try:
             result = parameters.call(_copied(list(values), written))
         except (IndexError, RuntimeError) as error:
@@ -391,7 +401,7 @@ class _EmptyCall(BoundCall):
 
     def _refused(self, values: Values, error: Exception) -> ArgumentError:
         """The error for a reduction that has no result for an empty tensor, e.g. a maximum."""
-        named = zip(self._parameters.names, values, strict=True)
+        named = zip(self._parameters.emitted_names, values, strict=True)
         empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
         shapes = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
         what = f"{self._parameters.function.__name__}: a reduction of no elements has no result: {error}"
@@ -415,7 +425,7 @@ def _copied(values: Any, written: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Named:
+class KeywordPattern:
     """The pattern of calls whose only container is ``**kwargs``: its names, and the types of all leaves.
 
     Attributes:
@@ -427,7 +437,7 @@ class Named:
     types: list[type]
 
     @classmethod
-    def of(cls, layouts: ContainerLayouts, leaves: Sequence[Any]) -> Named | None:
+    def of(cls, layouts: ContainerLayouts, leaves: Sequence[Any]) -> KeywordPattern | None:
         """The pattern of a call; None if the function's last parameter is not ``**kwargs``, or another argument is a container."""
         *others, (_, last) = layouts
         if last is None or any(layout is not None for _, layout in others) or any(isinstance(leaf, KINDS) for leaf in leaves):

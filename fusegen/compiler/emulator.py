@@ -24,7 +24,7 @@ from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.program import call
 from fusegen.program.call import TensorMapSpec
 from fusegen.runtime.execute import Binder, LaunchBackend, out_of_range
-from fusegen.runtime.instructions import Do, Scalars, integer
+from fusegen.runtime.instructions import CallFunction, Scalars, integer
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 
@@ -315,7 +315,7 @@ class EmulatorBackend(LaunchBackend):
             except IndexRangeError as error:
                 raise out_of_range(error.what, binder.sizes) from None
 
-        binder.add(Do(step, tuple(map(binder.tensor, launch.accesses))))
+        binder.add(CallFunction(step, tuple(map(binder.tensor, launch.accesses))))
 
 
 def _value(

@@ -72,7 +72,7 @@ def lower(
         group_steps = family_of(group.kind).lower(context)
         _check_shared(group_steps, target)
         steps += group_steps
-    return Program(graph, target, memory.specs, overlapping(in_parts(steps, target), target), tuple(memory.results))
+    return Program(graph, target, memory.specs, mark_overlaps(fuse_horizontally(steps, target), target), tuple(memory.results))
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:
@@ -126,13 +126,13 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
     if columns or extent is None or not may_pad(extent):
         return False
     touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
-    heavy = [group for group in touching if group.kind is LIBRARY_MATMUL and is_heavy(graph, group.anchors[0])]
+    heavy = [group for group in touching if group.kind is LIBRARY_MATMUL and is_heavy(graph, group.core_nodes[0])]
     return bool(heavy) and all(group.kind.is_strided for group in touching)
 
 
 def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
     """Operands of library matmuls whose views have no strides once their matrix is padded."""
-    products = (group.anchors[0] for group in groups if group.kind is LIBRARY_MATMUL)
+    products = (group.core_nodes[0] for group in groups if group.kind is LIBRARY_MATMUL)
     for position in (p for matmul in products for p in graph.nodes[matmul].args):
         base = strided_view(graph, position).base
         if strided_view(padded, position).base != base:
@@ -151,7 +151,7 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
 # the place of its own last ones.
 
 
-def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
+def mark_overlaps(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
     """The steps, with launches marked that overlap with the end of the launch directly before them."""
     if not target.overlap:
         return tuple(steps)
@@ -174,7 +174,7 @@ _MOST_PARTS = 8  # each adds its code to the kernel
 _LITTLE = 8 << 10  # bytes of shared memory per block up to which it does not limit the blocks of an SM
 
 
-def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
+def fuse_horizontally(steps: Sequence[Step], target: Target) -> list[Step]:
     """Horizontal fusion: the steps, with neighbouring independent launches as parts of one launch."""
     if not target.warp:
         return list(steps)

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.guards import exact, is_plain
+from fusegen.guards import exact_key, is_plain
 from fusegen.schedule.names import Namer, identifier, parameter_names
 from fusegen.threads import cached_property
-from fusegen.trace.user import returned_at
+from fusegen.trace.user import return_line
 
 T = TypeVar("T")
 
@@ -44,8 +44,8 @@ class Parameters:
     """The parameters of a function.
 
     Attributes:
-        given: the user's names, in order.
-        names: the names in graphs and emitted text, in order; equal to `given` if these are distinct identifiers there.
+        user_names: the user's names, in order.
+        emitted_names: the names in graphs and emitted text, in order; equal to `user_names` if those are distinct identifiers.
         defaults: default values by the user's name.
         mutates: parameters that the function may write to, by name in emitted text.
         variadic: ``*args`` and ``**kwargs``, by the user's name.
@@ -54,8 +54,8 @@ class Parameters:
     """
 
     function: Callable[..., Any]
-    given: tuple[str, ...]
-    names: tuple[str, ...]
+    user_names: tuple[str, ...]
+    emitted_names: tuple[str, ...]
     defaults: Mapping[str, object]
     mutates: frozenset[str] = frozenset()
     variadic: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Parameters:
             what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, but each one needs a name"
             raise ArgumentError(what, hint="declare a kernel that names every parameter")
 
-    def require_given(self, values: Sequence[object]) -> None:
+    def require_not_none(self, values: Sequence[object]) -> None:
         """Refuses None for parameters that the function marks as required.
 
         Args:
@@ -121,7 +121,7 @@ class Parameters:
         Raises:
             ArgumentError: a required one is None.
         """
-        for name, value in zip(self.given, values, strict=True):
+        for name, value in zip(self.user_names, values, strict=True):
             if value is None and name in getattr(self.function, NEVER_NONE, ()):
                 annotation = self.annotations.get(name)
                 hint = f"give a {'tensor' if annotation is Tensor else getattr(annotation, '__name__', 'value')}"
@@ -130,18 +130,18 @@ class Parameters:
     @cached_property
     def static(self) -> frozenset[str]:
         """Parameters whose annotation makes their value select code, by name in emitted text."""
-        return frozenset(n for g, n in self._pairs if g in self.static_given)
+        return frozenset(n for g, n in self._pairs if g in self.static_user_names)
 
     @cached_property
-    def static_given(self) -> frozenset[str]:
+    def static_user_names(self) -> frozenset[str]:
         """Parameters whose annotation makes their value select code, by the user's name."""
-        return frozenset(g for g in self.given if _is_static(self.annotations.get(g)))
+        return frozenset(g for g in self.user_names if _is_static(self.annotations.get(g)))
 
     @cached_property
     def dim_names(self) -> Mapping[str, tuple[str, ...]]:
         """Names of dims from annotations such as ``Annotated[Tensor, "rows cols"]``, as identifiers, by the parameter's
         name in emitted text."""
-        taken = [*map(identifier, self.names), *keyword.kwlist, "min", "max"]  # formulas are Python
+        taken = [*map(identifier, self.emitted_names), *keyword.kwlist, "min", "max"]  # formulas are Python
         namer = Namer(taken=taken)
         words = dict.fromkeys(word for dims in self.dims.values() for word in dims)
         names = {word: namer.take(f"{word}_size" if identifier(word) in taken else word) for word in words}
@@ -149,12 +149,12 @@ class Parameters:
 
     @cached_property
     def _pairs(self) -> tuple[tuple[str, str], ...]:
-        return tuple(zip(self.given, self.names, strict=True))
+        return tuple(zip(self.user_names, self.emitted_names, strict=True))
 
     @cached_property
     def dims(self) -> Mapping[str, tuple[str, ...]]:
         """Dims as the user wrote them: names, or numbers as in ``Annotated[Tensor, "rows 4096"]``."""
-        dims_of = {n: _dims(self.annotations.get(n)) for n in self.given}
+        dims_of = {n: _dims(self.annotations.get(n)) for n in self.user_names}
         return {n: dims for n, dims in dims_of.items() if dims}
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -178,7 +178,7 @@ class Parameters:
             p.replace(annotation=_REQUIRED, default=_Name(f"_default_{number}") if p.default is not _REQUIRED else _REQUIRED)
             for number, p in enumerate(parameters)
         ]
-        text = f"lambda {str(inspect.Signature(plain))[1:-1]}: [{', '.join(self.given)}]"
+        text = f"lambda {str(inspect.Signature(plain))[1:-1]}: [{', '.join(self.user_names)}]"
         binder: Callable[..., list[Any]] = eval(text, defaults)
         return binder
 
@@ -198,7 +198,7 @@ class Parameters:
         Args:
             values: all arguments in the order of the parameters.
         """
-        named = {name: value for name, value in zip(self.given, values, strict=True) if name in self.keyword_only}
+        named = {name: value for name, value in zip(self.user_names, values, strict=True) if name in self.keyword_only}
         return self.function(*values[: len(values) - len(named)], **named)  # keyword-only parameters come last
 
 
@@ -240,7 +240,7 @@ def _dims(annotation: Any) -> tuple[str, ...]:
 
 
 # Containers as arguments. Each leaf of a list, tuple, dict or named tuple of tensors becomes a parameter of its own. Lists and
-# dicts of settings select code. torch.compile traces `settled` and `spread` like user code: they are plain Python.
+# dicts of settings select code. torch.compile traces `with_constant_numbers` and `flatten_containers` like user code.
 
 
 ContainerLayout: TypeAlias = tuple[Any, ...] | None
@@ -256,7 +256,7 @@ _SETTING = "setting"
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
 
 
-def settled(value: Any) -> Any:
+def with_constant_numbers(value: Any) -> Any:
     """Makes the numbers of a tuple or list constants: torch.compile compiles again for other numbers. Returns other values
     unchanged."""
     if isinstance(value, torch.Size):
@@ -266,13 +266,13 @@ def settled(value: Any) -> Any:
     return type(value)([guard_scalar(element) for element in value])
 
 
-def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[ContainerLayouts, list[Any]]:
+def flatten_containers(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[ContainerLayouts, list[Any]]:
     """The layout of each argument, and all arguments, with containers of tensors replaced by their leaves.
 
     Args:
         names: the parameters' names.
         values: one for each parameter.
-        variadic: the parameters ``*args`` and ``**kwargs``, which are always spread.
+        variadic: the parameters ``*args`` and ``**kwargs``, which are always flattened.
     """
     layouts: list[tuple[str, ContainerLayout]] = []
     leaves: list[Any] = []
@@ -281,7 +281,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
             layouts.append((name, None))
             leaves.append(argument)
             continue
-        value = argument if name in variadic else settled(argument)
+        value = argument if name in variadic else with_constant_numbers(argument)
         own_leaves: list[Any] = []
         layout = _layout(value, own_leaves)
         if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own_leaves]):
@@ -315,7 +315,7 @@ def _of_settings(value: Any) -> ContainerLayout:
     leaves: list[Any] = []
     layout = _layout(value, leaves)
     if layout is None:
-        return _SETTING, exact(value), value
+        return _SETTING, exact_key(value), value
     kind, keys, _ = layout
     elements = value.values() if isinstance(value, dict) else value
     return kind, keys, tuple([_of_settings(element) for element in elements])
@@ -340,9 +340,9 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
     return call
 
 
-def every_argument(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def all_arguments(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """All arguments in the order of the parameters, as `Parameters.bind` returns them, for arguments that match the signature."""
-    names = parameters.given
+    names = parameters.user_names
     values: list[Any] = []
     first = parameters.variadic[0] if parameters.variadic else ""
     for position, name in enumerate(names):
@@ -464,4 +464,4 @@ def _require_unchanged(function: Callable[..., Any], name: str, container: Any, 
         kind = type(before).__name__
         what = f"the kernel changes its caller's {kind} {name!r}, which cannot be traced"
         hint = f"change a copy: {name} = {kind}({name}); to write to its tensors, declare @fg.kernel(mutates=({name!r},))"
-        raise UnsupportedError(what, where=returned_at(function), hint=hint)
+        raise UnsupportedError(what, where=return_line(function), hint=hint)

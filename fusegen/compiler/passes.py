@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure
 
 from fusegen.autodiff.derive import Derivative, derive
-from fusegen.autodiff.keep import Recompute
+from fusegen.autodiff.saved_values import Recompute
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_index64, specializations_of
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.compiler.signature import ITSELF, with_layout_of
+from fusegen.compiler.signature import VALUE_AS_SIZE, with_layout_of
 from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.formula import formula
@@ -26,7 +26,7 @@ from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
-from fusegen.runtime.bound import NOTHING, BoundPlan, CallFacts
+from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, CallFacts
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.schedule.names import Namer, kernel_functions, stride_name
 from fusegen.settings import Compiler
@@ -157,7 +157,7 @@ class GraphKernel(CallBinder):
             compiled = self.compiled(specs, sizes_and_strides, index64=any(span(t) >= WIDE for t in tensors))
         measured = with_measured_plans(compiled, sizes_and_strides, device)
         facts = CallFacts(measured.call, Numbers(), {}, sizes_and_strides, self.names)
-        return BoundPlan(machine.bound(measured, sizes_and_strides, device), facts, None), NOTHING
+        return BoundPlan(machine.bound(measured, sizes_and_strides, device), facts, None), NO_CAPTURED
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, if all shapes agree with them and all relations hold."""
@@ -209,7 +209,7 @@ class ForwardBackward:
             results=derivative.results,
             floats=tuple(n for n, p in enumerate(graph.outputs[: derivative.results]) if graph.nodes[p].dtype.is_float),
             tensors=tuple(spec.name for spec in self.backward.graph.inputs),
-            saved=derivative.kept,
+            saved=derivative.saved,
             sizes=self.backward.further,
             numbers=tuple(name for name, _ in self.backward.graph.scalars),
             gradients=tuple(zip(derivative.wrt, derivative.gradients, strict=True)),
@@ -264,7 +264,7 @@ def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Forward
     if variant.state.has_backward_hooks:
         what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not contain"
         raise UnsupportedError(what, hint="remove the hooks, or call the module outside of the kernel")
-    sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
+    sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == VALUE_AS_SIZE)
     graph, target = variant.traced, variant.request.target
     return _passes(graph, graph.locations, sizes, tuple(wrt), target, options._replace(mutates=()))
 

@@ -22,9 +22,9 @@ from fusegen.passes.hoist import hoist
 from fusegen.passes.layouts import ORDERLESS, canonicalize_layouts
 from fusegen.passes.moments import RUNNING, SPREADS, cap_row_max, combine_moments, split_normalizers, sum_in_float64
 from fusegen.passes.rewrite import rewritten
-from fusegen.passes.rows_of_products import move_views_below_matmuls
 from fusegen.passes.simplify import simplify
 from fusegen.passes.topk import sort_rows
+from fusegen.passes.views_below_matmuls import move_views_below_matmuls
 from fusegen.passes.writes import separate_writes
 from fusegen.target import Target
 

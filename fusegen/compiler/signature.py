@@ -22,12 +22,12 @@ from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
 from fusegen.runtime.arguments import MAX_ALIGNMENT, alignment
-from fusegen.schedule.names import plain, stride_name
+from fusegen.schedule.names import ascii_name, stride_name
 
 DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
-ITSELF = -1
+VALUE_AS_SIZE = -1
 """The dim of a `DimRef` to an int parameter: the parameter's value is the size."""
 
 
@@ -39,7 +39,7 @@ class SymbolicSizes:
         hints: their values in this call, by name.
         multiples: a power of two that divides a size, for sizes whose variants depend on it.
         bounds: a power of two that a size does not exceed, for the same sizes.
-        sources: the parameter and dim that holds a size in later calls, or `ITSELF` for an int used as a size.
+        sources: the parameter and dim that holds a size in later calls, or `VALUE_AS_SIZE` for an int used as a size.
         shared: for each int used as a size that equals a dim, its parameter and the dim's symbol.
     """
 
@@ -52,7 +52,7 @@ class SymbolicSizes:
     @property
     def parameters(self) -> dict[str, str]:
         """Maps each int that is used as a size to its symbol."""
-        return {name: symbol for symbol, (name, dim) in self.sources if dim == ITSELF} | dict(self.shared)
+        return {name: symbol for symbol, (name, dim) in self.sources if dim == VALUE_AS_SIZE} | dict(self.shared)
 
     def with_parameters(self, numbers: Mapping[str, int], tied: Collection[str]) -> SymbolicSizes:
         """Adds ints that are used as sizes, under names that no dim has.
@@ -63,9 +63,9 @@ class SymbolicSizes:
         """
         dims = {value: symbol for symbol, value in reversed(self.hints)}  # of equal values, the first symbol
         shared = {name: dims[value] for name, value in numbers.items() if name in tied and value in dims}
-        named = {f"{plain(name)}_dim0": name for name in numbers if name not in shared}
+        named = {f"{ascii_name(name)}_dim0": name for name in numbers if name not in shared}
         hints = tuple((symbol, numbers[name]) for symbol, name in named.items())
-        sources = tuple((symbol, (name, ITSELF)) for symbol, name in named.items())
+        sources = tuple((symbol, (name, VALUE_AS_SIZE)) for symbol, name in named.items())
         return replace(self, hints=self.hints + hints, sources=self.sources + sources, shared=tuple(shared.items()))
 
 
@@ -121,7 +121,7 @@ class History:
             return False
         return all(call[one] == call[other] for call in self.calls if one in call and other in call)
 
-    def had_another(self, dim: DimRef, extent: int) -> bool:
+    def had_other_extent(self, dim: DimRef, extent: int) -> bool:
         """True if a dim had another extent in an earlier call."""
         return any(call.get(dim, extent) != extent for call in self.calls)
 
@@ -212,7 +212,7 @@ class _Sizes:
             return extent
         if is_last and not is_feature:
             return extent
-        if extent in self.literal_values and not is_feature and not self.history.had_another(dim, extent):
+        if extent in self.literal_values and not is_feature and not self.history.had_other_extent(dim, extent):
             return extent
         name = self._symbol(dim, extent, is_feature)
         self.hints[name] = extent
@@ -249,8 +249,8 @@ class _Sizes:
     def _name(self, dim_ref: DimRef) -> str:
         parameter, dim = dim_ref
         names = self.dim_names.get(parameter, ())
-        name = names[dim] if dim < len(names) else f"{plain(parameter)}_dim{dim}"
-        return name if name not in self.sources else f"{plain(parameter)}_dim{dim}"
+        name = names[dim] if dim < len(names) else f"{ascii_name(parameter)}_dim{dim}"
+        return name if name not in self.sources else f"{ascii_name(parameter)}_dim{dim}"
 
     def sizes(self) -> SymbolicSizes:
         return SymbolicSizes(

@@ -15,7 +15,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import preferred, program_time
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attentions_of, takes_library
-from fusegen.families.gemm.heuristics import CLASSES, Expected, MatmulChoice, choose, class_of, depth_of, rows_of
+from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, MatmulChoice, choose, class_of, depth_of, rows_of
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.rows import is_faster_split
@@ -28,7 +28,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
-from fusegen.passes.blocks import InBlocks, in_blocks
+from fusegen.passes.blocks import BlockwiseGraph, with_block_loops
 from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, row_splits
 from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
@@ -46,7 +46,7 @@ _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
-Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], MatmulChoice]
+Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice]
 
 
 @dataclass(frozen=True)
@@ -227,11 +227,11 @@ class GraphPlanner:
         """The matmul launches that a cost model covers, before any matmul is left to the library."""
         return _with_cost(self._fuse(frozenset()).groups)
 
-    def expected(self, sizes: Mapping[str, int]) -> Expected:
+    def expected(self, sizes: Mapping[str, int]) -> ExpectedSizes:
         """The size classes that choices of matmuls depend on."""
         return self._expected(self._classes(sizes))
 
-    def _decision(self, expected: Expected) -> _MatmulDecision:
+    def _decision(self, expected: ExpectedSizes) -> _MatmulDecision:
         """Leaves matmuls to the library until each remaining matmul launch is expected to be faster than the library."""
         by_library: frozenset[int] = frozenset()
         choices: dict[int, MatmulChoice] = {}
@@ -239,10 +239,10 @@ class GraphPlanner:
             fused = self._fuse(by_library)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
             launches = {group: self._choice(fused, group, expected) for group in _with_cost(fused.groups)}
-            choices |= {origin[p]: choice for group, choice in launches.items() for p in group.anchors}
-            slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.anchors}
+            choices |= {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
+            slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
             if not slower:
-                plans = {group.anchors: choice.plan for group, choice in launches.items()}
+                plans = {group.core_nodes: choice.plan for group, choice in launches.items()}
                 return _MatmulDecision(by_library, fused, plans, choices)
             by_library |= slower
 
@@ -253,10 +253,10 @@ class GraphPlanner:
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
         return self._fused[by_library]
 
-    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> MatmulChoice:
+    def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
         """The choice for one matmul launch. It depends only on the launch's own rows and depth."""
-        rows, depth = _rows_and_depth(fused.graph, group.anchors[0])
-        key = (fused.kind, group, expected.of(rows), expected.of(depth))
+        rows, depth = _rows_and_depth(fused.graph, group.core_nodes[0])
+        key = (fused.kind, group, expected.size_of(rows), expected.size_of(depth))
         if key not in self._choices:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)
         return self._choices[key]
@@ -267,14 +267,14 @@ class GraphPlanner:
     def _rows(self) -> dict[Dim, Formula]:
         """Symbolic rows and depths of matmuls with a cost model, each as a formula."""
         graph = self._fuse(frozenset()).graph
-        dims = dict.fromkeys(dim for group in self.matmul_launches for dim in _rows_and_depth(graph, group.anchors[0]))
+        dims = dict.fromkeys(dim for group in self.matmul_launches for dim in _rows_and_depth(graph, group.core_nodes[0]))
         return {dim: formula(dim) for dim in dims if literal(dim) is None}
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._matmuls else ()
 
-    def _expected(self, classes: tuple[int, ...]) -> Expected:
-        return Expected(dict(zip(self._rows, classes, strict=True)) if classes else {})
+    def _expected(self, classes: tuple[int, ...]) -> ExpectedSizes:
+        return ExpectedSizes(dict(zip(self._rows, classes, strict=True)) if classes else {})
 
     def _ranges(self) -> list[list[range]]:
         """For each of these sizes, the ranges within which all choices stay the same."""
@@ -351,7 +351,7 @@ class Specializer:
         self._lock = lock or new_lock()
         self._target, self._index64, self._depth = target, index64, depth
         self._lengths = _reduced_lengths(graph)
-        self._loops = in_blocks(graph, matmuls_of_attention(graph, target), depth)
+        self._loops = with_block_loops(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
         self._bodies: dict[Blocks, Specializer] = {}
         self._graphs = (graph, graph if self._loops is None else self._loops.graph)  # without and with loops
@@ -382,7 +382,7 @@ class Specializer:
             return without
         return self._cut_or_whole(sizes, is_general=is_general, with_loops=True)
 
-    def _needs_loops(self, loops: InBlocks, program: Program, sizes: SizeValues) -> bool:
+    def _needs_loops(self, loops: BlockwiseGraph, program: Program, sizes: SizeValues) -> bool:
         """True if a program materializes a value that is too large, and that the loops would compute in blocks."""
         large, limit = {formula(elements)(sizes) for elements in loops.large}, MAX_BLOCK_BYTES if self._depth else _LARGE
         stored = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)

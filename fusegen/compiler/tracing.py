@@ -17,7 +17,7 @@ from fusegen.compiler.compile import Request, Variant, guards_of
 from fusegen.compiler.signature import captured_spec
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.guards import StateGuard, StateRecorder, exact
+from fusegen.guards import StateGuard, StateRecorder, exact_key
 from fusegen.ir.formula import numbers_of
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Op
@@ -29,7 +29,7 @@ from fusegen.trace import functions
 from fusegen.trace.run import Trace, trace, traced_math
 from fusegen.trace.scalars import NeedsFact, TracedScalar
 from fusegen.trace.tracer import Tracer
-from fusegen.trace.user import here
+from fusegen.trace.user import user_line
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 
@@ -61,8 +61,8 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
         raise NeedsFact("static", numbers) from None
     if recorder.asks_for_types and numbers:  # a traced number would give the wrong answer
         raise NeedsFact("static", numbers)
-    if recorder.compares_identity and request.one_tensor_twice:
-        twice = ", ".join(request.one_tensor_twice)
+    if recorder.compares_identity and request.repeated_tensors:
+        twice = ", ".join(request.repeated_tensors)
         what = f"{request.name} compares tensors by identity, but gets one tensor twice: {twice}"
         raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
     return traced, recorder
@@ -73,8 +73,8 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     recorder = StateRecorder(
         request.function, statics, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
     )
-    outside = _Outside(request.name, recorder, parameters)
-    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
+    captures = _CaptureRecorder(request.name, recorder, parameters)
+    tracer = Tracer(request.name, dict(request.sizes.hints), request.device, captures, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     tracer.parameter_sizes = {symbol: name for name, symbol in request.sizes.parameters.items()}
     tracer.builder.fast_math = request.fast_math
@@ -89,7 +89,7 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     return traced, recorder
 
 
-class _Outside:
+class _CaptureRecorder:
     """Captured tensors.
 
     Args:
@@ -109,7 +109,7 @@ class _Outside:
         if name is None:
             raise TraceError(
                 "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
-                where=here(),
+                where=user_line(),
                 hint="pass the tensor as a parameter; if it is computed in the kernel's Python code, compute it outside",
             )
         with torch._C.DisableTorchFunction():  # our own reads of the tensor are not recorded
@@ -120,9 +120,9 @@ class _Outside:
         """Records a torch function that was called on captured tensors."""
         self._recorder.observe(function, args, kwargs, result)
 
-    def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
+    def observe_argument(self, parameter: str, attribute: str, answer: bool) -> None:
         """Records a query of a tensor argument and its result: the presence of an attribute, or ``requires_grad``."""
-        self._recorder.argument_asked(self._parameters.index(parameter), attribute, answer)
+        self._recorder.observe_argument(self._parameters.index(parameter), attribute, answer)
 
 
 def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,7 +162,7 @@ class _Family:
     members: list[tuple[tuple[str, ...], frozenset[int], Variant]] = field(default_factory=list)
 
 
-class Promotions:
+class ProgramFamilies:
     """The programs of a kernel, in families of graphs that differ only in constants."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def _split_constants(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
     for node in graph.nodes:
         names = _literals(node)
         constants += [str(node.attr(name)) for name in names]
-        attrs = tuple((name, (_ANY, type(value)) if name in names else exact(value)) for name, value in node.attrs)
+        attrs = tuple((name, (_ANY, type(value)) if name in names else exact_key(value)) for name, value in node.attrs)
         nodes.append(replace(node, attrs=attrs))
     return replace(graph, nodes=tuple(nodes)), tuple(constants)
 
@@ -250,7 +250,7 @@ def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
             return None
         if node.op is not Op.CONSTANT:
             moved = replace(node, args=tuple(operands[a] for a in node.args))
-            return builder.put(_with_operands(builder, moved, promoted), location)
+            return builder.add_node(_with_operands(builder, moved, promoted), location)
         scalar = builder.scalar(_name(promoted["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
         return scalar if node.attr("weak") else builder.add(Op.CAST, [scalar], location=location, dtype=node.dtype)
 

@@ -31,7 +31,7 @@ C = TypeVar("C", bound=CompiledGraph)
 FORMAT = 3
 _FOLDER = "tuned"
 _NEAR = 1.0  # a record also applies to extents within this many powers of two
-_ACTIVE_UNTUNED: set[object] = set()  # one token for each active `untuned`
+_ACTIVE_UNTUNED: set[object] = set()  # one token for each active `without_tuning_records`
 
 Extents: TypeAlias = tuple[int, int]
 
@@ -99,7 +99,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
 
 
 @contextmanager
-def untuned() -> Iterator[None]:
+def without_tuning_records() -> Iterator[None]:
     """A context in which binding a call ignores records, in all threads: autograd binds backward passes in its own threads."""
     token = object()
     _ACTIVE_UNTUNED.add(token)

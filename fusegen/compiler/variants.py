@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fusegen.compiler.compile import Request, Variant, compile_trace, needs_index64
 from fusegen.compiler.parameters import Parameters
-from fusegen.compiler.signature import ITSELF, DimRef, History, Sum, captured_spec, input_specs
-from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
+from fusegen.compiler.signature import VALUE_AS_SIZE, DimRef, History, Sum, captured_spec, input_specs
+from fusegen.compiler.tracing import ProgramFamilies, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
 from fusegen.guards import StateGuard, StateRecorder, is_plain
@@ -24,7 +24,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.options import Options
 from fusegen.runtime.arguments import WIDE, CallKey, Values, check_values, is_scalar, span, static_part
-from fusegen.runtime.bound import NOTHING, Captured, condition_of
+from fusegen.runtime.bound import NO_CAPTURED, Captured, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
@@ -70,7 +70,7 @@ class VariantCache:
         self._variants: dict[
             tuple[CallKey, CallKey], dict[CallKey, list[Variant]]
         ] = {}  # by the facts that a trace depends on (`_trace_key`), then by the others (`_facts`)
-        self._promotions = Promotions()
+        self._families = ProgramFamilies()
         self._lock = new_lock()
         self._warned = False  # about many variants
         user_function, layouts = origin or (function, None)
@@ -84,16 +84,16 @@ class VariantCache:
     @property
     def programs(self) -> int:
         """The number of programs. Variants that differ only in constants share one."""
-        return self._promotions.count
+        return self._families.count
 
     def statics(self) -> list[bool]:
         """For each parameter, whether its value selects a program."""
-        return [self._is_static(name) or name in self.history.sizes for name in self.parameters.names]
+        return [self._is_static(name) or name in self.history.sizes for name in self.parameters.emitted_names]
 
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
 
-    def of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Captured]:
+    def variant_of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Captured]:
         """The variant for some arguments, compiled if there is none, and the captured tensors.
 
         Args:
@@ -122,7 +122,9 @@ class VariantCache:
                     known = known or (self._from_other_kernel(request, values) if self._kernels else None)
                 if known is not None:
                     return known
-                trace, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
+                trace, state = trace_function(
+                    request, self.parameters.emitted_names
+                )  # unlocked: it may wait for another thread's call
                 with self._lock:
                     self._register()
                     return self._compile(request, values, trace, state)
@@ -132,7 +134,7 @@ class VariantCache:
     def _from_other_kernel(self, request: Request, values: Values) -> tuple[Variant, Captured] | None:
         """A variant from another kernel's trace of this function, for a call that differs only in objects that the function cannot
         tell apart, e.g. a model's layers. The caller holds the lock."""
-        statics = {self.parameters.names.index(name): value for name, value in request.statics}
+        statics = {self.parameters.emitted_names.index(name): value for name, value in request.statics}
         for other in self._other_kernels() if statics else ():
             history, self.history = self.history, self.history.with_facts_of(other.history)
             own_request = self._request(values, request.target, request.device, request.index64)
@@ -172,7 +174,7 @@ class VariantCache:
             with self._lock:
                 request = self._request(values, target, device, index64=False)
             try:
-                return (request, *watched_trace(request, self.parameters.names))
+                return (request, *watched_trace(request, self.parameters.emitted_names))
             except NeedsFact as need:
                 self._learn(need, request)
 
@@ -198,7 +200,7 @@ class VariantCache:
         holds the lock."""
         sources, (size, names, number), known = dict(request.sizes.sources), total, self.history.sums
         parts = tuple(sources[name] for name in names if name in sources)
-        if len(parts) < len(names) or any(dim == ITSELF for _, dim in parts):
+        if len(parts) < len(names) or any(dim == VALUE_AS_SIZE for _, dim in parts):
             return False
         new = [dim for dim in _dims_of_size(size, request) if dim not in known and not any(part in known for part in parts)]
         known.update((dim, Sum(parts, number)) for dim in new)
@@ -230,7 +232,7 @@ class VariantCache:
             if captured is None:
                 continue
             sizes = self.sizes(variant, values, captured)
-            condition = condition_of(variant.conditions, sizes, self.parameters.names)
+            condition = condition_of(variant.conditions, sizes, self.parameters.emitted_names)
             if condition is not None and not condition(values):
                 continue
             if all(guard(sizes) for guard in variant.guards):
@@ -240,7 +242,7 @@ class VariantCache:
     def _captured(self, variant: Variant, values: Values) -> Captured | None:
         """The captured tensors; None if they, or other state that the function read, differ from what the variant assumes."""
         check = variant.state.check
-        tensors = NOTHING if check is None else check(values)
+        tensors = NO_CAPTURED if check is None else check(values)
         if tensors is None:
             return None
         specs = {spec.name: spec for spec in variant.traced.inputs}
@@ -257,8 +259,8 @@ class VariantCache:
             UnsupportedError: the function may compare tensors by identity, and one argument is also a captured tensor.
         """
         if repeated := state.also_captured(values):
-            names = ", ".join(self.parameters.names[position] for position in repeated)
-            what = f"{self.name} compares tensors by identity, but gets an argument that it also captures: {names}"
+            emitted_names = ", ".join(self.parameters.emitted_names[position] for position in repeated)
+            what = f"{self.name} compares tensors by identity, but gets an argument that it also captures: {emitted_names}"
             raise UnsupportedError(what, hint="pass a bool parameter instead of comparing tensors")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None
@@ -271,7 +273,7 @@ class VariantCache:
     def _build(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
         trace = replace(trace, graph=_with_facts_of_read_inputs(trace.graph))
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
-        return self._promotions.variant(request, trace, state, compile_trace, fixed)
+        return self._families.variant(request, trace, state, compile_trace, fixed)
 
     def _remembered(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
         """Compiles the variant of a trace and remembers it."""
@@ -280,14 +282,14 @@ class VariantCache:
             self._variants.clear()  # their programs are kept
         by_facts, facts = self._variants.setdefault(_trace_key(request), {}), _facts(request)
         by_facts[facts] = [*by_facts.get(facts, ())[1 - _MOST_VARIANTS :], variant]
-        count = self._promotions.count
+        count = self._families.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
             warnings.warn(f"{self.name} has {count} variants: a value that selects code changes from call to call", stacklevel=7)
         return variant
 
     def _request(self, values: Values, target: Target, device: torch.device, index64: bool) -> Request:
-        named = dict(zip(self.parameters.names, values, strict=True))
+        named = dict(zip(self.parameters.emitted_names, values, strict=True))
         tensors = {n: v for n, v in named.items() if isinstance(v, Tensor)}
         specs, sizes = input_specs(tensors, self.history, self.parameters.dim_names)
         numbers = {n: v for n, v in named.items() if not self._is_static(n) and is_scalar(v)}
@@ -315,7 +317,7 @@ class VariantCache:
             device=device,
             index64=index64,
             numbers=tuple(numbers.items()),
-            one_tensor_twice=twice,
+            repeated_tensors=twice,
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
             fast_math=self._fast_math,
@@ -323,9 +325,11 @@ class VariantCache:
 
     def sizes(self, variant: Variant, values: Values, captured: Captured) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
-        named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, captured, strict=True))
+        named = dict(zip(self.parameters.emitted_names, values, strict=True)) | dict(
+            zip(variant.state.names, captured, strict=True)
+        )
         sources = variant.request.sizes.sources
-        sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in sources}
+        sizes = {size: named[name] if dim == VALUE_AS_SIZE else named[name].shape[dim] for size, (name, dim) in sources}
         for spec in variant.traced.inputs:
             sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
         return sizes

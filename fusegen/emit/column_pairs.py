@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import sympy
 
-from fusegen.emit.environment import c_text, condition_text, environment, needed
+from fusegen.emit.environment import c_text, condition_text, environment, needed_definitions
 from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
-from fusegen.schedule.indices import Checked, IndexCheck, Loaded
+from fusegen.schedule.indices import CheckedIndex, IndexCheck, LoadedIndex
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import CallArgument, LaneFunction, LaneRead, Origin
 
@@ -129,7 +129,7 @@ def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: Pai
     lane's coordinate."""
     parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
     returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
-    lines = [*needed(_decode(axes, coordinates), returned), returned]
+    lines = [*needed_definitions(_decode(axes, coordinates), returned), returned]
     body = "".join(f"    {line}\n" for line in lines)
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
 
@@ -186,7 +186,7 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
     base = elements(pointer, offsets.prefix)
     values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
-    indirect = sympy.sympify(read.offsets[0]).has(Loaded, Checked)
+    indirect = sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
     return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], indirect, tuple(guarded))
 
 

@@ -17,7 +17,7 @@ from fusegen.fusion.groups import computed
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.schedule.math import Fast, MathFunction
+from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch, has_one_block, horizontal_launch
 from fusegen.source import Source, section
 from fusegen.target import Target
@@ -131,7 +131,7 @@ _ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh
 
 CUDA = Language(
     forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},
-    fast={Fast.ROUNDED: _ROUNDED, Fast.FAST_MATH: {op: each.form for op, each in FAST_MATH.items()}},
+    fast={Approximations.ROUNDED: _ROUNDED, Approximations.FAST_MATH: {op: each.form for op, each in FAST_MATH.items()}},
     infinity={DType.FLOAT32: "bit_cast<float>(0x7f800000u)", DType.FLOAT64: "bit_cast<double>(0x7ff0000000000000ull)"},
     nan={DType.FLOAT32: "bit_cast<float>(0x7fc00000u)", DType.FLOAT64: "bit_cast<double>(0x7ff8000000000000ull)"},
     sine_and_cosine="sincosf",

@@ -56,7 +56,7 @@ def mentions(text: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", text) is not None
 
 
-def needed(lines: Sequence[str], text: str) -> list[str]:
+def needed_definitions(lines: Sequence[str], text: str) -> list[str]:
     """Returns the definitions (``const type name = …``) that the text, or a later needed definition, mentions."""
     used: list[str] = []
     for line in reversed(lines):
@@ -71,7 +71,7 @@ def needed(lines: Sequence[str], text: str) -> list[str]:
 
 def banner(launch: Launch, target: Target) -> str:
     """Returns comment lines; grid and bytes are formulas of the sizes."""
-    lines = [f"{launch.kernel.name}: {launch.words}, emitted by fusegen for {target.name}."]
+    lines = [f"{launch.kernel.name}: {launch.description}, emitted by fusegen for {target.name}."]
     body = launch.kernel.body
     if target.warp:
         shared = f", {launch.shared_bytes} bytes of shared memory" if launch.shared_bytes else ""
@@ -124,18 +124,18 @@ def generator() -> str:
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
     """Returns the environment of emitted text, without escaping."""
-    env = strict(autoescape=False, lstrip_blocks=True)
+    env = strict_environment(autoescape=False, lstrip_blocks=True)
     env.tests["mentioning"] = mentions
-    env.filters["needed"] = needed
+    env.filters["needed_definitions"] = needed_definitions
     return env
 
 
 def html_environment() -> jinja2.Environment:
     """Returns a new environment for HTML pages, with escaping."""
-    return strict(autoescape=True, lstrip_blocks=True)
+    return strict_environment(autoescape=True, lstrip_blocks=True)
 
 
-def strict(**options: Any) -> jinja2.Environment:
+def strict_environment(**options: Any) -> jinja2.Environment:
     """Returns a new environment in which undefined names are errors and templates have no access to the machine."""
     options |= {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
     return jinja2.Environment(
@@ -323,7 +323,7 @@ def _is_template(written: str) -> bool:
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     """Puts template statements in comments, so that braces and percent signs of instructions stay text."""
-    return strict(
+    return strict_environment(
         line_statement_prefix="//%",
         block_start_string="<%",
         block_end_string="%>",

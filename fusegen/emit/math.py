@@ -12,7 +12,7 @@ from enum import IntEnum
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
-from fusegen.schedule.math import Fast, MathFunction, MathParameter
+from fusegen.schedule.math import Approximations, MathFunction, MathParameter
 from fusegen.schedule.terms import FusedOp, Leaf, Term
 
 _WIDEST = 76  # characters of an expression before its operands get names
@@ -282,13 +282,13 @@ class Language:
     """
 
     forms: Mapping[DType, Mapping[Op, Spelling]]
-    fast: Mapping[Fast, Mapping[Op, Spelling]]
+    fast: Mapping[Approximations, Mapping[Op, Spelling]]
     infinity: Mapping[DType, str]
     nan: Mapping[DType, str]
     sine_and_cosine: str = ""
     power: str = ""
 
-    def form(self, term: Term, operand: DType, fast: Fast) -> Spelling:
+    def form(self, term: Term, operand: DType, fast: Approximations) -> Spelling:
         """Returns the spelling of an operation on operands of a computing dtype, with the permitted approximate functions."""
         if isinstance(term.op, FusedOp):
             return _FUSED[term.op]

@@ -14,11 +14,11 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, AccessPattern
-from fusegen.schedule.indices import Checked, Choice, Differs, IndexCheck, Loaded, Scalar, has_checks
+from fusegen.schedule.indices import CheckedIndex, Choice, Differs, IndexCheck, LoadedIndex, Scalar, has_checks
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
-from fusegen.schedule.names import identifier, plain
-from fusegen.schedule.reductions import combine_function, gathering_functions, identity_function
+from fusegen.schedule.names import ascii_name, identifier
+from fusegen.schedule.reductions import combine_function, identity_function, pivot_sum_functions
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
 """The lane within a thread's vector, as templates name it."""
@@ -110,7 +110,7 @@ def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> C
     unaligned = {axes.symbols[-1]: axes.symbols[-1] + LANE}
     along = set(axes.symbols)
     varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
-    per_lane = (c.moved(lambda index: sympy.sympify(index).subs(unaligned)) for c in varying)
+    per_lane = (c.substituted(lambda index: sympy.sympify(index).subs(unaligned)) for c in varying)
     return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, per_lane)))
 
 
@@ -200,7 +200,7 @@ def entry(kernel: LoweredKernel) -> str:
 # Offsets in emitted text, with the indices that a kernel reads and checks.
 
 
-_CALLS = (Loaded, Checked, Choice, Differs, Scalar)
+_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar)
 
 
 @dataclass(frozen=True)
@@ -239,13 +239,13 @@ class Offsets:
         named: dict[sympy.Expr, str] = {}
         invariant = _invariant(accesses, frozenset(varying))
         for call in invariant:
-            stem = f"{plain(call.table)}_at"
+            stem = f"{ascii_name(call.table)}_at"
             number = sum(name.rstrip("0123456789") == stem for name in named.values())
             named[call] = f"{stem}{number or ''}"
         lines = {name: self._definition(name, call, invariant[call]) for call, name in named.items()}
         return replace(self, named=named, lines=lines)
 
-    def _definition(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
+    def _definition(self, name: str, call: CheckedIndex, conditions: tuple[Bounds, ...]) -> str:
         condition = self.condition(conditions)
         return f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};"
 
@@ -264,14 +264,14 @@ class Offsets:
             expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
-    def _call(self, call: Loaded | Checked | Choice | Differs | Scalar) -> str:
+    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar) -> str:
         if isinstance(call, Scalar):
             return call.name
         if isinstance(call, Differs):
             return " != ".join(map(c_text, call.args))
         if isinstance(call, Choice):
             return f"choose({', '.join(map(c_text, call.args))})"
-        if isinstance(call, Loaded):
+        if isinstance(call, LoadedIndex):
             return self.load.format(f"{self.prefix}{self.pointers[call.buffer].name}", c_text(call.offset))
         function = "wrapped_index" if call.wraps else "checked_index"
         return self.checked.format(function, *map(c_text, call.args[:2]), f"fusegen: {self.kernel}: {call.message}")
@@ -291,12 +291,12 @@ def _symbol(text: str) -> sympy.Symbol:
     return sympy.Symbol(text, integer=True)
 
 
-def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> dict[Checked, tuple[Bounds, ...]]:
+def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> dict[CheckedIndex, tuple[Bounds, ...]]:
     """Maps indices that do not depend on the varying axes to the condition for reading them. Nested indices, and those with several
     conditions, are omitted."""
-    guards: dict[Checked, set[tuple[Bounds, ...]]] = {}
+    guards: dict[CheckedIndex, set[tuple[Bounds, ...]]] = {}
     for access in accesses:
-        calls = set() if isinstance(access.offset, int) else access.offset.atoms(Checked)
+        calls = set() if isinstance(access.offset, int) else access.offset.atoms(CheckedIndex)
         same = {call for call in calls if not call.free_symbols & varying}
         outer = (call for call in same if not any(call is not nested and nested.has(call) for nested in same))
         conditions = tuple(b for b in access.conditions if not sympy.sympify(b.index).free_symbols & varying)
@@ -307,7 +307,7 @@ def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> 
 
 
 @dataclass(frozen=True)
-class GatheredView:
+class PivotSumsView:
     """A reduction state kept as sums about a pivot, as a template sees it.
 
     Attributes:
@@ -331,15 +331,15 @@ class GatheredView:
     def of(self, pattern: str = "{}") -> list[str]:
         return [pattern.format(name) for name in self.sums]
 
-    def gather(self, element: str, pivot: str, sums: str) -> str:
+    def add_element(self, element: str, pivot: str, sums: str) -> str:
         """Prints the statement that adds an element to sums, whose names a pattern gives."""
         return self._call("gather", [*self.of(sums), element, pivot], self.of(sums))
 
-    def spread(self, pivot: str, sums: str = "{}", state: str = "{}") -> str:
+    def sums_of_state(self, pivot: str, sums: str = "{}", state: str = "{}") -> str:
         """Prints the statement that converts a state to sums; a pattern gives the components' names."""
         return self._call("spread", [*(state.format(name) for name in self.state), pivot], self.of(sums))
 
-    def settle(self, pivot: str, sums: str = "{}") -> str:
+    def state_of_sums(self, pivot: str, sums: str = "{}") -> str:
         """Prints the statement that converts sums and the count to a state."""
         return self._call("settle", [pivot, self.count, *self.of(sums)], self.rest)
 
@@ -356,12 +356,12 @@ class ReductionView:
     Attributes:
         kind: prefix of its functions' names.
         components: variables and their types.
-        gathered: the state as sums about a pivot, or None.
+        pivot_sums: the state as sums about a pivot, or None.
     """
 
     kind: str
     components: tuple[tuple[str, str], ...]
-    gathered: GatheredView | None = None
+    pivot_sums: PivotSumsView | None = None
 
     @property
     def single(self) -> bool:
@@ -371,7 +371,7 @@ class ReductionView:
     @property
     def summed(self) -> bool:
         """True if a thread keeps several independent accumulators: of one value, or of sums about a pivot."""
-        return self.single or self.gathered is not None
+        return self.single or self.pivot_sums is not None
 
     @property
     def bytes(self) -> str:
@@ -407,12 +407,12 @@ def kinds(reductions: Iterable[Reduction]) -> list[ReductionView]:
 
 def _named(reduction: Reduction, names: Sequence[str]) -> ReductionView:
     kind, types = _stem(reduction), [c.dtype.spelling for c in reduction.components]
-    rule, gathered = reduction.gathering, None
+    rule, pivot_sums = reduction.pivot_sums, None
     if rule is not None:
         of = dict(zip((c.name for c in REDUCTIONS[reduction.op].components), names, strict=True))
         rest = tuple(name for component, name in of.items() if component != rule.count)
-        gathered = GatheredView(kind, types[0], of[rule.pivot], of[rule.count], rest, tuple(names), rule.sums)
-    return ReductionView(kind, tuple(zip(names, types, strict=True)), gathered)
+        pivot_sums = PivotSumsView(kind, types[0], of[rule.pivot], of[rule.count], rest, tuple(names), rule.sums)
+    return ReductionView(kind, tuple(zip(names, types, strict=True)), pivot_sums)
 
 
 def _variables(reduction: Reduction) -> list[str]:
@@ -421,14 +421,14 @@ def _variables(reduction: Reduction) -> list[str]:
 
 
 def reduction_functions(reductions: Iterable[Reduction]) -> list[MathFunction]:
-    distinct = {(_stem(r), r.gathering is None): r for r in reductions}
+    distinct = {(_stem(r), r.pivot_sums is None): r for r in reductions}
     return list(dict.fromkeys(function for (kind, _), r in distinct.items() for function in _functions(kind, r)))
 
 
 def _functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
     identity = identity_function(f"{kind}_identity", reduction.op, reduction.dtype)
-    if reduction.gathering is not None:
-        return identity, *gathering_functions(kind, reduction)
+    if reduction.pivot_sums is not None:
+        return identity, *pivot_sum_functions(kind, reduction)
     return identity, combine_function(f"{kind}_combine", reduction.op, reduction.dtype, fast=reduction.fast)
 
 

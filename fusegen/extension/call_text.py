@@ -16,7 +16,7 @@ from fusegen.program.call import (
     LibraryCall,
     Loop,
     MapArgument,
-    MatrixProduct,
+    MatmulCall,
     PointerArgument,
     RandomKey,
     Role,
@@ -294,7 +294,7 @@ class CallText:
 
     def _step(self, number: int, entries: Sequence[LaunchEntry]) -> list[str]:
         step = self.call.steps[number]
-        if isinstance(step, MatrixProduct):
+        if isinstance(step, MatmulCall):
             views = [self._strided(operand) for operand in (step.a, step.b, step.out)]
             if step.adds == formula_of(0):
                 return [f"fg::multiply({', '.join(views)});"]

@@ -29,7 +29,7 @@ import torch
 from fusegen import native
 from fusegen.emit.environment import templates
 from fusegen.errors import CompileError, FusegenError, ToolNotFoundError
-from fusegen.files import cache_writes, is_whole, sealed, write_atomically
+from fusegen.files import cache_writes, is_undamaged, sealed, write_atomically
 from fusegen.jit.host import ProcessResult, find_compiler, is_ending, run
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
@@ -50,7 +50,7 @@ load(**json.loads(sys.argv[1]), verbose=True)
 
 
 @dataclass(frozen=True)
-class Texts:
+class LibrarySources:
     """The sources of a library.
 
     Attributes:
@@ -64,7 +64,7 @@ class Texts:
     flags: tuple[str, ...]
 
 
-def library_of(texts: Texts) -> Path:
+def library_of(texts: LibrarySources) -> Path:
     """Builds a library, unless it is cached, and returns its path.
 
     Raises:
@@ -74,7 +74,7 @@ def library_of(texts: Texts) -> Path:
     """
     folder = cache_folder("extension")
     library = folder / f"{key_of(texts)}.so"
-    if not is_whole(library):
+    if not is_undamaged(library):
         print(f"fusegen: building the extension of {texts.name} (torch's headers take a while) …", file=sys.stderr, flush=True)
         with cache_writes(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as inner:
             content = build_library(texts, Path(inner))
@@ -83,7 +83,7 @@ def library_of(texts: Texts) -> Path:
     return library
 
 
-def build_library(texts: Texts, folder: Path) -> bytes:
+def build_library(texts: LibrarySources, folder: Path) -> bytes:
     """Builds a library in a folder; errors are those of `library_of`."""
     for name, text in texts.files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -117,11 +117,11 @@ def _variables(folder: Path) -> dict[str, str]:
 def _build_error(name: str, result: ProcessResult) -> CompileError | ToolNotFoundError:
     if result.code is None:
         return CompileError(f"the extension of {name} was not built in {_SECONDS} s", hint="build it on a less busy machine")
-    what = f"the extension of {name} was not built: torch's builder {result.manner}\n{result.output.strip()}"
+    what = f"the extension of {name} was not built: torch's builder {result.exit_description}\n{result.output.strip()}"
     return CompileError(what, hint="see fusegen doctor; if the compiler works, report it with this text")
 
 
-def key_of(texts: Texts) -> str:
+def key_of(texts: LibrarySources) -> str:
     """Returns the digest of the texts, the compiler and torch."""
     compiler = find_compiler(settings().cxx)
     parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__)
@@ -156,7 +156,7 @@ def ensure_native() -> None:
         _builder = threading.Thread(target=_build, name="fusegen-native", daemon=True)
         try:
             library = _library()
-            if is_whole(library):
+            if is_undamaged(library):
                 _use(library)
                 return
             _reason = "it is being built"
@@ -186,12 +186,12 @@ def failure() -> str:
     if not settings().native:
         return "FUSEGEN_NATIVE=0"
     library = _library()
-    return "" if is_whole(library) else _recent_failure(library)
+    return "" if is_undamaged(library) else _recent_failure(library)
 
 
-def _native_texts() -> Texts:
+def _native_texts() -> LibrarySources:
     sources = [*native.SOURCES, *(templates() / "binding" / name for name in _SHARED)]
-    return Texts("fusegen", {path.name: path.read_text(encoding="utf-8") for path in sources}, _FLAGS)
+    return LibrarySources("fusegen", {path.name: path.read_text(encoding="utf-8") for path in sources}, _FLAGS)
 
 
 def _library() -> Path:
@@ -203,7 +203,7 @@ def _build() -> None:
     try:
         library = _library()
         with _build_lock(library):
-            if not is_whole(library):
+            if not is_undamaged(library):
                 _build_once(library)
         _use(library)
     except (FusegenError, OSError, ImportError) as error:

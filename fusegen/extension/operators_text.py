@@ -20,7 +20,16 @@ from fusegen.extension.call_text import (
     string_literal,
 )
 from fusegen.extension.program_text import literal_of, program_lines
-from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header, runtime_for
+from fusegen.extension.unit import (
+    CallKind,
+    CompiledProgram,
+    OperatorParameter,
+    OperatorPasses,
+    OperatorSpec,
+    TensorSpec,
+    header,
+    runtime_for,
+)
 from fusegen.program.formula import Formula
 from fusegen.program.formula import FormulaKind as Sign
 
@@ -73,7 +82,7 @@ class UnitText:
         self._library = library
         self._kernels: list[dict[str, object]] = []
         self._programs: list[dict[str, object]] = []
-        self.kernels: list[tuple[Built, tuple[tuple[str, str], ...]]] = []
+        self.kernels: list[tuple[CompiledProgram, tuple[tuple[str, str], ...]]] = []
         self._views = [self._operator(operator) for operator in operators]
         self.schemas = [_schema(operator) for operator in operators]
 
@@ -91,10 +100,10 @@ class UnitText:
             library=self._library,
         )
 
-    def _listed(self, kind: int, programs: Sequence[Built]) -> list[dict[str, object]]:
+    def _listed(self, kind: int, programs: Sequence[CompiledProgram]) -> list[dict[str, object]]:
         return [{"kind": kind, "capability": built.capability, "name": self._program(built)} for built in programs]
 
-    def _program(self, built: Built) -> str:
+    def _program(self, built: CompiledProgram) -> str:
         number = len(self._programs)
         names, entries = [], []
         for index, (source, launch) in enumerate(zip(built.sources, built.call.launches, strict=True)):
@@ -180,7 +189,7 @@ class UnitText:
             "forward_arguments": ", ".join([*(_variable(p) for p in op.parameters), *(name for name, _, _ in extra)]),
             "arguments": len(op.parameters) + len(extra),
             "random": any(passes.draws for _, _, passes in kinds),
-            "forward_shapes": [_shapes(n, kind, passes.outputs) for n, kind, passes in kinds],
+            "forward_shapes": [_shapes(n, kind, passes.forward_outputs) for n, kind, passes in kinds],
             "backward_words": [_saved_numbers(n, op, passes) for n, _, passes in kinds],
             "backward_shapes": [_backward_shapes(n, passes) for n, _, passes in kinds],
             "keeping": [_keeping(n, kind, passes) for n, kind, passes in kinds],
@@ -274,7 +283,7 @@ def _shapes(number: int, kind: CallKind, tensors: Sequence[TensorSpec]) -> dict[
 
 
 def _backward_shapes(number: int, passes: OperatorPasses) -> dict[str, Any]:
-    return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_placeholders(passes.wanted)]}
+    return {"kind": number, "lines": [*_sizes_of(passes.backward_shapes, passes.sizes), *_placeholders(passes.backward_outputs)]}
 
 
 def _saved_numbers(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
@@ -287,7 +296,7 @@ def _saved_numbers(number: int, op: OperatorSpec, passes: OperatorPasses) -> dic
 
 
 def _keeping(number: int, kind: CallKind, passes: OperatorPasses) -> dict[str, Any]:
-    saved = ", ".join(f"t[{position}]" if position >= 0 else f"out[{~position}]" for position in passes.kept)
+    saved = ", ".join(f"t[{position}]" if position >= 0 else f"out[{~position}]" for position in passes.saved)
     sizes = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes)] if passes.sizes else []
     pushed = [f"sizes.push_back({size_name(name)});" for name in passes.sizes]
     plain = ", ".join(f"out[{n}]" for n, result in enumerate(kind.results) if not result.dtype.is_float)
@@ -302,5 +311,5 @@ def _gradients(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[st
         if source is not None:
             gradient = f"found[{source}]" if source >= 0 else f"given[{~source}]"
             lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {gradient};")
-    taken = ", ".join(f"gradients[{position}]" for position in passes.given)
+    taken = ", ".join(f"gradients[{position}]" for position in passes.results_with_gradients)
     return {"kind": number, "given": taken, "lines": lines}

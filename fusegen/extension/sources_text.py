@@ -10,7 +10,7 @@ from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import CallText, LaunchEntry, number_name, size_name
 from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
-from fusegen.extension.unit import Built
+from fusegen.extension.unit import CompiledProgram
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
 from fusegen.program.numbers import TORCH_OPERATIONS, Operation
@@ -85,7 +85,7 @@ class SourcesCall(CallText):
         return f"if (const cudaError_t status = {call}) return status;"
 
 
-def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str, str]:
+def program_files(name: str, target: str, programs: Sequence[CompiledProgram]) -> dict[str, str]:
     """Returns a header and a CUDA file for the programs of one kind of call.
 
     Args:
@@ -144,12 +144,12 @@ def cmake_text(library: str, functions: Mapping[str, Sequence[str]]) -> str:
     return render("binding/CMakeLists.txt.jinja", banner=banner, library=library, flags=flags, architectures=architectures)
 
 
-def _sizes(built: Built) -> list[str]:
+def _sizes(built: CompiledProgram) -> list[str]:
     shapes = [extent for _, tensor in built.assumed.tensors for extent in tensor.shape]
     return [*built.assumed.sizes, *(name for extent in shapes for name in sorted(extent.sizes))]
 
 
-def _plain_programs(name: str, programs: Sequence[Built]) -> list[Built]:
+def _plain_programs(name: str, programs: Sequence[CompiledProgram]) -> list[CompiledProgram]:
     """Returns the programs without library calls."""
     call = programs[0].call
     if any(isinstance(key.source, (ScalarArgument, SizeArgument)) for key in call.keys):
@@ -160,6 +160,6 @@ def _plain_programs(name: str, programs: Sequence[Built]) -> list[Built]:
         raise BundleError(what, hint="build it with --format extension")
     plain = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
     if not plain:
-        what = f"{name} is {programs[0].call.described}, but plain sources contain kernels only"
+        what = f"{name} is {programs[0].call.summary}, but plain sources contain kernels only"
         raise BundleError(what, hint="build it with --format extension, or for sm_90a in bf16 or f16, where matmuls are kernels")
     return plain

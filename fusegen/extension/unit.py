@@ -28,7 +28,7 @@ from fusegen.source import Source
 
 
 @dataclass(frozen=True)
-class Built:
+class CompiledProgram:
     """A compiled program of an operator.
 
     Attributes:
@@ -59,27 +59,27 @@ class OperatorPasses:
 
     Attributes:
         forward, backward: their programs, by machine and preference.
-        kept: sources of the backward pass's first tensors: the position of an input of the forward pass, or `~position` of a
+        saved: sources of the backward pass's first tensors: the position of an input of the forward pass, or `~position` of a
             result.
         sizes, numbers: names of the sizes and numbers that the backward pass takes.
         gradients: for each input its gradient: a result of the backward pass, `~position` of a given gradient, or None.
-        given: positions of the results whose gradients the backward pass takes.
-        outputs: of the forward pass: results and saved values.
-        wanted: outputs of the backward pass.
-        dims: shapes of the backward pass's inputs, in order.
+        results_with_gradients: positions of the results whose gradients the backward pass takes.
+        forward_outputs: of the forward pass: results and saved values.
+        backward_outputs: outputs of the backward pass.
+        backward_shapes: shapes of the backward pass's inputs, in order.
         draws: whether the forward pass takes a key of random bits after its tensors.
     """
 
-    forward: tuple[Built, ...]
-    backward: tuple[Built, ...]
-    kept: tuple[int, ...]
+    forward: tuple[CompiledProgram, ...]
+    backward: tuple[CompiledProgram, ...]
+    saved: tuple[int, ...]
     sizes: tuple[str, ...]
     numbers: tuple[str, ...]
     gradients: tuple[int | None, ...]
-    given: tuple[int, ...]
-    outputs: tuple[TensorSpec, ...]
-    wanted: tuple[TensorSpec, ...]
-    dims: tuple[tuple[Formula, ...], ...]
+    results_with_gradients: tuple[int, ...]
+    forward_outputs: tuple[TensorSpec, ...]
+    backward_outputs: tuple[TensorSpec, ...]
+    backward_shapes: tuple[tuple[Formula, ...], ...]
     draws: bool
 
 
@@ -102,7 +102,7 @@ class CallKind:
     tensors: tuple[TensorSpec, ...]
     constants: tuple[tuple[str, object], ...]
     sizes: tuple[str, ...]
-    programs: tuple[Built, ...]
+    programs: tuple[CompiledProgram, ...]
     results: tuple[TensorSpec, ...]
     passes: OperatorPasses | None
     description: str

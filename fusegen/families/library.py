@@ -21,12 +21,12 @@ from fusegen.ir.graph import Graph, InputSpec, Node
 from fusegen.ir.index_map import (
     ROW_MULTIPLE,
     StridedView,
+    first_version,
     flat_offset,
     identity_axes,
     may_pad,
     memory_shape,
     memory_strides,
-    owner,
     strided_view,
 )
 from fusegen.ir.ops import Family, Op
@@ -43,9 +43,9 @@ _SETTINGS = ("scale", "causal", "dropout", "descending")
 _RESULT_ATTRIBUTES = ("result", "order", "dtype", "shape")
 """Attributes that distinguish the results of one call."""
 
-LIBRARY_MATMUL = GroupKind("library matmul", is_strided=True, reads_as_typed=True, is_library=True)
-LIBRARY_CALL = GroupKind("library call", reads_as_typed=True, is_library=True)
-LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
+LIBRARY_MATMUL = GroupKind("library matmul", is_strided=True, reads_logical_dtype=True, is_library=True)
+LIBRARY_CALL = GroupKind("library call", reads_logical_dtype=True, is_library=True)
+LOOP = GroupKind("loop over blocks of rows", reads_logical_dtype=True)
 
 
 class AccumulationFamily(KernelFamily):
@@ -57,7 +57,7 @@ class AccumulationFamily(KernelFamily):
         for put in graph.puts:
             if (added := accumulation(graph, put)) is not None:
                 claims.ends.add(graph.nodes[put].args[1])
-                claims.inside.add(added)
+                claims.fused_matmuls.add(added)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         return accumulation_group(graph, root) if root in decision.ends else None
@@ -99,8 +99,8 @@ def accumulation(graph: Graph, put: int) -> int | None:
     are_matrices = node.op is Op.MATMUL and all(len(operand.shape) == 2 for operand in graph.operands(chain[-1]))
     if not (added == 1 and is_own and is_float32_or_64 and are_matrices):
         return None
-    written = owner(graph, target)  # the library must not read the memory that it writes
-    is_read = any(owner(graph, operand_base(graph, operand)) == written for operand in node.args)
+    written = first_version(graph, target)  # the library must not read the memory that it writes
+    is_read = any(first_version(graph, operand_base(graph, operand)) == written for operand in node.args)
     return None if is_read else chain[-1]
 
 
@@ -130,7 +130,7 @@ def _call_key(node: Node) -> tuple[object, ...]:
 
 def lower_library(context: Context) -> Sequence[Step]:
     """Returns a library matmul, and a copy if its result is needed as another view."""
-    (product,) = context.group.anchors
+    (product,) = context.group.core_nodes
     if context.group.outputs != (product,):
         return _in_parts(context, product, _accumulating(context, product))
     shape = context.graph.nodes[product].shape

@@ -38,7 +38,7 @@ class Roofline:
 
     flops: Flops
     moved: int
-    peaks: Peaks | None
+    peaks: PeakRates | None
 
     @property
     def intensity(self) -> float:
@@ -138,7 +138,7 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
         return _fused_attention_flops(step, graph, matmuls, sizes)
     count = sum(_node_flops(graph, position, needed[position], sizes) for position in _distinct(graph, needed))
     if isinstance(step, LibraryMatmul):  # possibly a part of a matmul
-        total = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
+        total = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.core_nodes[0]].shape)
         count = count * prod(extent(sizes) for extent in step.out.shape) // max(total, 1)
     return Flops(count, _dtype(step, graph, needed, matmuls), bool(matmuls), tuple(_uncounted(graph, step, needed)))
 
@@ -176,9 +176,9 @@ def _fused_attention_flops(step: Step, graph: Graph, matmuls: list[int], sizes: 
 
 def _visible_pairs(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
     """Returns the query-key pairs up to each query's last visible key, which is constant or advances by one per query."""
-    if body.seen is None:
+    if body.visible_keys is None:
         return queries * keys
-    bound, query = formula(body.seen), str(body.score.axes.symbols[-2])
+    bound, query = formula(body.visible_keys), str(body.score.axes.symbols[-2])
     if not bound.sizes <= {*sizes, query}:  # depends on a run-time number
         return queries * keys
     first, second = (bound({**sizes, query: index}) for index in (0, 1))
@@ -289,7 +289,7 @@ LAUNCH_SECONDS = H200.start * 1e-6
 
 
 @dataclass(frozen=True)
-class Peaks:
+class PeakRates:
     """Peak rates of a GPU. A fused multiply-add counts as two operations; rates of sparse matrices are not used.
 
     Attributes:
@@ -313,22 +313,22 @@ class Peaks:
         return self.half_matmul if is_matmul and dtype.is_half else self.single
 
 
-PEAKS: Mapping[str, Peaks] = {
+PEAKS: Mapping[str, PeakRates] = {
     # NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM; dense bfloat16.
-    "sm_80": Peaks("A100", 2.039e12, 19.5e12, 9.7e12, 312e12, 19.5e12),
+    "sm_80": PeakRates("A100", 2.039e12, 19.5e12, 9.7e12, 312e12, 19.5e12),
     # NVIDIA Ampere GA102 GPU Architecture whitepaper, table 3, RTX A6000; dense bfloat16 with FP32 accumulate (154.8/309.6);
     # float64 runs at 1/64 of the rate of float32.
-    "sm_86": Peaks("RTX A6000", 0.768e12, 38.7e12, 0.605e12, 154.8e12, 0.605e12),
+    "sm_86": PeakRates("RTX A6000", 0.768e12, 38.7e12, 0.605e12, 154.8e12, 0.605e12),
     # NVIDIA Ada GPU Architecture whitepaper, appendix A, GeForce RTX 4090; dense bfloat16 with FP32 accumulate (165.2/330.4),
     # half the rate of FP16 accumulate; float64 runs at 1/64 of the rate of float32.
-    "sm_89": Peaks("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
+    "sm_89": PeakRates("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
     # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, a rate for sparse matrices.
-    "sm_90a": Peaks("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),
+    "sm_90a": PeakRates("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),
     # NVIDIA Blackwell Architecture Technical Brief, table 3, HGX B200, per GPU; half of its 4.5 PFLOPS of sparse bfloat16. The
     # first edition, from before the launch, has 8 TB/s, 80 and 40 TFLOPS.
-    "sm_100": Peaks("B200", 7.7e12, 75e12, 37e12, 2250e12, 37e12),
+    "sm_100": PeakRates("B200", 7.7e12, 75e12, 37e12, 2250e12, 37e12),
     # NVIDIA RTX Blackwell GPU Architecture whitepaper, table 3, GeForce RTX 5090; dense bfloat16 with FP32 accumulate (209.5/419),
     # half of the rate with FP16 accumulate; float64 runs at 1/64 of the rate of float32.
-    "sm_120": Peaks("RTX 5090", 1.792e12, 104.8e12, 1.64e12, 209.5e12, 1.64e12),
+    "sm_120": PeakRates("RTX 5090", 1.792e12, 104.8e12, 1.64e12, 209.5e12, 1.64e12),
 }
 """Peak rates by target. A CPU's depend on the machine and are unknown."""

@@ -41,7 +41,7 @@ from fusegen.schedule.column_pairs import Fragments
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import IndexCheck
-from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arranged
+from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arrange_shared_arrays
 from fusegen.schedule.math import CallArgument, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step
@@ -103,7 +103,7 @@ class ScanBody(Body):
     def counts(self) -> tuple[Dim, ...]:
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         return f"{kind} along rows, {self.plan.threads * self.plan.vec} elements of a row per step"
 
 
@@ -127,11 +127,11 @@ def scan_group(graph: Graph, root: int, materialized: Collection[int]) -> Group 
 
     producers = Producers()
     walk(graph, root, axes.symbols, axes, accepts, producers, materialized)
-    if not producers.anchors or not producers.anchors.keys().isdisjoint(
+    if not producers.core_nodes or not producers.core_nodes.keys().isdisjoint(
         producers.inputs
     ):  # a scan that is also read elsewhere is materialized
         return None
-    return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
+    return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.core_nodes)))
 
 
 def _last_scans(graph: Graph, root: int, materialized: Collection[int]) -> frozenset[int]:
@@ -185,10 +185,16 @@ def _evaluate(context: Context) -> _Math:
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
     evaluator = Evaluator(
-        graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded, context.contracted, context.inverted
+        graph,
+        axes,
+        context.stored,
+        lambda p, _at: _scan(graph, p),
+        context.rounded,
+        context.contracted,
+        context.reciprocal_divisions,
     )
     scanned = {}
-    for node in context.group.anchors:
+    for node in context.group.core_nodes:
         scanned[node] = _element(evaluator, graph, node, axes)
     (output,) = context.group.outputs
     result = evaluator.value(output, axes.symbols)
@@ -196,13 +202,13 @@ def _evaluate(context: Context) -> _Math:
     leaves = leaves_of(evaluator.terms, [*chain(*scanned.values()), result], evaluator.checks())
     row_axes, column_axes, moves = rows_and_columns(domain, axes, [*leaves.expressions(), *(s.offset for s in stores)])
     substituted = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
-    return _Math(evaluator.terms, scanned, result, leaves.moved(moves), substituted, row_axes, column_axes)
+    return _Math(evaluator.terms, scanned, result, leaves.substituted(moves), substituted, row_axes, column_axes)
 
 
 def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple[int, ...]:
     scan = graph.nodes[node]
     element = evaluator.terms.convert(evaluator.value(scan.args[0], axes.symbols), element_type(graph, scan))
-    index = evaluator.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
+    index = evaluator.terms.add(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
     return lifted(evaluator.terms, SCANS[scan.op], element, index)
 
 
@@ -238,7 +244,9 @@ class _ScanBuilder:
             scans,
             call(f"{context.name}_0", self._lifted()),
             call(context.name, [(w.name, math.result) for w in self.writes]),
-            arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]),
+            arrange_shared_arrays(
+                scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]
+            ),
             self.plan,
         )
         kernel = self.fragments.kernel(body, self.writes, [math.row_axes, math.column_axes])
@@ -258,7 +266,7 @@ class _ScanBuilder:
 
     def _scanned(self, term: int) -> str:
         node = cast(int, self.math.terms.items[term].payload)
-        number = REDUCTIONS[self.scans[node].op].number(dict(self.context.graph.nodes[node].attrs).get("part"))
+        number = REDUCTIONS[self.scans[node].op].component_index(dict(self.context.graph.nodes[node].attrs).get("part"))
         return self.scans[node].components[number].name
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:

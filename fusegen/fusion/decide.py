@@ -36,15 +36,15 @@ def decide(
     calls = [position for position, node in graph if node.family is Family.LIBRARY]
     stored = _stored(graph, products, calls, claims) | _combined_statistics(graph, matmul_ends(products, claims)) | once
     shared = once | shared_values(graph, stored, claims.ends.union(products, calls), claims.streamed)
-    beside: dict[int, int] = {}
+    extra_outputs: dict[int, int] = {}
     for family in families:
-        beside.update(family.beside(graph, target, claims, stored | shared))
-    return Decision(frozenset(claims.ends), beside, stored | shared, shared.union(claims.ends), claims.refusals, own)
+        extra_outputs.update(family.extra_outputs(graph, target, claims, stored | shared))
+    return Decision(frozenset(claims.ends), extra_outputs, stored | shared, shared.union(claims.ends), claims.refusals, own)
 
 
 def matmul_ends(products: Sequence[int], claims: Claims) -> list[int]:
     """Returns the last value of each matmul with an epilogue, and the matmuls without one."""
-    return sorted(claims.epilogues.union(p for p in products if p not in claims.inside))
+    return sorted(claims.epilogues.union(p for p in products if p not in claims.fused_matmuls))
 
 
 def derived_from(graph: Graph, value: int) -> set[int]:
@@ -84,7 +84,7 @@ def fits_epilogue(graph: Graph, position: int) -> bool:
 
 
 def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], claims: Claims) -> frozenset[int]:
-    required = [*graph.outputs, *graph.puts, *claims.ends, *(p for p in products if p not in claims.inside), *calls]
+    required = [*graph.outputs, *graph.puts, *claims.ends, *(p for p in products if p not in claims.fused_matmuls), *calls]
     for step in (*products, *calls):
         required += claims.operands.get(step) or [operand_base(graph, a) for a in graph.nodes[step].args]
     return frozenset(p for p in (strip_views(graph, w) for w in required) if not is_stored_elsewhere(graph, p))
@@ -145,7 +145,7 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
     shared: set[int] = set()
     for position, node in graph:
         shareable = node.family in (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.ORDER) and position not in readers.alone
-        if shareable and readers.pays(position):
+        if shareable and readers.saves_bytes(position):
             readers.stored.add(position)
             shared.add(position)
     return frozenset(shared)
@@ -178,7 +178,7 @@ class _Readers:
                 ends[position] = ends[users[0]]
         return ends
 
-    def pays(self, value: int) -> bool:
+    def saves_bytes(self, value: int) -> bool:
         """True if reading a value moves fewer bytes than recomputing it in each kernel that needs it."""
         readers = self._readers(value)
         is_stored = value in self.stored  # materialized in any case

@@ -67,10 +67,10 @@ def _unordered(
     done: set[int] = set()
     while pending := required - done:
         root = max(pending)
-        end = decision.beside.get(root, root)
+        end = decision.extra_outputs.get(root, root)
         root = root if end in done else end
         group = with_write_indices(graph, grow(graph, root, target, families, decision))
-        candidates = pending - {root} - decision.ends - set(decision.beside) if root not in decision.write_copies else set()
+        candidates = pending - {root} - decision.ends - set(decision.extra_outputs) if root not in decision.write_copies else set()
         group = absorb(graph, group, sorted(candidates, reverse=True), families, decision.materialized, times, groups)
         groups.append(group)
         count += len(computed(graph, group))

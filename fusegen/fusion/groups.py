@@ -35,7 +35,7 @@ class GroupKind:
         merges: whether values over one iteration space may join its groups.
         writes_in_place: whether its kernels store element by element, so that they can write to an input.
         is_strided: whether its kernels read and write rows with any stride, such as padded rows.
-        reads_as_typed: whether it reads operands in their logical dtype, as matmuls do.
+        reads_logical_dtype: whether it reads operands in their logical dtype, as matmuls do.
         is_library: whether torch computes it.
     """
 
@@ -43,7 +43,7 @@ class GroupKind:
     merges: bool = False
     writes_in_place: bool = False
     is_strided: bool = False
-    reads_as_typed: bool = False
+    reads_logical_dtype: bool = False
     is_library: bool = False
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class Group:
         outputs: nodes that it writes to memory.
         inputs: nodes that it reads from memory: inputs of the graph and outputs of earlier groups.
         domain: its iteration space.
-        anchors: reductions or matmuls that it computes on the way.
+        core_nodes: the reductions, scans and matmuls that it computes.
         reason: explains the choice of the group, for `explain`; empty if the kind is explanation enough.
         parts: the epilogues of a matmul launch; `domain` is the first one's.
         pipeline: the name of a matmul launch's pipeline.
@@ -121,7 +121,7 @@ class Group:
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     domain: Domain
-    anchors: tuple[int, ...] = ()
+    core_nodes: tuple[int, ...] = ()
     reason: str = ""
     parts: tuple[EpiloguePart, ...] = ()
     pipeline: str = ""
@@ -130,7 +130,7 @@ class Group:
     @property
     def adds_in_place(self) -> bool:
         """True if torch accumulates a matmul into an input: the group's output is not its matmul."""
-        return self.kind.is_library and bool(self.anchors) and self.outputs != self.anchors
+        return self.kind.is_library and bool(self.core_nodes) and self.outputs != self.core_nodes
 
 
 def with_outputs(group: Group, outputs: tuple[int, ...]) -> Group:

@@ -59,7 +59,7 @@ def merge_independent(
     """Joins independent groups that one kernel can compute: first those with most common reads, then those that hold only results
     or whose values have the same readers. Joining others would lengthen lifetimes and save nothing."""
     remaining = list(groups)
-    alone = decision.write_copies | decision.ends | set(decision.beside)
+    alone = decision.write_copies | decision.ends | set(decision.extra_outputs)
     rejected: set[tuple[Group, Group]] = set()
     while (pair := _closest_pair(graph, remaining, alone, rejected)) is not None:
         n, m = pair

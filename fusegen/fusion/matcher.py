@@ -19,15 +19,15 @@ class Claims:
     Attributes:
         ends: last values of generated matmul and attention kernels, and values with a kernel of their own.
         epilogues: the values in `ends` that are the last one of an epilogue.
-        inside: matmuls computed inside a kernel and never materialized.
-        streamed: the matmuls in `inside` whose first operand is not materialized either.
+        fused_matmuls: matmuls computed inside a kernel and never materialized.
+        streamed: the matmuls in `fused_matmuls` whose first operand is not materialized either.
         operands: maps a matmul inside a kernel to the values that the kernel reads instead of its operands.
         refusals: maps a matmul to the reason why no generated kernel takes it.
     """
 
     ends: set[int] = field(default_factory=set)
     epilogues: set[int] = field(default_factory=set)
-    inside: set[int] = field(default_factory=set)
+    fused_matmuls: set[int] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)
     operands: dict[int, tuple[int, ...]] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Decision:
 
     Attributes:
         ends: last values of matmuls and attention, each with a kernel of its own.
-        beside: maps a further value that an epilogue stores to the last value of the epilogue.
+        extra_outputs: maps a further value that an epilogue stores to the last value of the epilogue.
         stored: all materialized values known before kernels are built.
         materialized: the values in `stored` that kernels read instead of recomputing them.
         refusals: maps a matmul to the reason why no generated kernel takes it.
@@ -47,7 +47,7 @@ class Decision:
     """
 
     ends: Materialized
-    beside: Mapping[int, int]
+    extra_outputs: Mapping[int, int]
     stored: Materialized
     materialized: Materialized
     refusals: Mapping[int, str]
@@ -64,7 +64,7 @@ class Matcher:
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Adds the values that the family takes regardless of other decisions."""
 
-    def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
+    def extra_outputs(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Maps further materialized values to the claimed value whose kernel writes them as well."""
         return {}
 

@@ -10,7 +10,16 @@ from fusegen.fusion.groups import Group, is_stored_elsewhere, strip_views
 from fusegen.fusion.producers import Producers, computed_index, walk
 from fusegen.fusion.space import producers_of, unrolled
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, address, are_disjoint, base, broadcast_index, gathers, identity_axes, owner
+from fusegen.ir.index_map import (
+    Position,
+    address,
+    are_disjoint,
+    broadcast_index,
+    first_version,
+    identity_axes,
+    previous_version,
+    target_gathers,
+)
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.writes import BEFORE, COMPUTED, NEVER, WriteTimes
@@ -104,7 +113,7 @@ class _Memory:
     def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}
         writers = {p: number for number, group in reversed(list(enumerate(groups))) for p in group.outputs}  # the first writers
-        donated = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).given_away}
+        donated = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).donated}
         freed = (writers.keys() - results) | donated
         read = [{strip_views(graph, p) for p in group.inputs} for group in groups]
         self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | donated}
@@ -165,7 +174,7 @@ def with_write_indices(graph: Graph, group: Group) -> Group:
         return group
     producers = Producers()
     for put in written_by(graph, group):
-        for gather in gathers(graph, put):
+        for gather in target_gathers(graph, put):
             chosen = graph.nodes[gather].args[1]
             computed = computed_index(graph, chosen)
             if computed is not None:
@@ -187,18 +196,18 @@ def blocked_writes(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
 
 
 def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
-    memory = owner(graph, put)
+    memory = first_version(graph, put)
     if group.adds_in_place:
         return False
-    if not group.kind.writes_in_place or (gathers(graph, put) and not _covers_domain(graph, group, put)):
+    if not group.kind.writes_in_place or (target_gathers(graph, put) and not _covers_domain(graph, group, put)):
         return True
-    earlier = [other for other in written_by(graph, group) if other < put and owner(graph, other) == memory]
+    earlier = [other for other in written_by(graph, group) if other < put and first_version(graph, other) == memory]
     if not all(are_disjoint(graph, put, other) for other in earlier):
         return True
-    read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and owner(graph, p) == memory]
+    read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and first_version(graph, p) == memory]
     if not read:
         return False
-    return read != [base(graph, put)] or bool(gathers(graph, put)) or not _is_in_place(graph, group, put)
+    return read != [previous_version(graph, put)] or bool(target_gathers(graph, put)) or not _is_in_place(graph, group, put)
 
 
 def _covers_domain(graph: Graph, group: Group, put: int) -> bool:
@@ -215,7 +224,7 @@ def _is_in_place(graph: Graph, group: Group, put: int) -> bool:
     shape = graph.nodes[value].shape
     own = [address(graph, put, broadcast_index(shape, point), space.axes) for point in space.points]
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
-    read = [at for producers in several for position, at in producers.elements if position == base(graph, put)]
+    read = [at for producers in several for position, at in producers.elements if position == previous_version(graph, put)]
     return all(any(_is_same(at, target) for target in own) for at in read)
 
 
@@ -225,7 +234,7 @@ def _is_same(first: Position, second: Position) -> bool:
 
 def overwrites_too_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
     """True if a group would overwrite memory that another waiting group must read or write first."""
-    changed = {base(graph, put) for put in written_by(graph, group)}
+    changed = {previous_version(graph, put) for put in written_by(graph, group)}
     others = [other for other in waiting if other is not group]
     return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)
 

@@ -32,12 +32,12 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 @dataclass
 class Producers:
     """The result of a walk: values read from memory, including indices; the elements read; conditions that select between operands
-    of concatenations; reductions, scans and matmuls computed inside (anchors); the number of visited elements."""
+    of concatenations; reductions, scans and matmuls computed inside (core nodes); the number of visited elements."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
     conditions: dict[Bounds, None] = field(default_factory=dict)
-    anchors: dict[int, None] = field(default_factory=dict)
+    core_nodes: dict[int, None] = field(default_factory=dict)
     visited: int = 0
 
     def read(self, position: int, at: Position) -> None:
@@ -57,7 +57,7 @@ def walk(
     """Adds everything that ``root`` at ``index`` needs to ``producers``.
 
     Args:
-        accepts: says which anchors may be computed inside.
+        accepts: says which core nodes may be computed inside.
         materialized: values read from memory instead of being recomputed.
 
     Raises:
@@ -85,7 +85,7 @@ class _Walk:
     materialized: Collection[int]
 
     def below(self, element: ReadElement) -> list[ReadElement]:
-        """Returns the elements that an element is computed from; records memory reads and anchors."""
+        """Returns the elements that an element is computed from; records memory reads and core nodes."""
         position, at, bounds = element
         family = self.graph.nodes[position].family
         if (position in self.materialized and position != self.root) or _has_gathered_index(self.graph, position, at):
@@ -124,7 +124,7 @@ class _Walk:
 
     def _anchored(self, element: ReadElement) -> list[ReadElement]:
         position, at, bounds = element
-        self.producers.anchors[position] = None
+        self.producers.core_nodes[position] = None
         node = self.graph.nodes[position]
         if node.family is Family.REDUCTION:
             return [(node.args[0], operand_index(self.graph, position, at, self.axes), bounds)]

@@ -41,7 +41,7 @@ def unrolled(graph: Graph, group: Group) -> Space:
     """Returns a space in which a thread computes elements that share reads together; the domain itself if there are none."""
     axes = domain_axes(group.domain)
     space = Space(axes, (axes.symbols,))
-    if group.anchors and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
+    if group.core_nodes and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
         return space
     while (finer := next(_unrolled_spaces(graph, group, space), None)) is not None:
         space = finer
@@ -50,9 +50,9 @@ def unrolled(graph: Graph, group: Group) -> Space:
 
 def _reduces_rows(graph: Graph, group: Group) -> bool:
     """True if a group reduces only along its rows, by operations that a thread can start with its own elements."""
-    if any(operation_of(graph.nodes[anchor].op) is None for anchor in group.anchors):
+    if any(operation_of(graph.nodes[node].op) is None for node in group.core_nodes):
         return False
-    return all(reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
+    return all(reduced_dims(graph, node) == group.domain.columns for node in group.core_nodes)
 
 
 def _goes_along_rows(graph: Graph, group: Group) -> bool:
@@ -67,7 +67,7 @@ def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Pro
     producers = Producers()
     for root in group.outputs:
         index = broadcast_index(graph.nodes[root].shape, point)
-        walk(graph, root, index, axes, lambda position, *_: position in group.anchors, producers, frozenset(group.inputs))
+        walk(graph, root, index, axes, lambda position, *_: position in group.core_nodes, producers, frozenset(group.inputs))
     return producers
 
 

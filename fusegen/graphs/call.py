@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exact, is_plain, same
+from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exact_key, is_plain, same
 from fusegen.native import NativeChoice, loaded
 
 # Memory of static key-value caches, owned by recorded graphs, which read and write fixed addresses. Each `generate` makes a new
@@ -129,8 +129,8 @@ def _kind(name: str, value: Any) -> type:
 
 def _exact(value: Any) -> object:
     if type(value) is dict:
-        return tuple((key, exact(each)) for key, each in value.items())
-    return value if isinstance(value, type) else exact(value)
+        return tuple((key, exact_key(each)) for key, each in value.items())
+    return value if isinstance(value, type) else exact_key(value)
 
 
 def _parts(cache: Any) -> Iterator[Held]:
@@ -178,7 +178,7 @@ class CacheMemory:
 # Calls.
 
 
-class Views(dict[int, CacheView]):
+class CacheViews(dict[int, CacheView]):
     """`CacheView`s of caches in earlier calls, by the caches' ids."""
 
     def of(self, cache: object) -> CacheView:
@@ -200,7 +200,7 @@ class GraphCall:
     modules: list[nn.Module]
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall:
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: CacheViews) -> GraphCall:
         """Analyzes a call. Arguments must be tensors, plain values, modules, static caches or containers of these."""
         call = cls(None, [], [], [])
         call.signature = (
@@ -209,7 +209,7 @@ class GraphCall:
         )
         return call
 
-    def _signature(self, value: Any, known: Views) -> object:
+    def _signature(self, value: Any, known: CacheViews) -> object:
         if value is None or value is True or value is False:
             return value
         kind = type(value)
@@ -224,7 +224,7 @@ class GraphCall:
         if kind is tuple or kind is list:
             return (kind, *(self._signature(each, known) for each in value))
         if is_plain(value):
-            return exact(value)
+            return exact_key(value)
         if isinstance(value, nn.Module):
             self.modules.append(value)
             return (kind, id(value))
@@ -272,7 +272,7 @@ class SignatureCheck:
         except UnsupportedError:
             return None
 
-    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall | None:
+    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: CacheViews) -> GraphCall | None:
         """Returns the analysis of a later call, or None if its signature or settings differ."""
         arguments = self._compare(args, kwargs)
         if arguments is None or not self._has_settings.call():

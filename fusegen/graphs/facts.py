@@ -46,7 +46,7 @@ _MODULE_CALLERS = (_FUSEGEN_FOLDER, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules. It reads their hooks, which are rejected."""
 
 
-class Reads:
+class StateReads:
     """The state that code read during a run.
 
     Args:
@@ -95,7 +95,7 @@ class Reads:
         if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]
             facts.holds(lambda flags: [each.requires_grad for each in parameters] == flags, [p.requires_grad for p in parameters])
-        for optimizer in reached(self._function, torch.optim.Optimizer):
+        for optimizer in reachable(self._function, torch.optim.Optimizer):
             _add_optimizer(facts, optimizer)
         for question in also:
             facts.holds(question)
@@ -147,7 +147,7 @@ class _NoHooks:
         return self._last == RemovableHandle.next_id
 
 
-def reached(function: Any, kind: type[T]) -> list[T]:
+def reachable(function: Any, kind: type[T]) -> list[T]:
     """Returns the objects of a class that a function references: closure, globals, defaults, `self` and its attributes, or the
     function itself."""
     bound = getattr(function, "__self__", None)
@@ -176,7 +176,7 @@ def _add_optimizer(facts: Conditions, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _add_read(facts: Conditions, read: StateRead, modules: set[int]) -> None:
-    owner, kind, key = read.slot.owner, read.slot.kind, read.slot.key
+    owner, kind, key = read.location.owner, read.location.kind, read.location.key
     is_module = id(owner) in modules
     if kind in _KIND_DICTIONARIES:
         facts.item(getattr(owner, _KIND_DICTIONARIES[kind]), key)
@@ -221,9 +221,9 @@ def _defining_class(kind: type, name: str) -> type | None:
 
 
 @contextmanager
-def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
+def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: StateReads) -> Iterator[None]:
     """Undoes assignments of a recorded run to state that outlives it, and raises: a replay would not repeat them."""
-    iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
+    iterators = [type(value).__name__ for value in reachable(function, object) if isinstance(value, Iterator)]
     if iterators:
         raise UnsupportedError(f"it may advance an iterator, a {iterators[0]}", hint="pass its elements as arguments")
     before = [(held, description, _values(held)) for held, description in _assignable(function, roots)]
@@ -274,7 +274,7 @@ def _assignable(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[
         if isinstance(getattr(value, "__code__", None), CodeType):
             plain = getattr(value, "__func__", value)
             yield plain, "the {} of a function"
-            stack += reached(value, object)
+            stack += reachable(value, object)
             for cell in getattr(plain, "__closure__", None) or ():
                 yield cell, "a captured variable"
 
@@ -364,10 +364,10 @@ class _Collections:
 
 
 @contextmanager
-def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
+def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[StateReads]:
     """Records the state that Python code reads during a run: attributes of modules and of their objects, globals, and the guards of
     kernels. Raises if the run assigns state, after undoing it."""
-    reads, seen = Reads(function, roots), set[CodeType]()
+    reads, seen = StateReads(function, roots), set[CodeType]()
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before, collections = sys.getprofile(), _Collections()

@@ -133,7 +133,7 @@ class GradientRecording:
             if any(map(have_changed, memory, tensors)):  # written through `.data`
                 raise _write_error()
             versions = [tensor._version for tensor in state]
-            with no_draws_on_the_host(device), fresh_autocast_cache(), saved_tensors_hooks(Tensor.detach, _unchanged):
+            with reject_host_random(device), fresh_autocast_cache(), saved_tensors_hooks(Tensor.detach, _unchanged):
                 forward, result = pool.record_saving(lambda: run(inputs, aliases))
             require_same_tensors(leaves, (*tensors, *parameters), memory)
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
@@ -150,7 +150,7 @@ class GradientRecording:
             backward: Callable[[], None] = _no_backward
             gradients: Sequence[Tensor | None] = ()
             if any(each is not None for each in incoming):
-                with no_draws_on_the_host(device):
+                with reject_host_random(device):
                     backward, gradients = pool.record(lambda: _differentiate(results, incoming, leaves))
         return cls(
             pool=pool,
@@ -378,7 +378,7 @@ def _restoring(device: torch.device, state: Sequence[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def no_draws_on_the_host(device: torch.device) -> Iterator[None]:
+def reject_host_random(device: torch.device) -> Iterator[None]:
     """Rejects random numbers drawn on the host: a replay would not draw them again."""
     generators, host = Generators(), torch.get_rng_state()
     generators.add_all()

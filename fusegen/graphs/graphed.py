@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.extension.native import ensure_native
-from fusegen.graphs.call import CacheMemory, CacheView, GraphCall, SignatureCheck, Views, key_of, run_with, without_tensors
-from fusegen.graphs.facts import reached, recording_reads
-from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, parameters_replaced
+from fusegen.graphs.call import CacheMemory, CacheView, CacheViews, GraphCall, SignatureCheck, key_of, run_with, without_tensors
+from fusegen.graphs.facts import reachable, recording_reads
+from fusegen.graphs.gradients import GradientRecording, parameters_replaced, reject_host_random
 from fusegen.graphs.recording import GraphPool, GraphRecording, PlainGraph, Pools, other_arguments
 from fusegen.graphs.surroundings import (
     RecordedStep,
@@ -28,7 +28,7 @@ from fusegen.graphs.surroundings import (
     reason_of,
     recording_alone,
     require_no_hooks,
-    same_settings,
+    require_same_settings,
     with_padded_mask,
     without_trivial_masks,
 )
@@ -77,7 +77,7 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 
 @dataclass
-class Latest:
+class LatestGraph:
     """The graph of the previous call. `check` compares signatures fast. It is created once two calls in a row have the same
     signature, if it supports their arguments."""
 
@@ -121,7 +121,7 @@ def cuda_graph(function: Callable[..., Any]) -> Graphed:
     Returns:
         A callable with the function's results. ``print`` shows the number of recorded calls, and why others ran eagerly.
     """
-    roots = [function] if isinstance(function, nn.Module) else reached(getattr(function, "function", function), nn.Module)
+    roots = [function] if isinstance(function, nn.Module) else reachable(getattr(function, "function", function), nn.Module)
     return Graphed(function, Pools(), roots)
 
 
@@ -135,7 +135,7 @@ def graph_step(step: Callable[..., Any]) -> Graphed:
     Returns:
         A callable with the step's results, detached.
     """
-    return Graphed(step, Pools(), reached(step, nn.Module), is_step=True)
+    return Graphed(step, Pools(), reachable(step, nn.Module), is_step=True)
 
 
 class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
@@ -176,8 +176,8 @@ class Graphed:
         self._graphs: OrderedDict[object, CapturedGraph] = OrderedDict()
         self._signatures: OrderedDict[object, SignatureStats] = OrderedDict()
         self._memories: dict[object, CacheMemory] = {}
-        self._views = Views()
-        self._latest: Latest | None = None
+        self._views = CacheViews()
+        self._latest: LatestGraph | None = None
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -216,7 +216,7 @@ class Graphed:
         if graph is not None and graph.facts.call():
             if latest is None or latest.graph is not graph:
                 self._graphs.move_to_end(key)
-                self._latest = Latest(key, graph)
+                self._latest = LatestGraph(key, graph)
             elif latest.check is not None or not latest.is_tried:
                 latest.check, latest.is_tried = SignatureCheck.of(call, args, kwargs), True
             return graph
@@ -232,7 +232,7 @@ class Graphed:
         if refusal := stats.refusal():
             raise UnsupportedError(refusal)
         graph = self._record(stats, call, args, kwargs)
-        self._graphs[key], self._latest = graph, Latest(key, graph)
+        self._graphs[key], self._latest = graph, LatestGraph(key, graph)
         _drop_oldest(self._graphs, _MAX_RECORDINGS)
         used = {id(memory) for each in self._graphs.values() for memory in each.memories}
         self._memories = {key: memory for key, memory in self._memories.items() if id(memory) in used}
@@ -250,7 +250,7 @@ class Graphed:
                     record: Callable[..., CapturedGraph] = self._record_with_gradients
                 else:
                     record = self._record_plain
-                with same_settings(pool.device.type), without_trivial_masks(self.original, args, kwargs):
+                with require_same_settings(pool.device.type), without_trivial_masks(self.original, args, kwargs):
                     graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
                 stats.reason = reason_of(error)
@@ -268,7 +268,7 @@ class Graphed:
         step = RecordedStep(self._declared, roots, pool.device) if self._is_step else None
         try:
             stepping = nullcontext() if step is None else step.recording()
-            drawing = no_draws_on_the_host(pool.device)
+            drawing = reject_host_random(pool.device)
             with recording_reads(self._declared, roots) as reads, stepping, drawing:
                 record = pool.record if step is None else pool.record_alone  # keeps gradients
                 recording = GraphRecording.of(
@@ -375,20 +375,20 @@ class GraphedForward(Graphed):
 
     Attributes:
         previous: the `forward` attribute that the module had before, set by another tool or the user.
-        is_put: whether calls are recorded. False makes the object inert inside another tool's wrapper.
+        is_installed: whether calls are recorded. False makes the object inert inside another tool's wrapper.
     """
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:
         self.module = module
         self.previous: Callable[..., Any] | None = None
-        self.is_put = False
+        self.is_installed = False
         super().__init__(module, pools, [module])
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Installs itself as the module's forward pass, and bypasses ``generate``'s compilation for static caches."""
-        if self.is_put:
+        if self.is_installed:
             return
-        self.is_put = True
+        self.is_installed = True
         previous = vars(self.module).get("forward")
         if not isinstance(previous, GraphedForward):  # a copied module has the original's
             self.previous = previous
@@ -404,7 +404,7 @@ class GraphedForward(Graphed):
 
     def remove(self) -> None:
         """Restores the previous forward pass and frees the graphs."""
-        self.is_put = False
+        self.is_installed = False
         held = vars(self.module)
         if getattr(held.get(_COMPILED), "__self__", None) is self:
             delattr(self.module, _COMPILED)
@@ -420,15 +420,15 @@ class GraphedForward(Graphed):
         return self.previous or partial(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() or not self.is_put:  # with gradients, layers have their own graphs
+        if torch.is_grad_enabled() or not self.is_installed:  # with gradients, layers have their own graphs
             return self.original(*args, **kwargs)
         return super().__call__(*args, **with_padded_mask(kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "given": self.previous, "is_put": self.is_put}
+        return {"module": self.module, "previous": self.previous, "is_installed": self.is_installed}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["module"], Pools())  # type: ignore[misc]
-        self.previous = state["given"]
-        self.is_put = state["is_put"]
+        self.previous = state["previous"]
+        self.is_installed = state["is_installed"]
         self.__signature__ = inspect.signature(self.original)

@@ -77,7 +77,7 @@ class GraphPool:
         users, graph = memory.users(), torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, memory.handle, self._side, capture_error_mode="thread_local")
         try:
-            with no_collection(), self.on_side_stream(), constants_on_device(), capture:
+            with without_garbage_collection(), self.on_side_stream(), constants_on_device(), capture:
                 result = run()
         except BaseException:
             self._end_capture(memory)
@@ -150,7 +150,7 @@ class Pools:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Disables garbage collection: finalizers of graphs, kernels and events invalidate a capture."""
     was_on = gc.isenabled()
     gc.disable()

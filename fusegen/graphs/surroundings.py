@@ -20,7 +20,7 @@ from torch.nn.modules import module as module_hooks
 
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.call import CacheView, has_layers, is_cache, settings
-from fusegen.graphs.facts import LIBRARY_FOLDERS, reached
+from fusegen.graphs.facts import LIBRARY_FOLDERS, reachable
 from fusegen.guards import is_plain, same
 from fusegen.threads import new_lock
 
@@ -42,7 +42,7 @@ def recording_alone() -> Iterator[None]:
 
 
 @contextmanager
-def same_settings(device: str) -> Iterator[None]:
+def require_same_settings(device: str) -> Iterator[None]:
     """Raises if a recorded run changes torch's settings."""
     before, dtype = settings(device), torch.get_default_dtype()
     with torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -97,7 +97,7 @@ class RecordedStep:
 
     def __init__(self, function: object, roots: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
-        self._optimizers = reached(function, torch.optim.Optimizer)
+        self._optimizers = reachable(function, torch.optim.Optimizer)
         groups = [each["params"] for optimizer in self._optimizers for each in optimizer.param_groups]
         parameters = [each for parameters in (*(root.parameters() for root in roots), *groups) for each in parameters]
         self._parameters = list({id(each): each for each in parameters}.values())

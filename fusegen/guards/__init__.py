@@ -6,9 +6,9 @@
 
 from fusegen.guards.changes import ChangeError, rejecting_side_effects
 from fusegen.guards.check import StateGuard
-from fusegen.guards.places import AccessKind, Conditions, StateLocation, StateRead
+from fusegen.guards.locations import AccessKind, Conditions, StateLocation, StateRead
 from fusegen.guards.recorder import StateRecorder
-from fusegen.guards.values import cell_contents, contents, exact, has_identity, is_plain, matcher, same
+from fusegen.guards.values import cell_contents, contents, equality_test, exact_key, has_identity, is_plain, same
 
 __all__ = [
     "ChangeError",
@@ -20,10 +20,10 @@ __all__ = [
     "StateGuard",
     "cell_contents",
     "contents",
-    "exact",
+    "exact_key",
     "has_identity",
     "is_plain",
-    "matcher",
+    "equality_test",
     "rejecting_side_effects",
     "same",
 ]

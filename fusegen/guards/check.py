@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.guards.places import GONE, AccessKind, Conditions, Counterparts, StateLocation, StateRead
-from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same, weak
+from fusegen.guards.locations import GONE, AccessKind, Conditions, Counterparts, StateLocation, StateRead
+from fusegen.guards.values import contents, equality_test, has_identity, is_a, is_opaque, is_plain, same, weak_reference
 
 CapturedTensors: TypeAlias = tuple[torch.Tensor, ...]
 _STRONG_TYPES = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
@@ -26,14 +26,14 @@ class CapturedTensor:
 
     name: str
     type: type
-    slot: StateLocation
+    location: StateLocation
 
 
 @dataclass(frozen=True)
-class TensorQuestion:
+class TensorQuery:
     """A query of a captured tensor during tracing. The guard repeats it and compares the results."""
 
-    slot: StateLocation
+    location: StateLocation
     holds: Callable[[torch.Tensor], bool]
 
     @classmethod
@@ -45,11 +45,11 @@ class TensorQuestion:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         result: Any,
-    ) -> TensorQuestion:
+    ) -> TensorQuery:
         other_args = [a for a in (*args, *kwargs.values()) if a is not tensor]
         inner = contents(result)
         if all(map(is_plain, other_args)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
-            answers = matcher(result)
+            answers = equality_test(result)
 
             def holds(now: torch.Tensor) -> bool:
                 now_kwargs = {name: now if a is tensor else a for name, a in kwargs.items()}
@@ -81,7 +81,7 @@ class WatchedRun:
     """
 
     reads: Sequence[StateRead]
-    questions: Sequence[TensorQuestion]
+    queries: Sequence[TensorQuery]
     used: Sequence[CapturedTensor]
     compares_identity: bool
     asks_for_ids: bool
@@ -98,8 +98,8 @@ class StateGuard:
 
     Attributes:
         names: input names of the captured tensors.
-        asked: queries of torch and of captured tensors, as text.
-        places: keys that identify the locations of the captured tensors while their owners live.
+        queries: queries of torch and of captured tensors, as text.
+        location_keys: keys that identify the locations of the captured tensors while their owners live.
         check: maps all arguments to the current captured tensors, or to None if a read would differ. `check` is None if
             nothing was read.
     """
@@ -112,18 +112,18 @@ class StateGuard:
         reads, used, compares_identity = run.reads, run.used, run.compares_identity
         self.has_backward_hooks = run.has_backward_hooks
         self.names = tuple(each.name for each in used)
-        self.asked = _asked(reads, run.questions, run.answers, compares_identity)
+        self.queries = _query_texts(reads, run.queries, run.answers, compares_identity)
         self.compares_identity = compares_identity
         self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
-        self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
-        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, run.tensors)
-        self._unchanged = {p: matcher(value) for p, value in arguments.items() if not is_plain(value) and is_opaque(value)}
+        self.location_keys = tuple((id(each.location.owner), each.location.kind, each.location.key) for each in used)
+        writer = _Writer(function, arguments, reads, {id(each.location) for each in used}, run.tensors)
+        self._unchanged = {p: equality_test(value) for p, value in arguments.items() if not is_plain(value) and is_opaque(value)}
         for position, value in arguments.items():
             writer.argument(position, value, self._unchanged.get(position))
         for read in reads:
             writer.read(read)
-        for question in run.questions:
-            writer.question(question)
+        for question in run.queries:
+            writer.query(question)
         for (position, attribute), answer in run.answers.items():
             writer.answer(position, attribute, answer)
         writer.tensors(used)
@@ -132,12 +132,12 @@ class StateGuard:
         self._store(function, arguments, run)
 
     def _store(self, function: object, arguments: Mapping[int, object], run: WatchedRun) -> None:
-        positions = {id(read.slot): position for position, read in enumerate(run.reads)}
+        positions = {id(read.location): position for position, read in enumerate(run.reads)}
         self._reads = [_WeakRead.of(read) for read in run.reads]
-        self._questions = [(positions.get(id(each.slot), -1), each.holds) for each in run.questions]
-        self._used = [(positions.get(id(each.slot), -1), replace(each, slot=_NO_LOCATION)) for each in run.used]
+        self._queries = [(positions.get(id(each.location), -1), each.holds) for each in run.queries]
+        self._used = [(positions.get(id(each.location), -1), replace(each, location=_NO_LOCATION)) for each in run.used]
         self._originals = {position: _reference(value) for position, value in {-1: function, **arguments}.items()}
-        self._run = replace(run, reads=(), questions=(), used=())
+        self._run = replace(run, reads=(), queries=(), used=())
 
     def reads(self) -> list[StateRead]:
         alive = (remembered.read() for remembered in self._reads)
@@ -153,7 +153,7 @@ class StateGuard:
             or not all(is_unchanged(originals[position]) for position, is_unchanged in self._unchanged.items())
         ):
             return None
-        counterparts.put(originals[-1], function)
+        counterparts.map_function(originals[-1], function)
         if not all(counterparts.add(originals[position], value) for position, value in arguments.items()):
             return None
         reads: list[StateRead] = []
@@ -163,11 +163,11 @@ class StateGuard:
             if counterpart is None:
                 return None
             reads.append(counterpart)
-        if any(position < 0 for position, _ in (*self._questions, *self._used)):
+        if any(position < 0 for position, _ in (*self._queries, *self._used)):
             return None
-        questions = [TensorQuestion(reads[position].slot, holds) for position, holds in self._questions]
-        used = [replace(each, slot=reads[position].slot) for position, each in self._used]
-        return StateGuard(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
+        questions = [TensorQuery(reads[position].location, holds) for position, holds in self._queries]
+        used = [replace(each, location=reads[position].location) for position, each in self._used]
+        return StateGuard(function, arguments, replace(self._run, reads=reads, queries=questions, used=used))
 
     def also_captured(self, values: Sequence[Any]) -> list[int]:
         """Returns positions of tensor arguments that the function also reads as state, if it may compare identities."""
@@ -193,7 +193,14 @@ class _WeakRead:
 
     @classmethod
     def of(cls, read: StateRead) -> _WeakRead:
-        return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds, read.was_empty)
+        return cls(
+            _reference(read.location.owner),
+            read.location.kind,
+            read.location.key,
+            _reference(read.value),
+            read.holds,
+            read.was_empty,
+        )
 
     def read(self) -> StateRead | None:
         owner, value = self.owner(), self.value()
@@ -210,7 +217,7 @@ def _reference(value: Any) -> Callable[[], Any]:
     """Returns a getter of the value. Weakly held values yield `_COLLECTED` once collected."""
     if isinstance(value, _STRONG_TYPES):
         return lambda: value
-    reference = weak(value)
+    reference = weak_reference(value)
     return (lambda: value) if reference is None else (lambda: _COLLECTED if (alive := reference()) is None else alive)
 
 
@@ -231,7 +238,7 @@ class _Writer:
     ) -> None:
         self.lines: list[str] = []
         self._tensors = tensors  # positions of arguments
-        self._owners = {id(read.slot.owner) for read in reads}
+        self._owners = {id(read.location.owner) for read in reads}
         self._inputs = inputs  # slots of captured tensors, which `tensors` checks
         self._function = function
         self._scope: dict[str, Any] = {"same": same, "GONE": GONE}
@@ -271,18 +278,18 @@ class _Writer:
 
     def read(self, read: StateRead) -> None:
         """Requires that a location holds the same plain value, object or container contents, or a tensor of the same type."""
-        of_argument = id(read.slot.owner) in self._bound or id(read.value) in self._bound  # depends on an argument
-        of_tensor = is_a(read.slot.owner, torch.Tensor) or is_a(read.value, torch.Tensor)
-        if not (of_argument or of_tensor or read.slot.kind is AccessKind.CACHE):  # one location for all calls
+        of_argument = id(read.location.owner) in self._bound or id(read.value) in self._bound  # depends on an argument
+        of_tensor = is_a(read.location.owner, torch.Tensor) or is_a(read.value, torch.Tensor)
+        if not (of_argument or of_tensor or read.location.kind is AccessKind.CACHE):  # one location for all calls
             self._has_conditions = True
-            self._conditions.identity(read.slot, read.value)
+            self._conditions.identity(read.location, read.value)
             if read.was_empty:
                 self._conditions.identity(StateLocation(read.value, AccessKind.LENGTH), 0)
             elif read.holds is not None and not is_plain(read.value):
                 self._conditions.holds(read.holds, read.value)
             return
-        location, value = self._place(read.slot), read.value
-        if read.slot.kind is AccessKind.CACHE:
+        location, value = self._place(read.location), read.value
+        if read.location.kind is AccessKind.CACHE:
             self._require(f"{self._constant(read.holds)}({location})")
         elif value is None or value is True or value is False:
             self._require(f"{location} is {value}")
@@ -292,18 +299,18 @@ class _Writer:
         elif is_a(value, torch.Tensor):
             if id(value) in self._owners and id(value) not in self._locals:
                 self._bind(value, location)  # later reads go to the tensor of the call
-            elif id(read.slot) not in self._inputs:
+            elif id(read.location) not in self._inputs:
                 self._require(f"type({location}) is {self._constant(type(value))}")
         elif read.holds is not None:
             holds = "not v" if read.was_empty else f"{self._constant(read.holds)}(v)"
             self._require(f"(v := {location}) is {self._constant(value)} and {holds}")
-        elif id(read.slot.owner) in self._bound and read.slot.kind is AccessKind.ATTRIBUTE:
+        elif id(read.location.owner) in self._bound and read.location.kind is AccessKind.ATTRIBUTE:
             self._bind(value, location)
         else:
             self._require(f"{location} is {self._object(value)}")
 
-    def question(self, question: TensorQuestion) -> None:
-        self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
+    def query(self, question: TensorQuery) -> None:
+        self._require(f"{self._constant(question.holds)}({self._place(question.location)})")
 
     def aliases(self, reads: Sequence[StateRead], compares: bool) -> None:
         """Requires that locations which held the same tensor still hold the same one. If code compares identities, different
@@ -311,7 +318,7 @@ class _Writer:
         holders: dict[int, list[StateLocation]] = {}
         for read in reads:
             if is_a(read.value, torch.Tensor):
-                holders.setdefault(id(read.value), []).append(read.slot)
+                holders.setdefault(id(read.value), []).append(read.location)
         for first, *aliases in holders.values():
             for alias in aliases:
                 self._require(f"{self._tensor(alias)} is {self._tensor(first)}")
@@ -328,9 +335,9 @@ class _Writer:
     def tensors(self, used: Sequence[CapturedTensor]) -> None:
         names = []
         for number, each in enumerate(used):
-            self.lines.append(f"t{number} = {self._place(each.slot)}")
+            self.lines.append(f"t{number} = {self._place(each.location)}")
             self._require(f"type(t{number}) is {self._constant(each.type)}")
-            self._names[id(each.slot)] = f"t{number}"
+            self._names[id(each.location)] = f"t{number}"
             names.append(f"t{number}")
         self._result = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
@@ -348,7 +355,7 @@ class _Writer:
     def _object(self, value: object) -> str:
         if id(value) in self._locals:
             return self._locals[id(value)]
-        reference = weak(value) if _is_weak(value, self._function, self._existing_ids) else None
+        reference = weak_reference(value) if _is_weak(value, self._function, self._existing_ids) else None
         if reference is None:
             return self._constant(value)
         name = self._local(value)
@@ -372,10 +379,10 @@ class _Writer:
         return name
 
 
-def _asked(
-    reads: Sequence[StateRead], questions: Sequence[TensorQuestion], answers: Collection[tuple[int, str]], compares_identity: bool
+def _query_texts(
+    reads: Sequence[StateRead], questions: Sequence[TensorQuery], answers: Collection[tuple[int, str]], compares_identity: bool
 ) -> tuple[str, ...]:
-    queries = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is AccessKind.RESULT]
+    queries = [f"torch.{read.location.owner.__name__}()" for read in reads if read.location.kind is AccessKind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
         queries.append("a property of a captured tensor")
     queries += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]

@@ -1,6 +1,6 @@
 """Watches one run of a function and records every variable, attribute and container that it reads.
 
-`CallHook` reports each call of a Python function. `Reach` finds its variables and class attributes by the names in its code;
+`CallHook` reports each call of a Python function. `StateVisitor` finds its variables and class attributes by the names in its code;
 `Watch` reports reads of objects and modules. Every value read is visited in turn.
 """
 
@@ -18,10 +18,10 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from fusegen.guards.changes import ChangeError, Changes, Generators, rejects_side_effects
-from fusegen.guards.check import CapturedTensor, StateGuard, TensorQuestion, WatchedRun
-from fusegen.guards.places import AccessKind, StateLocation, StateRead, find_paths
-from fusegen.guards.reach import Reach
-from fusegen.guards.values import contents, is_a, matcher
+from fusegen.guards.check import CapturedTensor, StateGuard, TensorQuery, WatchedRun
+from fusegen.guards.locations import AccessKind, StateLocation, StateRead, find_paths
+from fusegen.guards.values import contents, equality_test, is_a
+from fusegen.guards.visitor import StateVisitor
 from fusegen.guards.watch import CallHook, Watch, called_at
 
 
@@ -34,7 +34,7 @@ class StateRecorder:
         named: makes a unique input name from a proposed one.
 
     Attributes:
-        watch: reports reads of objects that `Reach` adds to it.
+        watch: reports reads of objects that `StateVisitor` adds to it.
         generators: the random number generators.
         caches: `lru_cache` functions that were reached, with their misses before the run.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
@@ -43,13 +43,13 @@ class StateRecorder:
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
         self._function, self._arguments, self._named = function, arguments, named
         self.watch = Watch(weakref.proxy(self))  # a cycle would delay collection of all values read
-        self._reach = Reach(weakref.proxy(self), function)
+        self._reach = StateVisitor(weakref.proxy(self), function)
         self._calls = CallHook(self._reach.call)
         self.generators = Generators()
         self._changes = Changes() if rejects_side_effects() else None
         self._reads: dict[tuple[int, AccessKind, object], StateRead] = {}
         self._tensors: dict[int, list[StateLocation]] = {}
-        self._questions: list[TensorQuestion] = []
+        self._queries: list[TensorQuery] = []
         self._used: dict[int, CapturedTensor] = {}
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
@@ -60,10 +60,10 @@ class StateRecorder:
     def __enter__(self) -> Self:
         self.watch.__enter__()
         try:
-            self._reach.see(self._function, getattr(self._function, "__name__", "function"))
+            self._reach.visit(self._function, getattr(self._function, "__name__", "function"))
             for position, value in self._arguments.items():
                 self._names[id(value)] = f"argument{position}"
-                self._reach.see(value, f"argument{position}")
+                self._reach.visit(value, f"argument{position}")
             self._calls.__enter__()
         except BaseException:
             self.watch.__exit__(None, None, None)
@@ -95,16 +95,16 @@ class StateRecorder:
             StateRead(StateLocation(owner, AccessKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
         ]
         run = WatchedRun(
-            reads=(*caches, *self._reads.values(), *missing), questions=self._questions, used=tuple(self._used.values()),
+            reads=(*caches, *self._reads.values(), *missing), queries=self._queries, used=tuple(self._used.values()),
             compares_identity=self.compares_identity, asks_for_ids=self._reach.asks_for_ids, tensors=tensors, answers=self._answers,
             has_backward_hooks=self.has_backward_hooks,
         )  # fmt: skip
         return StateGuard(self._function, self._arguments, run)
 
     def captured_paths(self) -> dict[str, str | None]:
-        """Maps the name of each captured tensor to its path, or to None (`fusegen.guards.places`)."""
+        """Maps the name of each captured tensor to its path, or to None (`fusegen.guards.locations`)."""
         used = self._used.values()
-        paths = find_paths(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
+        paths = find_paths(self._function, self._arguments, [*self._reads.values()], [each.location for each in used])
         return {each.name: path for each, path in zip(used, paths, strict=True)}
 
     @property
@@ -129,7 +129,7 @@ class StateRecorder:
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)):
             for slot in (self._slots(tensor) or ())[:1]:
-                self._questions.append(TensorQuestion.of(slot, tensor, function, args, kwargs, result))
+                self._queries.append(TensorQuery.of(slot, tensor, function, args, kwargs, result))
 
     def _slots(self, tensor: torch.Tensor) -> list[StateLocation] | None:
         """Returns the locations of a tensor. A tensor in an `lru_cache` is held directly, since the cache is checked."""
@@ -137,11 +137,11 @@ class StateRecorder:
             self.note(StateLocation([tensor], AccessKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
-    def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
+    def observe_argument(self, position: int, attribute: str, answer: bool) -> None:
         """Records the result of a query of a tensor argument: ``requires_grad``, or False for a missing attribute."""
         self._answers[position, attribute] = answer
 
-    # Callbacks of `Reach` and `Watch`.
+    # Callbacks of `StateVisitor` and `Watch`.
 
     def note(self, slot: StateLocation, value: Any, name: str) -> None:
         """Records the first read of a location and visits the value."""
@@ -149,12 +149,12 @@ class StateRecorder:
         if key in self._reads:
             return
         inside = contents(value)
-        holds = None if inside is None else matcher(value)
+        holds = None if inside is None else equality_test(value)
         self._reads[key] = StateRead(slot, value, holds, was_empty=is_a(value, (dict, list, set)) and not inside)
         self._names.setdefault(id(value), name)
         if is_a(value, torch.Tensor):
             self._tensors.setdefault(id(value), []).append(slot)
-        self._reach.see(value, name)
+        self._reach.visit(value, name)
 
     def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
         absent = {name for name in names if name not in owner}
@@ -183,7 +183,7 @@ class StateRecorder:
         """Visits the code that an attribute read is about to run."""
         descriptor = _class_attribute(type(owner), name)
         if _runs_code(descriptor):
-            self._reach.see(descriptor, name)
+            self._reach.visit(descriptor, name)
 
     def attribute_read(self, owner: Any, name: str, value: Any) -> None:
         if name in _INTERNALS or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
@@ -194,7 +194,7 @@ class StateRecorder:
         descriptor = _class_attribute(type(owner), name)
         if _runs_code(descriptor) and not isinstance(descriptor, functools.cached_property):  # a cached_property stores its value
             self.note(_class_location(type(owner), name, descriptor), descriptor, input_name)  # its own reads are recorded
-            self._reach.see(value, input_name)
+            self._reach.visit(value, input_name)
         elif is_a(value, MethodType) and value.__self__ is owner:
             self.note(StateLocation(owner, AccessKind.METHOD, name), value.__func__, input_name)
         elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
@@ -207,7 +207,7 @@ class StateRecorder:
 
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
         """Rejects a write to an existing object before it happens, unless it writes the same value, which is then guarded."""
-        if self._changes is not None and self._reach.has_seen(owner):
+        if self._changes is not None and self._reach.has_visited(owner):
             self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
             self.attribute_read(owner, name, value)
 

@@ -74,15 +74,15 @@ def _same_float(a: float, b: float) -> bool:
     return a == b and math.copysign(1.0, a) == math.copysign(1.0, b)
 
 
-def exact(value: object) -> object:
+def exact_key(value: object) -> object:
     """Returns a hashable key of a value that distinguishes 1, 1.0 and True, and 0.0 and -0.0; NaN equals itself."""
     kind = type(value)
     if isinstance(value, tuple):
-        return (kind, tuple(map(exact, value)))
+        return (kind, tuple(map(exact_key, value)))
     if isinstance(value, frozenset):
-        return (kind, frozenset(map(exact, value)))
+        return (kind, frozenset(map(exact_key, value)))
     if kind is slice:  # unhashable before Python 3.12
-        return (kind, exact((value.start, value.stop, value.step)))  # type: ignore[attr-defined]
+        return (kind, exact_key((value.start, value.stop, value.step)))  # type: ignore[attr-defined]
     return (kind, repr(value) if isinstance(value, (float, complex, np.generic)) else value)
 
 
@@ -166,7 +166,7 @@ def _factory(value: Any) -> tuple[Any, ...]:
     return (value.default_factory,) if is_a(value, collections.defaultdict) else ()
 
 
-def matcher(value: object) -> Matcher:
+def equality_test(value: object) -> Matcher:
     """Returns a predicate that tells whether a value equals this one, or a container has the contents that this one has now."""
     builder = _Builder()
     return builder.of(value) if contents(value) is None else builder.container(value)
@@ -242,11 +242,11 @@ def _identical(values: Sequence[object]) -> Matcher:
     """Returns the matcher of a sequence of the same objects. It holds them weakly and fails once one is collected."""
     ids = tuple(map(id, values))
     alive: list[object] = []
-    alive += (weak(value, lambda _: alive.clear()) or value for value in values)
+    alive += (weak_reference(value, lambda _: alive.clear()) or value for value in values)
     return lambda other: bool(alive) and tuple(map(id, other)) == ids
 
 
-def weak(value: Any, at_end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
+def weak_reference(value: Any, at_end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
     """Returns a weak reference with an optional finalizer, or None if the type does not support it."""
     try:
         return weakref.ref(value, at_end)

@@ -302,8 +302,8 @@ class CodeNames:
         computes: whether it may look up a name that is not in the code.
         stores: whether it sets globals.
         sets: whether it may set attributes.
-        asked: attributes that may be missing: arguments of ``getattr`` and the like, and all attributes in code with exception
-            handlers.
+        maybe_missing: attributes that may be missing: arguments of ``getattr`` and the like, and all attributes in code with
+            exception handlers.
     """
 
     variables: tuple[str, ...]
@@ -313,7 +313,7 @@ class CodeNames:
     computes: bool
     stores: bool
     sets: bool
-    asked: frozenset[str]
+    maybe_missing: frozenset[str]
 
 
 @lru_cache(maxsize=4096)

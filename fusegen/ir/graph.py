@@ -80,7 +80,7 @@ class InputSpec:
         strides: in elements, one per dim: expressions of sizes if the layout implies them, else symbols of their own.
         alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
         captured: True if the function captures the tensor instead of taking it as a parameter.
-        given_away: True if nothing else uses the tensor, so that it can be freed before the call ends.
+        donated: True if nothing else uses the tensor, so that it can be freed before the call ends.
     """
 
     name: str
@@ -89,7 +89,7 @@ class InputSpec:
     strides: tuple[Dim, ...]
     alignment: int = 16
     captured: bool = False
-    given_away: bool = False
+    donated: bool = False
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class GraphBuilder:
         operands = [self.nodes[a] for a in args[:count]]
         inferred = infer.result(op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands], attrs)
         node = Node(op, tuple(args), tuple(sorted(attrs.items())), inferred.shape, inferred.dtype, inferred.weak)
-        return self.put(node, location)
+        return self.add_node(node, location)
 
     def constant(self, value: float | int | bool, *, dtype: DType | None = None) -> int:
         """Adds a literal: a Python number, or a zero-dimensional tensor's value if a dtype is given."""
@@ -241,17 +241,17 @@ class GraphBuilder:
     def size(self, size: Dim) -> int:
         if isinstance(size, int):
             return self.constant(size)
-        return self.put(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
+        return self.add_node(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
 
     def input(self, spec: InputSpec) -> int:
         self.inputs.append(spec)
-        return self.put(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
+        return self.add_node(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
 
     def scalar(self, name: str, dtype: DType) -> int:
         self.scalars.append((name, dtype))
-        return self.put(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
+        return self.add_node(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
 
-    def put(self, node: Node, location: Location | None) -> int:
+    def add_node(self, node: Node, location: Location | None) -> int:
         """Adds a node of known shape and dtype."""
         if node in self._known:
             return self._known[node]

@@ -49,10 +49,10 @@ def holds(bounds: Bounds, axes: Axes) -> bool | None:
     index = sympy.sympify(bounds.index)
     lower, upper = bounds.lower, bounds.upper
     is_above = lower is None or same(lower, 0) or axes.is_nonnegative(sympy.expand(index - lower))
-    is_below = upper is None or axes.below(index, upper)
+    is_below = upper is None or axes.is_below(index, upper)
     if is_above and is_below:
         return True
-    is_left = lower is not None and axes.below(index, lower)
+    is_left = lower is not None and axes.is_below(index, lower)
     is_right = upper is not None and axes.is_nonnegative(sympy.expand(index - upper))
     return False if is_left or is_right else None
 
@@ -198,7 +198,7 @@ def identity_axes(shape: Sequence[Dim], prefix: str = "i") -> Axes:
 # Functionalized writes: the input whose memory a `PUT` writes to, and the elements that it writes.
 
 
-def chain(graph: Graph, target: int) -> tuple[int, ...]:
+def view_chain(graph: Graph, target: int) -> tuple[int, ...]:
     """Returns the chain from a write target through its views and gathers down to the version of the tensor that they index."""
     nodes = [target]
     while graph.nodes[nodes[-1]].family in (Family.VIEW, Family.INDEXING):
@@ -206,27 +206,27 @@ def chain(graph: Graph, target: int) -> tuple[int, ...]:
     return tuple(nodes)
 
 
-def base(graph: Graph, put: int) -> int:
+def previous_version(graph: Graph, put: int) -> int:
     """Returns the previous version of the tensor that a `PUT` writes to."""
-    return chain(graph, graph.nodes[put].args[0])[-1]
+    return view_chain(graph, graph.nodes[put].args[0])[-1]
 
 
-def owner(graph: Graph, version: int) -> int:
+def first_version(graph: Graph, version: int) -> int:
     """Returns the input of which a version is a later state; both share memory."""
     while graph.nodes[version].op is Op.PUT:
-        version = base(graph, version)
+        version = previous_version(graph, version)
     return version
 
 
-def gathers(graph: Graph, put: int) -> tuple[int, ...]:
+def target_gathers(graph: Graph, put: int) -> tuple[int, ...]:
     """Returns the gathers in the target of a write."""
-    return tuple(p for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].family is Family.INDEXING)
+    return tuple(p for p in view_chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].family is Family.INDEXING)
 
 
-def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[int, int, Position], ...]:
+def gather_indices(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[int, int, Position], ...]:
     """Returns the gathers in the target of a write, each with its index tensor and the index into that tensor."""
     result: list[tuple[int, int, Position]] = []
-    for position in chain(graph, graph.nodes[put].args[0])[:-1]:
+    for position in view_chain(graph, graph.nodes[put].args[0])[:-1]:
         operand, *indices = sources(graph, position, index, axes)
         result += [(position, value.arg, value.index) for value in indices]
         index = operand.index
@@ -235,7 +235,7 @@ def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[i
 
 def are_disjoint(graph: Graph, put: int, other_put: int) -> bool:
     """True if two writes to the same memory provably share no element: they write disjoint slices below equal views."""
-    chains = [reversed(chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other_put)]
+    chains = [reversed(view_chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other_put)]
     for position, other_position in zip(*chains, strict=False):
         a, b = graph.nodes[position], graph.nodes[other_position]
         if (a.op, a.attrs, a.args[1:]) != (b.op, b.attrs, b.args[1:]):
@@ -257,7 +257,7 @@ def _are_disjoint_slices(one: Node, other: Node) -> bool:
 
 def address(graph: Graph, put: int, index: Position, axes: Axes) -> Position:
     """Maps an element of a write's target to an index of the updated version; gathered dims become `IndexValue`."""
-    for position in chain(graph, graph.nodes[put].args[0])[:-1]:
+    for position in view_chain(graph, graph.nodes[put].args[0])[:-1]:
         index = sources(graph, position, index, axes)[0].index
     return index
 
@@ -322,7 +322,7 @@ def memory_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
 
 def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
     """Returns the strides of a node's buffer: the input's own for an input and its versions, else `memory_strides`."""
-    producer = owner(graph, position)
+    producer = first_version(graph, position)
     node = graph.nodes[producer]
     return graph.input_spec(str(node.attr("name"))).strides if node.op is Op.INPUT else memory_strides(graph, producer)
 

@@ -53,7 +53,7 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
         return DType.BOOL
     if rule is DtypeRule.PART:
         monoid = REDUCTIONS[op]
-        return monoid.components[monoid.number(attrs["part"])].dtype(operands[0].dtype)
+        return monoid.components[monoid.component_index(attrs["part"])].dtype(operands[0].dtype)
     if op is Op.MATMUL and operands[0].dtype is not operands[1].dtype:
         raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}: the dtypes differ", hint="cast one of them")
     if rule is DtypeRule.SAME or rule is DtypeRule.SUM:

@@ -46,7 +46,7 @@ class OpRow:
         name: the field's standard name.
         arity: number of tensor operands; None for any number.
         primitive: True if the compiler emits the operation itself; else `passes.expand` decomposes it.
-        twins: equivalent functions and methods in torch, torch.special, nn.functional, Tensor.
+        torch_names: equivalent functions and methods in torch, torch.special, nn.functional, Tensor.
         parameters: further arguments in torch's order, with their defaults.
         numbers: names of further number arguments. A literal number is an attribute of the node; a run-time number is an
             operand after the tensors (`Node.numbers`).
@@ -57,7 +57,7 @@ class OpRow:
     arity: int | None
     result: DtypeRule
     primitive: bool = True
-    twins: tuple[str, ...] = ()
+    torch_names: tuple[str, ...] = ()
     parameters: tuple[tuple[str, object], ...] = ()
     numbers: tuple[str, ...] = ()
 
@@ -66,17 +66,17 @@ def _leaf(name: str) -> OpRow:
     return OpRow(name, Family.LEAF, 0, DtypeRule.EXPLICIT)
 
 
-def _unary(name: str, *twins: str, result: DtypeRule = DtypeRule.FLOAT) -> OpRow:
-    return OpRow(name, Family.POINTWISE, 1, result, twins=(name, *twins))
+def _unary(name: str, *torch_names: str, result: DtypeRule = DtypeRule.FLOAT) -> OpRow:
+    return OpRow(name, Family.POINTWISE, 1, result, torch_names=(name, *torch_names))
 
 
-def _binary(name: str, *twins: str, result: DtypeRule = DtypeRule.PROMOTE) -> OpRow:
-    return OpRow(name, Family.POINTWISE, 2, result, twins=(name, *twins))
+def _binary(name: str, *torch_names: str, result: DtypeRule = DtypeRule.PROMOTE) -> OpRow:
+    return OpRow(name, Family.POINTWISE, 2, result, torch_names=(name, *torch_names))
 
 
-def _composite(name: str, *twins: str, arity: int = 1, result: DtypeRule = DtypeRule.FLOATING, **parameters: object) -> OpRow:
+def _composite(name: str, *torch_names: str, arity: int = 1, result: DtypeRule = DtypeRule.FLOATING, **parameters: object) -> OpRow:
     numbers = tuple(key for key, default in parameters.items() if isinstance(default, float))
-    return OpRow(name, Family.POINTWISE, arity, result, False, (name, *twins), tuple(parameters.items()), numbers)
+    return OpRow(name, Family.POINTWISE, arity, result, False, (name, *torch_names), tuple(parameters.items()), numbers)
 
 
 def _composed(name: str, arity: int, result: DtypeRule = DtypeRule.PROMOTE, numbers: tuple[str, ...] = ()) -> OpRow:

@@ -77,23 +77,23 @@ def _itself(element: RuleValue, _index: RuleValue) -> StateValues:
 
 
 @dataclass(frozen=True)
-class Gathering:
+class PivotSums:
     """Combines any number of states by additions alone: sums about a pivot, which is one of the elements.
 
     Attributes:
         pivot: the component that the sums are centred on.
         sums: names of the sums, besides the count.
         lift: computes the sums about a pivot from an element.
-        spread: computes the sums about a pivot from a state.
-        settle: computes the components (besides the count) from a pivot, a count and sums about the pivot.
+        sums_of_state: computes the sums about a pivot from a state.
+        state_of_sums: computes the components (besides the count) from a pivot, a count and sums about the pivot.
     """
 
     pivot: str
     count: str
     sums: tuple[str, ...]
     lift: Callable[[RuleValue, RuleValue], StateValues]
-    spread: Callable[[StateValues, RuleValue], StateValues]
-    settle: Callable[[RuleValue, RuleValue, StateValues], StateValues]
+    sums_of_state: Callable[[StateValues, RuleValue], StateValues]
+    state_of_sums: Callable[[RuleValue, RuleValue, StateValues], StateValues]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Monoid:
         lift: the state of an element and its index along the reduced dims.
         operation: the pointwise operation that combines one-component states; None if it takes more.
         approximable: True if kernels with 16-bit results may combine with approximate functions.
-        gathering: combines many states at less cost than repeated `combine`.
+        pivot_sums: combines many states at less cost than repeated `combine`.
     """
 
     components: tuple[Component, ...]
@@ -113,9 +113,9 @@ class Monoid:
     lift: Callable[[RuleValue, RuleValue], StateValues] = _itself
     operation: Op | None = None
     approximable: bool = False
-    gathering: Gathering | None = None
+    pivot_sums: PivotSums | None = None
 
-    def number(self, part: object) -> int:
+    def component_index(self, part: object) -> int:
         """Returns the index of a component; 0 if `part` is None."""
         names = [c.name for c in self.components]
         return 0 if part is None else names.index(str(part))
@@ -184,7 +184,7 @@ def _combined_moments(a: StateValues, b: StateValues) -> StateValues:
     return count, mean, rest, m2_a + m2_b + difference * (difference * (count_a * share))
 
 
-def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
+def _moments_of_sums(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
     """The moments from sums of differences from a pivot and of their squares.
 
     The pivot is one of the n values (or the mean of one of n parts), so the squares about it sum to at most n times those about the
@@ -196,19 +196,19 @@ def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> S
     return mean, step - (mean - pivot), (squares - differences * step).apply(Op.MAXIMUM, 0.0)
 
 
-def _spread_moments(state: StateValues, pivot: RuleValue) -> StateValues:
+def _sums_of_moments(state: StateValues, pivot: RuleValue) -> StateValues:
     count, mean, rest, m2 = state
     difference = (mean - pivot) + rest
     return count * difference, m2 + count * difference * difference
 
 
-_MOMENTS = Gathering(
+_MOMENTS = PivotSums(
     pivot="mean",
     count="count",
     sums=("apart", "squares"),
     lift=lambda element, pivot: (element - pivot, (element - pivot) * (element - pivot)),
-    spread=_spread_moments,
-    settle=_settled_moments,
+    sums_of_state=_sums_of_moments,
+    state_of_sums=_moments_of_sums,
 )
 
 
@@ -235,7 +235,7 @@ REDUCTIONS: dict[Op, Monoid] = {
         (Component("count", _ZERO), Component("mean", _ZERO), Component("rest", _ZERO), Component("m2", _ZERO)),
         _combined_moments,
         lambda element, _index: (_NUMBER_ONE, element, _NUMBER_ZERO, _NUMBER_ZERO),
-        gathering=_MOMENTS,
+        pivot_sums=_MOMENTS,
     ),
     Op.NORMALIZER: Monoid(
         (Component("peak", _LEAST), Component("mass", _ZERO)),

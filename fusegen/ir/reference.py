@@ -18,7 +18,7 @@ from fusegen.dtypes import DType
 from fusegen.ir import formula
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.index_map import chain
+from fusegen.ir.index_map import view_chain
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.random import random_bits
@@ -113,13 +113,13 @@ class Interpreter:
         node = self.graph.nodes[position]
         if node.op is not Op.PUT:
             return node.args
-        targets = chain(self.graph, node.args[0])
+        targets = view_chain(self.graph, node.args[0])
         return (*node.args, *(a for target in targets for a in self.graph.nodes[target].args))
 
     def _put(self, position: int, values: Mapping[int, Tensor]) -> Tensor:
         """The input's version after a write: the target's views are applied to element numbers, which are then written to."""
         target, value = self.graph.nodes[position].args
-        *views, version = chain(self.graph, target)
+        *views, version = view_chain(self.graph, target)
         numbers = torch.arange(values[version].numel()).view(values[version].shape)
         for view in reversed(views):
             node = self.graph.nodes[view]

@@ -155,7 +155,7 @@ class Axes:
         if b == 1:
             return a
         quotient, remaining = self._split(a, b)
-        if self.below(remaining, b):
+        if self.is_below(remaining, b):
             return simplify_dim(quotient)
         return simplify_dim(quotient + FloorDiv(sympy.sympify(remaining), sympy.sympify(b)))
 
@@ -165,11 +165,11 @@ class Axes:
         if b == 1:
             return 0
         _, remaining = self._split(a, b)
-        if self.below(remaining, b):
+        if self.is_below(remaining, b):
             return simplify_dim(remaining)
         return Modulo(sympy.sympify(remaining), sympy.sympify(b))
 
-    def below(self, index: Index, bound: Dim) -> bool:
+    def is_below(self, index: Index, bound: Dim) -> bool:
         """True if index < bound is certain."""
         top = self._greatest(index)
         if top is None:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.files import cache_writes, is_whole, sealed, unusable
+from fusegen.files import cache_writes, is_undamaged, sealed, unusable
 from fusegen.settings import settings
 
 ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
@@ -73,7 +73,7 @@ def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     """
     compiler = find_compiler(settings().cxx)
     library = cache_dir / f"{_digest(text, flags, compiler)}.so"
-    if not is_whole(library):
+    if not is_undamaged(library):
         with cache_writes(cache_dir):
             cache_dir.mkdir(parents=True, exist_ok=True)
             _build(compiler, text, flags, library)
@@ -134,7 +134,7 @@ def _check(result: ProcessResult, compiler: str, source: Path, built: Path) -> N
         )
     if result.code != 0 or not built.is_file():
         printed = repr(result.output.strip()) if result.output.strip() else "nothing"
-        what = f"{compiler} {result.manner}, printed {printed} and built nothing"
+        what = f"{compiler} {result.exit_description}, printed {printed} and built nothing"
         raise CompileError(what, where=str(source), hint="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")
 
 
@@ -154,7 +154,7 @@ class ProcessResult:
     output: str
 
     @property
-    def manner(self) -> str:
+    def exit_description(self) -> str:
         """Describes how the process ended."""
         if self.code is None:
             return "took too long"

@@ -218,7 +218,7 @@ def cubin_of(nvcc: Nvcc, source: Path, architecture: str, flags: Sequence[str]) 
         target = [f"-arch={architecture}", "-lineinfo", "-cubin", str(source), "-o", str(built)]
         result = run([*nvcc.command, *flags, *target], _BUILD_SECONDS, {"TMPDIR": folder})
         if result.code != 0 or not built.is_file():
-            what = f"nvcc {nvcc.version} {result.manner} for {architecture}:\n{result.output.strip()}"
+            what = f"nvcc {nvcc.version} {result.exit_description} for {architecture}:\n{result.output.strip()}"
             raise CompileError(what, where=str(source), hint="unset FUSEGEN_NVCC, or report it with this file")
         return built.read_bytes()
 
@@ -264,5 +264,7 @@ def sass(cubin: bytes) -> str:
         file.flush()
         result = run([tool, "-c", file.name], _SECONDS)
     if result.code != 0:
-        raise CompileError(f"{tool} {result.manner}:\n{result.output}", hint="install an nvdisasm at least as new as NVRTC")
+        raise CompileError(
+            f"{tool} {result.exit_description}:\n{result.output}", hint="install an nvdisasm at least as new as NVRTC"
+        )
     return result.output

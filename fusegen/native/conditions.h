@@ -14,7 +14,7 @@
 
 namespace conditions {
 
-// In the order of `_PLACES` of fusegen/guards/places.py; `variables` is detected here.
+// In the order of `_PLACES` of fusegen/guards/locations.py; `variables` is detected here.
 enum class Place { item, attribute, type, cell, length, result, method, has, missing, defined, parameter, buffer, submodule, variables };
 
 // Weak conditions hold a weak reference to the owner or value, and are false after its deletion.

@@ -390,12 +390,12 @@ struct HostLaunch : Instruction {
   }
 };
 
-struct Product : Instruction {
+struct Matmul : Instruction {
   size_t a, b, out;
   bool is_batched;
   std::optional<at::ScalarType> wider;
 
-  explicit Product(PyObject *object)
+  explicit Matmul(PyObject *object)
       : a(integer(object, "a")), b(integer(object, "b")), out(integer(object, "out")), is_batched(truth(object, "is_batched")) {
     const Object dtype = attribute(object, "wider");
     if (dtype.get() != Py_None) wider = dtype_of(dtype);
@@ -414,11 +414,11 @@ struct Product : Instruction {
 };
 
 // A matmul that no single torch function computes on these views.
-struct Multiply : Instruction {
+struct MultiStepMatmul : Instruction {
   size_t a, b, out;
   bool adds;
 
-  explicit Multiply(PyObject *object)
+  explicit MultiStepMatmul(PyObject *object)
       : a(integer(object, "a")), b(integer(object, "b")), out(integer(object, "out")), adds(truth(object, "adds")) {}
 
   void run(Frame &frame) override {
@@ -428,7 +428,7 @@ struct Multiply : Instruction {
   }
 };
 
-struct Library : Instruction {
+struct CallLibrary : Instruction {
   struct Result {
     size_t at;
     std::vector<int64_t> order, shape;
@@ -440,9 +440,9 @@ struct Library : Instruction {
   std::vector<int64_t> operands;
   std::vector<Result> results;
 
-  explicit Library(PyObject *object)
+  explicit CallLibrary(PyObject *object)
       : function(attribute(object, "function")), name(PyUnicode_AsUTF8(attribute(object, "name"))), operands(integers(attribute(object, "operands"))) {
-    const std::vector<Object> values = items(attribute(object, "given"));
+    const std::vector<Object> values = items(attribute(object, "leading_arguments"));
     for (const Object &request : items(values.at(0))) requested.emplace_back(integer(items(request).at(0)), dtype_of(items(request).at(1)));
     for (size_t n = 1; n < values.size(); ++n) settings.push_back(PyFloat_AsDouble(values[n]));
     if (PyErr_Occurred()) throw python_error();
@@ -492,12 +492,12 @@ struct Library : Instruction {
 
 struct Program;
 
-struct Do : Instruction {
+struct CallFunction : Instruction {
   PyObject *function;
   std::unique_ptr<Program> nested;  // set if the function consists of instructions
   std::vector<int64_t> tensors;
 
-  explicit Do(PyObject *object);
+  explicit CallFunction(PyObject *object);
   void run(Frame &frame) override;
 };
 
@@ -514,7 +514,7 @@ struct Program {
       : inputs(integer(object, "inputs")),
         results(integers(attribute(object, "results"))),
         pack_results(attribute(object, "pack_results")) {
-    for (const Object &item : items(attribute(object, "held"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
+    for (const Object &item : items(attribute(object, "initial"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
     const Object index = attribute(object, "gpu");
     if (index.get() != Py_None) gpu = integer(index);
     const Object instructions = checked(PyImport_ImportModule("fusegen.runtime.instructions"));
@@ -531,10 +531,10 @@ struct Program {
     if (kind == "MakeKey") return std::make_unique<Key>(object);
     if (kind == "LaunchKernel") return std::make_unique<Launch>(object, stream_now, unreachable);
     if (kind == "HostLaunch") return std::make_unique<HostLaunch>(object, unreachable);
-    if (kind == "Product") return std::make_unique<Product>(object);
-    if (kind == "Multiply") return std::make_unique<Multiply>(object);
-    if (kind == "Library") return std::make_unique<Library>(object);
-    if (kind == "Do") return std::make_unique<Do>(object);
+    if (kind == "Matmul") return std::make_unique<Matmul>(object);
+    if (kind == "MultiStepMatmul") return std::make_unique<MultiStepMatmul>(object);
+    if (kind == "CallLibrary") return std::make_unique<CallLibrary>(object);
+    if (kind == "CallFunction") return std::make_unique<CallFunction>(object);
     fail(PyExc_TypeError, kind);
   }
 
@@ -551,11 +551,11 @@ struct Program {
   }
 };
 
-Do::Do(PyObject *object) : function(attribute(object, "function")), tensors(integers(attribute(object, "tensors"))) {
+CallFunction::CallFunction(PyObject *object) : function(attribute(object, "function")), tensors(integers(attribute(object, "tensors"))) {
   if (std::string(Py_TYPE(function)->tp_name) == "Instructions") nested = std::make_unique<Program>(function);
 }
 
-void Do::run(Frame &frame) {
+void CallFunction::run(Frame &frame) {
   if (nested) {
     Frame inner{frame.at(tensors), frame.scalars};
     return nested->run(inner);

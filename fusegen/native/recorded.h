@@ -125,7 +125,7 @@ struct Plan {
   std::string name;
   size_t count;
   std::vector<bool> is_recorded;
-  std::vector<int64_t> kept, floats, gradients;
+  std::vector<int64_t> saved_positions, floats, gradients;
   std::vector<std::shared_ptr<Pass>> passes;
 
   Plan(PyObject *object, PyObject *forward)
@@ -133,7 +133,7 @@ struct Plan {
         executor(Py_NewRef(forward)),
         count(integer(object, "count")),
         is_recorded(count, true),
-        kept(integers(attribute(object, "kept"))),
+        saved_positions(integers(attribute(object, "saved"))),
         floats(integers(attribute(object, "floats"))) {
     const char *text = PyUnicode_AsUTF8(attribute(object, "name"));
     if (!text) throw python_error();
@@ -300,7 +300,7 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
     if (plan->is_recorded[position]) torch::autograd::set_history(output(position), pointer);
     else node->add_input_metadata(output(position));  // its gradient is zeros
   }
-  for (int64_t position : plan->kept) {
+  for (int64_t position : plan->saved_positions) {
     const bool is_output = position < 0 && ~position < static_cast<int64_t>(plan->count) && plan->is_recorded[~position];
     node->saved.emplace_back(position >= 0 ? values[position] : output(~position), is_output);
   }

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
-from fusegen.autodiff.keep import Recompute
+from fusegen.autodiff.saved_values import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.nn.checks import require_count, require_divides, require_not_negative, require_one_of
 from fusegen.settings import Compiler

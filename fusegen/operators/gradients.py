@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
-from fusegen.autodiff.keep import Recompute
+from fusegen.autodiff.saved_values import Recompute
 from fusegen.compiler.backends import machine_of, target_of
 from fusegen.compiler.passes import GraphKernel, named_passes
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
-from fusegen.ir.index_map import in_row_major_order, owner
+from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.symbolic import literal
-from fusegen.passes.rewrite import part_of
+from fusegen.passes.rewrite import subgraph_of
 from fusegen.program.formula import Relation
 from fusegen.runtime.arguments import check_no_aliasing
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import ascii_name
 from fusegen.threads import cached_property, new_lock
 
 # A graph as an operator of torch, ``torch.ops.fusegen.<name>_<digest>``, with an implementation for fake tensors.
@@ -58,7 +58,7 @@ class AssumedGraph:
         """The operator's name: the function's name and a digest of the graph."""
         relations = tuple(map(str, self.relations))
         text = repr((self.graph.facts, self.sizes, relations, self.wrt, self.recompute, self.boxed))
-        return f"{plain(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return f"{ascii_name(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 class GraphOperator:
@@ -74,7 +74,7 @@ class GraphOperator:
             str(dim): (n, d) for n, spec in reversed([*enumerate(self.graph.inputs)]) for d, dim in enumerate(spec.shape)
         }
         reads_tensors = (torch.Tag.cudagraph_unsafe,) if assumed.boxed else ()  # a CUDA graph replay would not read them again
-        names = [self.graph.nodes[owner(self.graph, write)].attr("name") for write in self.graph.writes]
+        names = [self.graph.nodes[first_version(self.graph, write)].attr("name") for write in self.graph.writes]
         self._written = [position for position, spec in enumerate(self.graph.inputs) if spec.name in names]
         LIBRARY.define(self._schema, tags=(torch.Tag.pt2_compliant_tag, *reads_tensors))
         LIBRARY.impl(self.name, self._run, "CompositeExplicitAutograd")
@@ -109,8 +109,8 @@ class GraphOperator:
         names = [spec.name for spec in self.graph.inputs]
         kinds = ["Tensor" if position not in self._written else f"Tensor(a{position}!)" for position in range(len(names))]
         arguments = [f"{kind} {name}" for kind, name in zip(kinds, _distinct(names), strict=True)]
-        arguments += [f"SymInt {plain(name)}_size" for name in self.assumed.sizes]
-        arguments += [f"{self._kind(name, dtype)} {plain(name)}_number" for name, dtype in self.graph.scalars]
+        arguments += [f"SymInt {ascii_name(name)}_size" for name in self.assumed.sizes]
+        arguments += [f"{self._kind(name, dtype)} {ascii_name(name)}_number" for name, dtype in self.graph.scalars]
         count = len(self.graph.outputs)
         results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         return f"{self.name}({', '.join(arguments)}) -> {results}"
@@ -184,7 +184,7 @@ def _extent(dim: Any, sizes: Mapping[str, Any]) -> Any:
 def _distinct(names: Sequence[str]) -> list[str]:
     """Makes names unique, and different from keywords of torch's schema language."""
     unique: list[str] = []
-    for name in map(plain, names):
+    for name in map(ascii_name, names):
         candidate = f"{name}_" if name in _SCHEMA_KEYWORDS else name
         while candidate in unique:
             candidate += "_"
@@ -301,7 +301,7 @@ def _computed_results(sources: Mapping[str, int | str]) -> tuple[int, ...]:
 def _with_results(graph: Graph, positions: Sequence[int]) -> Graph:
     if len(positions) == len(graph.outputs):
         return graph
-    return part_of(graph, [graph.outputs[position] for position in positions])[0]
+    return subgraph_of(graph, [graph.outputs[position] for position in positions])[0]
 
 
 def _register(formula: _RecomputingBackward | _SavingBackward, operator: GraphOperator) -> None:
@@ -377,7 +377,7 @@ def _inputs_with_gradients(names: Sequence[str], ctx: Any) -> set[str]:
 
 def _select_saved(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
     """Selects the saved tensors among arguments and results of the forward pass."""
-    return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept]
+    return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.saved]
 
 
 def _of_floats(assumed: AssumedGraph, gradients: Sequence[Tensor]) -> list[Tensor]:

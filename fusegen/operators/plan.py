@@ -27,12 +27,12 @@ from fusegen.autodiff.derive import differentiated_inputs, draws, with_random_ke
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.signature import ITSELF
+from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.errors import FusegenError
 from fusegen.guards import StateRecorder
-from fusegen.guards.places import PATH_SEPARATOR
+from fusegen.guards.locations import PATH_SEPARATOR
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.index_map import in_row_major_order, owner
+from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
 from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of, recording_operator_of
@@ -46,7 +46,7 @@ from fusegen.trace.run import Trace
 LINES, ITEMS = "\n", PATH_SEPARATOR
 """Separators of a plan's lines, and of items in a line. Line 1 is the operator's name. Line 2 has for each result of the call its
 position among the operator's results; for a written argument, it has -1 - the argument's position. Each further line is an
-argument: a path to a tensor (`fusegen.guards.places`), or one of the kinds below."""
+argument: a path to a tensor (`fusegen.guards.locations`), or one of the kinds below."""
 
 VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 """An argument of the call, by position; a float argument, as a tensor; a new random key, by device; a number."""
@@ -64,7 +64,7 @@ def planned(*call: Any) -> str:
     """Returns the plan of a call. Warns and returns "" if torch must run the function. The arguments are those of `plan_of`."""
     try:
         return str(without_dynamo(plan_of)(*call))  # after a graph break in the call, torch.compile would trace into it
-    except Unplanned as reason:
+    except NoOperator as reason:
         what = f"{call[1]} runs unfused in a graph that torch records: {reason}"
         warnings.warn(what, stacklevel=2)
         return ""
@@ -93,24 +93,24 @@ def plan_of(
         constants: values that are neither tensors nor unknown numbers (`constants_of`).
 
     Raises:
-        Unplanned: there is no operator for the call.
+        NoOperator: there is no operator for the call.
     """
     if is_transformed():
-        raise Unplanned("a transform of torch.func is active")
+        raise NoOperator("a transform of torch.func is active")
     dispatcher = partial(Dispatcher, function, name, Options(*options)._replace(compiler=None))
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
             return _Plan(dispatcher(), provided, facts, constants, by_hints=False).text(recording)
-        except (Unplanned, FusegenError) as error:
+        except (NoOperator, FusegenError) as error:
             reason = error
         if have_hints:
-            with suppress(Unplanned, FusegenError):
+            with suppress(NoOperator, FusegenError):
                 return _Plan(dispatcher(), provided, facts, constants, by_hints=True).text(recording)
-    raise Unplanned(getattr(reason, "what", str(reason))) from reason
+    raise NoOperator(getattr(reason, "what", str(reason))) from reason
 
 
-class Unplanned(Exception):
+class NoOperator(Exception):
     """There is no operator for a call."""
 
 
@@ -136,17 +136,19 @@ class _Plan:
         self._by_hints = by_hints
         self._dispatcher = dispatcher
         parameters = dispatcher.parameters
-        self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(provided, facts, strict=True)}
+        self._facts = {
+            parameters.emitted_names[parameters.user_names.index(g)]: fact for g, fact in zip(provided, facts, strict=True)
+        }
         values = [(name, fact) for name, fact in self._facts.items() if fact[0] in (CONSTANT, OBJECT)]
         self._constants = {name: value_of(fact, constant) for (name, fact), constant in zip(values, constants, strict=True)}
         self._places = {parameter: position for position, parameter in enumerate(self._facts)}
         self._first = _placeholder_size([fact[3] for fact in self._facts.values() if fact[0] == TENSOR])
-        defaults = dict(zip(parameters.given, parameters.names, strict=True))
+        defaults = dict(zip(parameters.user_names, parameters.emitted_names, strict=True))
         self._defaults = {defaults[g]: value for g, value in parameters.defaults.items()}
 
     def text(self, recording: bool) -> str:
         """Returns the plan. Exported graphs contain the operator without saved values."""
-        values = [self._placeholder(name) for name in self._dispatcher.parameters.names]
+        values = [self._placeholder(name) for name in self._dispatcher.parameters.emitted_names]
         device = self._device()
         request, trace, recorder = self._dispatcher.variants.traced(values, target_of(device), device)
         self._require_plain(request, trace, recorder)
@@ -157,15 +159,15 @@ class _Plan:
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
             graph, sources[key] = with_random_key(graph, key), f"{KEY}{ITEMS}{device}"
         results = [p for p in dict.fromkeys(graph.outputs) if p not in graph.puts]
-        of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
+        of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == VALUE_AS_SIZE}
         graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
         boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
         assumed = AssumedGraph(graph_of_results, tuple(of_parameters), guards_of(trace), boxed=boxed)
         needed = self._inputs_with_gradients(paths, trace) if recording else set()
         if needed and graph.writes:
-            raise Unplanned("it writes in place, which records no gradient")
+            raise NoOperator("it writes in place, which records no gradient")
         if needed and (trace.switches_gradients or recorder.has_backward_hooks):
-            raise Unplanned("it disables gradients, or calls a module with backward hooks, which its graph does not contain")
+            raise NoOperator("it disables gradients, or calls a module with backward hooks, which its graph does not contain")
         operator = (
             operator_of(assumed) if torch.compiler.is_exporting() or not needed else self._with_saved(assumed, needed, device)
         )
@@ -176,7 +178,7 @@ class _Plan:
     def _result_position(self, graph: Graph, results: Sequence[int], output: int) -> int:
         """Returns the position of an output among the operator's results; for a written argument, -1 - its position."""
         if output in graph.puts:
-            return -1 - self._places[str(graph.nodes[owner(graph, output)].attr("name"))]
+            return -1 - self._places[str(graph.nodes[first_version(graph, output)].attr("name"))]
         return results.index(output)
 
     # The trace.
@@ -191,7 +193,7 @@ class _Plan:
             if shape and shape[-1] < 0:
                 self._dispatcher.variants.history.run_time.add((name, len(shape) - 1))
             if 0 in shape:
-                raise Unplanned("a tensor has no elements")
+                raise NoOperator("a tensor has no elements")
             extents = hints if self._by_hints else [size if size >= 0 else self._first - 2 * size for size in shape]
             tensor = torch.empty(extents, dtype=dtype, device="meta")
             return nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
@@ -199,15 +201,15 @@ class _Plan:
             return self._first if fact[0] == INT else 1.5
         value = self._constants[name]
         if isinstance(value, torch.Tensor):
-            raise Unplanned(f"{name!r} is a NumPy value, which the recorder converts to a tensor")
+            raise NoOperator(f"{name!r} is a NumPy value, which the recorder converts to a tensor")
         if isinstance(value, int) and not LEAST <= value <= GREATEST:
-            raise Unplanned(f"{name!r} is {value}, which does not fit 64 bits")
+            raise NoOperator(f"{name!r} is {value}, which does not fit 64 bits")
         return value
 
     def _device(self) -> torch.device:
         devices = {fact[2] for fact in self._facts.values() if fact[0] == TENSOR}
         if len(devices) != 1:
-            raise Unplanned("no argument is a tensor" if not devices else "its tensors are on several devices")
+            raise NoOperator("no argument is a tensor" if not devices else "its tensors are on several devices")
         return torch.device(devices.pop())
 
     def _require_plain(self, request: Request, trace: Trace, recorder: StateRecorder) -> None:
@@ -215,18 +217,18 @@ class _Plan:
         for spec in request.specs:
             for dim, (size, extent) in enumerate(zip(self._facts[spec.name][3], spec.shape, strict=True)):
                 if size < 0 and literal(extent) is not None:
-                    raise Unplanned(f"dim {dim} of {spec.name!r} must be known, but is symbolic in the graph")
+                    raise NoOperator(f"dim {dim} of {spec.name!r} must be known, but is symbolic in the graph")
         if recorder.compares_identity:
-            raise Unplanned("it compares tensors by identity")
+            raise NoOperator("it compares tensors by identity")
         if recorder.asks_for_gradients:
-            raise Unplanned("it reads requires_grad of an argument")
+            raise NoOperator("it reads requires_grad of an argument")
         sizes = {size for fact in self._facts.values() if fact[0] == TENSOR for size in fact[3] if size < 0}
         unknown = {self._first, *(self._first - 2 * size for size in sizes)}
         for guard in () if self._by_hints else guards_of(trace):
             if guard.sizes & {name for name, hint in request.sizes.hints if hint in unknown}:
-                raise Unplanned(f"it is specialized to sizes with {guard}, which are symbolic in the graph")
+                raise NoOperator(f"it is specialized to sizes with {guard}, which are symbolic in the graph")
         if any(self._is_unknown(node) for node in trace.conditions.nodes):
-            raise Unplanned("it branches on a number that is symbolic in the graph")
+            raise NoOperator("it branches on a number that is symbolic in the graph")
 
     def _is_unknown(self, node: Node) -> bool:
         """True if a number in a branch condition may change between calls of the graph: a symbolic number, or a size if sizes are
@@ -242,7 +244,7 @@ class _Plan:
         sources |= {name: f"{BOXED if self._is_boxed(name) else VALUE}{ITEMS}{position}" for name, position in self._places.items()}
         for name, path in paths.items():
             if path is None:
-                raise Unplanned(f"the captured tensor {name!r} cannot be found from the function or its arguments")
+                raise NoOperator(f"the captured tensor {name!r} cannot be found from the function or its arguments")
             sources[name] = self._traceable_path(path)
         return sources
 
@@ -256,9 +258,9 @@ class _Plan:
         value: Any = self._dispatcher.function
         items: list[str] = []
         if start != "function":
-            name = self._dispatcher.parameters.names[int(start.removeprefix("argument "))]
+            name = self._dispatcher.parameters.emitted_names[int(start.removeprefix("argument "))]
             if name not in self._places:
-                raise Unplanned(f"it captures a tensor from the default value of {name!r}")
+                raise NoOperator(f"it captures a tensor from the default value of {name!r}")
             items, value = [f"value {self._places[name]}"], self._constants[name]
         for step in steps:
             kind, _, key = step.partition(" ")
@@ -318,7 +320,7 @@ def _placeholder_size(shapes: Sequence[Sequence[int]]) -> int:
         shapes: known sizes; equal negative numbers are equal unknown sizes.
 
     Raises:
-        Unplanned: no placeholder is free.
+        NoOperator: no placeholder is free.
     """
     numbers = {size for shape in shapes for size in shape}
     last = -2 * min(numbers, default=0)
@@ -329,7 +331,7 @@ def _placeholder_size(shapes: Sequence[Sequence[int]]) -> int:
             known = math.prod(max(size, 1) for size in shape if size >= 0)
             placeholder = min(placeholder, int((_MAX_ELEMENTS / known) ** (1 / unknown)) - last)
     if placeholder < _MIN_PLACEHOLDER:
-        raise Unplanned("a tensor has too many symbolic sizes")
+        raise NoOperator("a tensor has too many symbolic sizes")
     placeholder |= 1
     while not numbers.isdisjoint(range(placeholder, placeholder + last + 1, 2)):
         placeholder += last + 2

@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fusegen.compiler.parameters import ContainerLayouts, Parameters, flat_function, flat_names, spread
+from fusegen.compiler.parameters import ContainerLayouts, Parameters, flat_function, flat_names, flatten_containers
 from fusegen.errors import UnsupportedError
 from fusegen.operators.plan import (
     BOXED,
@@ -24,7 +24,7 @@ from fusegen.operators.plan import (
     LINES,
     NUMBER,
     VALUE,
-    Unplanned,
+    NoOperator,
     constants_of,
     facts_of,
     plan_of,
@@ -71,11 +71,11 @@ def recorded_call(
     return tree_unflatten(leaves, structure)
 
 
-def recorded_spread(
+def recorded_container_call(
     function: Callable[..., Any], parameters: Parameters, name: str, options: Options, values: Sequence[Any]
 ) -> Any:
     """Like `recorded_call`, for arguments that are containers of tensors. Each tensor is an argument of the operator."""
-    layouts, leaves = spread(parameters.given, values, parameters.variadic)
+    layouts, leaves = flatten_containers(parameters.user_names, values, parameters.variadic)
     flat = getattr(FLAT, flat_name(function, layouts))
     names = flat_names(layouts)
     writable = tuple([leaf for parameter in options.mutates for leaf in names[parameter]])
@@ -125,7 +125,7 @@ def operator_for(
     constants = constants_of(values, facts)
     try:
         plan = plan_of(function, name, tuple(options), tuple(parameters), tuple(facts), False, *constants)
-    except Unplanned as reason:
+    except NoOperator as reason:
         what = f"{name} has no operator for this call: {reason}"
         raise UnsupportedError(what, hint="call its function, kernel.function(...), in a graph that torch records") from reason
     overload: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, plan.split(LINES)[0]).default

@@ -33,7 +33,7 @@ _FEW_OF_SEVERAL = 1 << 15
 
 
 @dataclass(frozen=True)
-class Cut:
+class RowSplit:
     """The rows that a reduction's operand is split into.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cut:
         return product(self.shape[self.first :])
 
 
-RowSplits: TypeAlias = tuple[tuple[int, Cut], ...]
+RowSplits: TypeAlias = tuple[tuple[int, RowSplit], ...]
 """Split reductions, by node."""
 
 
@@ -88,7 +88,7 @@ class _TwoStepReduction:
     builder: GraphBuilder
     indices: Sequence[int]
     position: int
-    cut: Cut
+    cut: RowSplit
 
     def same_operation(self) -> Value:
         node = self.graph.nodes[self.position]
@@ -133,14 +133,14 @@ class _RowChooser:
         self._results = self._at(node.shape)
         self._processors = sms
 
-    def cut(self) -> Cut | None:
+    def cut(self) -> RowSplit | None:
         """The best rows; None if a result is little work, or if there are enough results."""
         if self._elements <= (FEW if self._results == 1 else _FEW_OF_SEVERAL) or 1 < self._results >= self._processors:
             return None
         existing_rows = filter(self._is_of_several, self._existing_rows())
         return next(existing_rows, None) or min(filter(self._is_of_several, self._candidates()), key=self._rank, default=None)
 
-    def _rank(self, cut: Cut) -> tuple[int, int]:
+    def _rank(self, cut: RowSplit) -> tuple[int, int]:
         """Prefers rows of a good length, then long rows if there are enough for all SMs, then short rows."""
         length = self._length(cut)
         if length <= _LONGEST:
@@ -148,16 +148,16 @@ class _RowChooser:
         rows = self._elements * self._results // length
         return (1 if rows >= self._processors else 3), length
 
-    def _is_of_several(self, cut: Cut) -> bool:
+    def _is_of_several(self, cut: RowSplit) -> bool:
         return 1 < self._length(cut) < self._elements
 
-    def _length(self, cut: Cut) -> int:
+    def _length(self, cut: RowSplit) -> int:
         return self._at(cut.shape[cut.first :])
 
     def _at(self, dims: Iterable[Dim]) -> int:
         return formula(product(dims))(self._sizes)
 
-    def _candidates(self) -> Iterator[Cut]:
+    def _candidates(self) -> Iterator[RowSplit]:
         """Rows that are trailing factors of the shape, or a divisor of its last literal dims."""
         shape = (*self._shape[: self._last], *(factor for dim in self._shape[self._last :] for factor in _factors(dim)))
         yield from (self._cut(shape, first) for first in range(self._last, len(shape)))
@@ -166,11 +166,11 @@ class _RowChooser:
         row = next((divisor for divisor in range(min(total, _LONGEST), 0, -1) if total % divisor == 0), 1)
         yield self._cut((*shape[:start], total // row, row), start + 1)
 
-    def _cut(self, shape: Shape, first: int) -> Cut:
+    def _cut(self, shape: Shape, first: int) -> RowSplit:
         outer = (*(dim for dim in self._dims if dim < self._last), *range(self._last, len(shape)))
-        return Cut(shape, first, outer)
+        return RowSplit(shape, first, outer)
 
-    def _existing_rows(self) -> Iterator[Cut]:
+    def _existing_rows(self) -> Iterator[RowSplit]:
         """Rows that the operand is already reduced along, e.g. in a norm, so that one kernel computes both."""
         for position in sorted(self._graph.ancestors[self._operand]):
             node = self._graph.nodes[position]

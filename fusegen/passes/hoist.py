@@ -36,7 +36,7 @@ class _Hoist:
         if node.weak and node.op not in _NOT_HOISTED:
             return OUT
         args = tuple(self._operand(node, number) for number in range(len(node.args)))
-        return builder.put(replace(node, args=args), self.graph.locations[position])
+        return builder.add_node(replace(node, args=args), self.graph.locations[position])
 
     def finished(self, graph: Graph) -> Graph:
         requested = [(name, position) for (position, _), name in self.hoisted.items()]
@@ -62,7 +62,9 @@ class _Hoist:
     def _copied_expression(self, position: int) -> int:
         node = self.graph.nodes[position]
         args = tuple(self._copied_expression(a) for a in node.args)
-        return self.builder.put(Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak), self.graph.locations[position])
+        return self.builder.add_node(
+            Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak), self.graph.locations[position]
+        )
 
     def _type(self, node: Node, number: int) -> DType:
         """The parameter's type: float32 if the node computes in it, int64 if the node casts to it, else Python's type."""
@@ -80,7 +82,7 @@ class _Hoist:
         if key not in self.hoisted:
             self.hoisted[key] = self._name(position)
         node = Node(Op.SCALAR, (), (("name", self.hoisted[key]),), (), dtype, weak=True)
-        return self.builder.put(node, None)
+        return self.builder.add_node(node, None)
 
     def _name(self, position: int) -> str:
         node = self.graph.nodes[position]

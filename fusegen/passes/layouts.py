@@ -205,7 +205,7 @@ class _Canonicalized:
         args = [self.indices[a] if a in self.layouts else self._viewed(a, layout) for a in node.args]
         location = self.graph.locations[position]
         if node.family is not Family.REDUCTION:
-            return self.builder.put(replace(node, args=tuple(args), shape=layout.arranged(node.shape)), location)
+            return self.builder.add_node(replace(node, args=tuple(args), shape=layout.arranged(node.shape)), location)
         attrs = dict(node.attrs) | {"dims": layout.dims_of(cast(tuple[int, ...], node.attr("dims")))}
         return self.builder.add(node.op, args, location=location, **attrs)
 

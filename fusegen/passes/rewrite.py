@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
-from fusegen.ir.index_map import chain
+from fusegen.ir.index_map import view_chain
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 
@@ -35,12 +35,12 @@ def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Gra
     for position, node in graph:
         index = replaced(builder, indices, position)
         if index is None:
-            index = builder.put(replace(node, args=tuple(indices[a] for a in node.args)), graph.locations[position])
+            index = builder.add_node(replace(node, args=tuple(indices[a] for a in node.args)), graph.locations[position])
         indices.append(index)
     return builder.build([*(indices[o] for o in graph.outputs), *further], [indices[w] for w in graph.writes])
 
 
-def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
+def subgraph_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
     """Returns the subgraph of some outputs, and the old index of each of its nodes."""
     needed = set(outputs)
     for position in range(len(graph.nodes) - 1, -1, -1):
@@ -75,12 +75,12 @@ def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
     settling = _Fixpoint(rule, GraphBuilder.like(graph))
     builder = settling.builder
     indices: list[int] = []
-    write_targets = {p for put in graph.puts for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
+    write_targets = {p for put in graph.puts for p in view_chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
     for position, node in graph:
         location = graph.locations[position]
         first = len(builder.nodes)
         rebuilt = type(node)(node.op, tuple(indices[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-        new_index = builder.put(rebuilt, location)
+        new_index = builder.add_node(rebuilt, location)
         indices.append(
             new_index if position in write_targets else settling.settled(new_index, first, location)
         )  # write targets stay gathers
@@ -123,7 +123,7 @@ class _Fixpoint:
             if p not in done:
                 node = self.builder.nodes[p]
                 args = tuple(visit(a) for a in node.args)
-                rebuilt = self.builder.put(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
+                rebuilt = self.builder.add_node(type(node)(node.op, args, node.attrs, node.shape, node.dtype, node.weak), location)
                 done[p] = self.settled(rebuilt, len(self.builder.nodes), location)
             return done[p]
 

@@ -251,7 +251,7 @@ def _widened_behind_views(x: Value) -> Value | None:
     narrow = source.arg(0)
     for view in reversed(views):
         node = replace(view.node, args=(narrow.position,), dtype=narrow.dtype)
-        narrow = Value(x.builder, x.builder.put(node, x.location), x.location)
+        narrow = Value(x.builder, x.builder.add_node(node, x.location), x.location)
     return narrow.apply(Op.CAST, dtype=DType.FLOAT32)
 
 
@@ -263,7 +263,7 @@ def _in_dims_of_a_statistic(x: Value) -> Value | None:
         return None
     is_in_dims = [bool(o.node.shape) or (not x.node.shape and o.node.op is Op.RESHAPE) for o in operands]
     args = tuple((_in_shape(o, shapes[0]) if reshapes else o).position for o, reshapes in zip(operands, is_in_dims, strict=True))
-    with_dims = x.builder.put(replace(x.node, args=args, shape=shapes[0]), x.location)
+    with_dims = x.builder.add_node(replace(x.node, args=args, shape=shapes[0]), x.location)
     return Value(x.builder, with_dims, x.location).apply(Op.RESHAPE, shape=x.node.shape)
 
 

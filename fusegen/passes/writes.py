@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
-from fusegen.ir.index_map import base, gathers
+from fusegen.ir.index_map import previous_version, target_gathers
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.rewrite import rebuilt
 
@@ -45,7 +45,7 @@ class WriteTimes:
             before = max((latest[a] for a in node.args), default=0)
             if node.op is Op.PUT:
                 before = len(deadline) + 1
-                deadline[base(graph, position)] = before
+                deadline[previous_version(graph, position)] = before
             latest.append(before)
         return cls(tuple(latest), deadline)
 
@@ -65,14 +65,14 @@ class _Copies:
         self._graph, self._times = graph, WriteTimes.of(graph)
         self._deadlines: list[int] = []  # for each node, the first write after which it cannot be recomputed
         self._gather_times = {
-            g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)
+            g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in target_gathers(graph, put)
         }
 
     def replaced(self, builder: GraphBuilder, index: Sequence[int], position: int) -> int:
         self._builder, self._indices, node = builder, index, self._graph.nodes[position]
         args = tuple(self._argument(position, number) for number in range(len(node.args)))
         self._deadlines.append(self._deadline(position))
-        return builder.put(replace(node, args=args), self._graph.locations[position])
+        return builder.add_node(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
         """An operand: a copy if a write comes between it and its user, a copy of a copy if it is the written value."""
@@ -92,7 +92,7 @@ class _Copies:
             views = [value]
         copied = self._copy(self._copy(views.pop(), put, FIRST), put, LAST)
         for view in reversed(views):
-            copied = self._builder.put(replace(nodes[view], args=(copied,)), self._builder.locations[view])
+            copied = self._builder.add_node(replace(nodes[view], args=(copied,)), self._builder.locations[view])
         return copied
 
     def _is_late(self, operand: int, user: int) -> bool:

@@ -136,7 +136,7 @@ class StridedOperand:
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
+class MatmulCall:
     """A matmul by torch (cuBLAS on a GPU): out = a @ b, or out += a @ b for 2D operands if ``adds`` is not 0."""
 
     a: StridedOperand
@@ -215,7 +215,7 @@ class Loop:
         return tuple({**sizes, self.start: start, self.rows: min(rows, extent - start)} for start in range(0, extent, rows))
 
 
-CallStep: TypeAlias = "KernelLaunch | MatrixProduct | LibraryCall | Loop"
+CallStep: TypeAlias = "KernelLaunch | MatmulCall | LibraryCall | Loop"
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,9 @@ class LaunchPlan:
         return frozenset(result.buffer for step in self.steps if isinstance(step, LibraryCall) for result in step.results)
 
     @property
-    def described(self) -> str:
+    def summary(self) -> str:
         """Describes the steps by their number and kind."""
-        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library matmul"), (LibraryCall, "library call"), (Loop, "loop"))
+        kinds = ((KernelLaunch, "kernel"), (MatmulCall, "library matmul"), (LibraryCall, "library call"), (Loop, "loop"))
         counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]
         *first_items, last = [counted(count, name) for count, name in counts if count] or ["no kernel"]
         return f"{', '.join(first_items)} and {last}" if first_items else last

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.guards import contents, exact, has_identity, is_plain
+from fusegen.guards import contents, exact_key, has_identity, is_plain
 
 # Memory layout.
 
@@ -124,7 +124,7 @@ def tensor_part(value: Tensor) -> object:
 
 def static_part(value: object) -> object:
     """Returns the key part of a constant argument: its value, or the identity of an object, whose state is guarded."""
-    return id(value) if not is_plain(value) and has_identity(value) else exact(value)
+    return id(value) if not is_plain(value) and has_identity(value) else exact_key(value)
 
 
 def is_scalar(value: object) -> bool:

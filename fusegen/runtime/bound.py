@@ -53,7 +53,7 @@ Captured: TypeAlias = tuple[torch.Tensor, ...]
 ByValue: TypeAlias = Callable[[Values], Any]
 """Runs a call with its scalars traced as constants."""
 
-NOTHING: Captured = ()
+NO_CAPTURED: Captured = ()
 NO_SCALARS: Mapping[str, float] = {}
 
 
@@ -129,7 +129,7 @@ class BoundCall:
         if self._condition is not None and not self._condition(values):
             return None
         if self._check is None:
-            return NOTHING
+            return NO_CAPTURED
         captured = self._check(values)
         return captured if not captured or self._have_same_layouts(captured) else None
 
@@ -143,7 +143,7 @@ class BoundCall:
 
 
 def _always(_: Values) -> Captured:
-    return NOTHING
+    return NO_CAPTURED
 
 
 class BoundPlan(BoundCall):
@@ -162,7 +162,7 @@ class BoundPlan(BoundCall):
         facts: CallFacts,
         by_value: ByValue | None,
         state: StateGuard | None = None,
-        captured: Captured = NOTHING,
+        captured: Captured = NO_CAPTURED,
         further: Condition | None = None,
     ) -> None:
         condition = condition_of(facts.conditions, facts.sizes, facts.parameters)

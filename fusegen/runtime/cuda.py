@@ -55,10 +55,10 @@ class Driver:
             make_current(device)
             status = self._library.cuTensorMapEncodeTiled(tensor_map, *arguments)
         if status:
-            raise LaunchError(f"the driver cannot encode the TMA tensor map: {self.described(status)}", hint=_REPORT)
+            raise LaunchError(f"the driver cannot encode the TMA tensor map: {self.describe_status(status)}", hint=_REPORT)
         return bytes(tensor_map)
 
-    def described(self, status: int) -> str:
+    def describe_status(self, status: int) -> str:
         """Returns the name and description of a status."""
         texts = ctypes.c_char_p(), ctypes.c_char_p()
         for query, text in zip((self._library.cuGetErrorName, self._library.cuGetErrorString), texts, strict=True):
@@ -226,7 +226,7 @@ class LaunchSite:
 
     def refuse(self, status: int) -> None:
         """Raises the `LaunchError` of a status."""
-        what = f"the driver cannot launch {self._loaded.entry}: {self._driver.described(status)}"
+        what = f"the driver cannot launch {self._loaded.entry}: {self._driver.describe_status(status)}"
         raise LaunchError(what, hint=_hint(status))
 
 

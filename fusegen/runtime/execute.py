@@ -29,7 +29,7 @@ from fusegen.program.call import (
     LibraryCall,
     Loop,
     MapArgument,
-    MatrixProduct,
+    MatmulCall,
     PointerArgument,
     Role,
     SizeArgument,
@@ -46,16 +46,16 @@ from fusegen.runtime.instructions import (
     Address,
     Allocate,
     ArgumentValue,
+    CallFunction,
+    CallLibrary,
     ConstantValue,
-    Do,
     HostLaunch,
     Instruction,
     Instructions,
     LaunchKernel,
-    Library,
     MakeKey,
-    Multiply,
-    Product,
+    Matmul,
+    MultiStepMatmul,
     Release,
     RunCall,
     Runner,
@@ -64,7 +64,7 @@ from fusegen.runtime.instructions import (
     View,
     contiguous,
 )
-from fusegen.runtime.library import BufferView, multiply_into, product_of, view_of
+from fusegen.runtime.library import BufferView, matmul_of, multiply_into, view_of
 from fusegen.runtime.workspace import OnWorkspace
 
 PackResults: TypeAlias = Callable[[list[Tensor]], Any]
@@ -144,12 +144,12 @@ class Binder:
             elif isinstance(step, Loop):
                 self._add_loop(step, [next(loaded) for _ in step.body.launches])
             else:
-                self._add_product(step)
+                self._add_matmul(step)
             self._release(number)
         inputs = len(self.call.inputs)
         results = tuple(self.tensor(key) for key in self.call.results)
         if self._written:
-            self.add(Do(_count_writes, tuple(self._written)))
+            self.add(CallFunction(_count_writes, tuple(self._written)))
         return Instructions(inputs, tuple(self._initial), tuple(self._body), results, pack_results, self._backend.gpu)
 
     def add(self, *instructions: Instruction) -> None:
@@ -226,7 +226,7 @@ class Binder:
         if self._written:
             names = [name for _, name in self.call.inputs]
             check = partial(_check_aliasing, names, self._written)
-            self.add(Do(check, tuple(range(len(names)))))
+            self.add(CallFunction(check, tuple(range(len(names)))))
         for spec in self.call.buffers:
             if spec.role is Role.OUTPUT and spec.key not in self.call.library_allocated | self._allocated_by_steps:
                 self.add(self._allocation(spec))
@@ -273,26 +273,26 @@ class Binder:
         result_types = tuple((result.number, self.spec(result.buffer).dtype.torch) for result in call.results)
         arguments = result_types, *call.settings, *(formula(self.sizes) for formula in call.sizes)
         results = tuple((self._register(result.buffer), result.order, self.shape(result.buffer)) for result in call.results)
-        self.add(Library(call.function, arguments, tuple(operands), results))
+        self.add(CallLibrary(call.function, arguments, tuple(operands), results))
 
     def _add_loop(self, loop: Loop, kernels: Sequence[Any]) -> None:
         """Zeroes the accumulators, and calls the body for each block."""
-        self.add(*(Do(_zero, (self.tensor(key),)) for key in loop.zeros))
+        self.add(*(CallFunction(_zero, (self.tensor(key),)) for key in loop.zeros))
         tensors = tuple(map(self.tensor, loop.operands))
         remaining_memory = None if self._memory is None else self._memory[self._workspace_bytes :]
         for sizes in loop.blocks(self.sizes):
             body = Binder(loop.body, sizes, self.device, self._backend, is_inside=True, memory=remaining_memory)
-            self.add(Do(body.instructions(kernels, None), tensors))
+            self.add(CallFunction(body.instructions(kernels, None), tensors))
 
-    def _add_product(self, product: MatrixProduct) -> None:
-        dtypes = [self.spec(operand.buffer).dtype for operand in (product.a, product.out)]
-        function, *views = product_of(product, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
+    def _add_matmul(self, matmul: MatmulCall) -> None:
+        dtypes = [self.spec(operand.buffer).dtype for operand in (matmul.a, matmul.out)]
+        function, *views = matmul_of(matmul, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
         a, b, out = map(self.view, views)
         if function in (torch.mm, torch.bmm):
             wider = None if dtypes[0] is dtypes[1] else dtypes[1].torch
-            self.add(Product(a, b, out, function is torch.bmm, wider))
+            self.add(Matmul(a, b, out, function is torch.bmm, wider))
         else:
-            self.add(Multiply(a, b, out, function is multiply_into))
+            self.add(MultiStepMatmul(a, b, out, function is multiply_into))
 
 
 def _without_false_overlap(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:

@@ -240,7 +240,7 @@ class HostLaunch:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """Computes a matmul by torch.mm or torch.bmm; ``wider`` is the dtype of the result, if it differs from the operands'."""
 
     a: int
@@ -256,7 +256,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Multiply:
+class MultiStepMatmul:
     """Computes a matmul that needs several torch functions; ``adds`` accumulates into the result."""
 
     a: int
@@ -270,23 +270,23 @@ class Multiply:
 
 
 @dataclass(frozen=True)
-class Library:
+class CallLibrary:
     """Calls a function that allocates its results.
 
     Attributes:
         name: a key of `FUNCTIONS`.
-        given: the arguments before the operands.
+        leading_arguments: the arguments before the operands.
         results: for each result its register, the permutation of its dims, and its final shape.
     """
 
     name: str
-    given: tuple[Any, ...]
+    leading_arguments: tuple[Any, ...]
     operands: tuple[int, ...]
     results: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
 
     @property
     def function(self) -> Callable[..., Sequence[Tensor]]:
-        return partial(FUNCTIONS[self.name].run, *self.given)
+        return partial(FUNCTIONS[self.name].run, *self.leading_arguments)
 
     def run(self, registers: Registers, _: Scalars) -> None:
         tensors = self.function(*[registers[operand] for operand in self.operands])
@@ -296,7 +296,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Do:
+class CallFunction:
     """Calls a function on tensors that it may write to."""
 
     function: RunCall
@@ -306,7 +306,9 @@ class Do:
         self.function([registers[register] for register in self.tensors], scalars)
 
 
-Instruction: TypeAlias = Allocate | View | Release | MakeKey | LaunchKernel | HostLaunch | Product | Multiply | Library | Do
+Instruction: TypeAlias = (
+    Allocate | View | Release | MakeKey | LaunchKernel | HostLaunch | Matmul | MultiStepMatmul | CallLibrary | CallFunction
+)
 
 
 @dataclass(frozen=True)
@@ -315,14 +317,14 @@ class Instructions:
 
     Attributes:
         inputs: the number of tensors.
-        held: the initial values of the registers after the inputs; some are constant tensors.
+        initial: the initial values of the registers after the inputs; some are constant tensors.
         results: registers.
         pack_results: builds the result from its tensors; None if the only tensor, or None, is the result.
         gpu: the GPU that must be current; None for none.
     """
 
     inputs: int
-    held: tuple[Any, ...]
+    initial: tuple[Any, ...]
     body: tuple[Instruction, ...]
     results: tuple[int, ...]
     pack_results: Callable[[list[Tensor]], Any] | None
@@ -332,7 +334,7 @@ class Instructions:
         if self.gpu is not None and cuda.queries()[1]() != self.gpu:
             with torch.cuda.device(self.gpu):
                 return self(tensors, scalars)
-        registers = [*tensors, *self.held]
+        registers = [*tensors, *self.initial]
         if type(tensors) is Donated:
             tensors.clear()
         for instruction in self.body:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.errors import UnsupportedError
-from fusegen.program.call import MatrixProduct, StridedOperand
+from fusegen.program.call import MatmulCall, StridedOperand
 
 ResultTypes: TypeAlias = Sequence[tuple[int, torch.dtype]]
 """The requested results by number, with their dtypes."""
@@ -372,8 +372,8 @@ def view_of(operand: StridedOperand, sizes: Mapping[str, int]) -> BufferView:
     return BufferView(operand.buffer, shape, strides, operand.offset(sizes))
 
 
-def product_of(
-    product: MatrixProduct, sizes: Mapping[str, int], *, is_rounded_once: bool
+def matmul_of(
+    product: MatmulCall, sizes: Mapping[str, int], *, is_rounded_once: bool
 ) -> tuple[Any, BufferView, BufferView, BufferView]:
     """Returns the function that computes a matmul, and the views of both operands and the result.
 

@@ -23,7 +23,7 @@ from fusegen.native import NativeChoice
 from fusegen.program.numbers import ERRORS
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import Values
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, ByValue, Captured, Condition, ScalarsOf
+from fusegen.runtime.bound import NO_CAPTURED, NO_SCALARS, BoundCall, ByValue, Captured, Condition, ScalarsOf
 from fusegen.runtime.executable import Executable
 from fusegen.runtime.execute import PackResults
 from fusegen.runtime.instructions import Donated, drawn_key
@@ -54,9 +54,9 @@ class BackwardNode:
         self.backward = backward
         self.count = wiring.results
         self.plain = [position for position, is_recorded in enumerate(recorded) if not is_recorded]
-        self.kept = [inputs.index(origin) if isinstance(origin, str) else ~origin for origin in wiring.saved]
+        self.saved = [inputs.index(origin) if isinstance(origin, str) else ~origin for origin in wiring.saved]
         self.floats = wiring.floats
-        gradient_index = {name: n for n, name in enumerate(wiring.tensors[len(self.kept) :])}
+        gradient_index = {name: n for n, name in enumerate(wiring.tensors[len(self.saved) :])}
         sources = dict(wiring.gradients)
         by_input = [sources.get(name) for name in inputs]
         self.gradients = [~gradient_index[source] if isinstance(source, str) else source for source in by_input]
@@ -101,8 +101,8 @@ class BackwardNode:
         gradients = [None if source is None else outputs[source] if source >= 0 else upstream[~source] for source in self.gradients]
         return _without_derivative(self.name, gradients, needed) if is_recorded else gradients
 
-    def saved(self, values: Values, outputs: Sequence[Tensor]) -> list[Tensor]:
-        return [values[source] if source >= 0 else outputs[~source] for source in self.kept]
+    def saved_tensors(self, values: Values, outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [values[source] if source >= 0 else outputs[~source] for source in self.saved]
 
 
 class NodeCall(torch.autograd.Function):
@@ -114,7 +114,7 @@ class NodeCall(torch.autograd.Function):
         results: tuple[Tensor, ...] = outputs[: node.count]
         ctx.workspace = current_workspace()
         ctx.node, ctx.numbers = node, [values[position] for position in node.numbers]
-        ctx.save_for_backward(*node.saved(values, outputs))
+        ctx.save_for_backward(*node.saved_tensors(values, outputs))
         if node.count > 1:  # a single result always has a gradient
             ctx.like = [(result.shape, result.dtype, result.device) for result in results]
             ctx.set_materialize_grads(False)
@@ -126,7 +126,7 @@ class NodeCall(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node: BackwardNode = ctx.node
         upstream = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
-        saved = ctx.saved_tensors if node.kept else ()  # torch fails on a second read of no tensors
+        saved = ctx.saved_tensors if node.saved else ()  # torch fails on a second read of no tensors
         values = Donated((*saved, *upstream, *node.sizes, *ctx.numbers))
         ctx.maybe_clear_saved_tensors()  # frees them, unless the graph is retained
         with ctx.workspace or _NO_WORKSPACE:
@@ -217,7 +217,7 @@ class BoundAutogradCall(BoundCall):
         by_value: ByValue | None,
         condition: Condition | None,
         state: StateGuard | None = None,
-        captured: Captured = NOTHING,
+        captured: Captured = NO_CAPTURED,
     ) -> None:
         super().__init__(condition, state, captured)
         self._source, self._draws = source, source.draws
@@ -254,7 +254,7 @@ class BoundAutogradCall(BoundCall):
             if results is not None:
                 return results[0] if self._pack_results is None else self._pack_results(list(results))
         plain = self._forward.plain
-        run, no_scalars = (self._forward, NOTHING) if plain is None else (plain.call, NO_SCALARS)
+        run, no_scalars = (self._forward, NO_CAPTURED) if plain is None else (plain.call, NO_SCALARS)
         try:
             results = NodeCall.apply(self.node, run, no_scalars, *inputs)  # type: ignore[no-untyped-call]
         except ERRORS:

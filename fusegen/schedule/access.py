@@ -12,7 +12,7 @@ import sympy
 
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, Modulo, Stride, axis_symbol, same, simplify_dim
-from fusegen.schedule.indices import Loaded
+from fusegen.schedule.indices import LoadedIndex
 
 Multiples: TypeAlias = Mapping[str, int]
 
@@ -88,7 +88,7 @@ def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbo
     for call in expression.atoms(FloorDiv, Modulo):
         if call.has(outer) or call.has(inner):
             return False
-    reads = expression.atoms(Loaded)
+    reads = expression.atoms(LoadedIndex)
     if reads:  # offsets of index reads must depend on the merged axis only, too
         if not all(_acts_as_one(read.offset, outer, inner, extent) for read in reads):
             return False

@@ -23,7 +23,16 @@ from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, boun
 from fusegen.schedule.evaluate import Evaluator, LeafOf
 from fusegen.schedule.indices import IndexCheck, remaining_checks
 from fusegen.schedule.kernel import Body, LoweredKernel, extract_function
-from fusegen.schedule.math import CallArgument, Fast, LaneFunction, LaneRead, MathCall, MathFunction, MathParameter, Origin
+from fusegen.schedule.math import (
+    Approximations,
+    CallArgument,
+    LaneFunction,
+    LaneRead,
+    MathCall,
+    MathFunction,
+    MathParameter,
+    Origin,
+)
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import SMALL, BufferRead, Leaf, Terms, narrowed
 
@@ -70,8 +79,8 @@ class LaneMath:
 
     Attributes:
         roots: for each result, the terms of both lanes.
-        moves: the replacements of merged axes.
-        words: the names of coordinates, by index.
+        axis_map: the replacements of merged axes.
+        coordinate_names: the names of coordinates, by index.
         optional: the extent of the lanes' dim if the second lane may be past its end.
         limit: the bound of coordinates.
     """
@@ -79,8 +88,8 @@ class LaneMath:
     terms: Terms
     roots: tuple[int, ...]
     axes: Axes
-    words: Mapping[Index, str]
-    moves: Mapping[sympy.Symbol, Index]
+    coordinate_names: Mapping[Index, str]
+    axis_map: Mapping[sympy.Symbol, Index]
     optional: Dim | None = None
     checks: tuple[IndexCheck, ...] = ()
     limit: int = SMALL
@@ -101,10 +110,10 @@ def _exists(extent: Dim) -> Bounds:
     return Bounds(LANES * PAIR + 1, None, extent)
 
 
-def lane_function(context: Context, math: LaneMath, name: str, *, fast: Fast) -> LaneFunction:
+def lane_function(context: Context, math: LaneMath, name: str, *, fast: Approximations) -> LaneFunction:
     """Returns the math as a function, with the reads of its call."""
     if not context.index64:
-        axes = frozenset((*math.axes.symbols, *math.moves))
+        axes = frozenset((*math.axes.symbols, *math.axis_map))
         math = replace(math, roots=tuple(narrowed(math.terms, math.roots, axes, math.limit)))
     return _Builder(context, math).build(name, fast=fast)
 
@@ -134,16 +143,16 @@ def _uses(function: LaneFunction) -> KernelUses:
 class _Builder:
     def __init__(self, context: Context, math: LaneMath) -> None:
         self.context, self.math, self.terms = context, math, math.terms
-        self.leaves = leaves_of(math.terms, math.roots, math.checks).moved(math.moves)
+        self.leaves = leaves_of(math.terms, math.roots, math.checks).substituted(math.axis_map)
         self.vec: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
         self.arguments: dict[str, CallArgument] = {name: CallArgument(Origin.LANES, name) for name, _ in self.vec.values()}
         self.reads = tuple(_group(self.leaves, self._second_lane_reads(), self._take_read))
         self._name_scalars()
 
-    def build(self, name: str, *, fast: Fast) -> LaneFunction:
+    def build(self, name: str, *, fast: Approximations) -> LaneFunction:
         """Builds the function of one lane if the lanes do not mix, else of both."""
-        partner = Partners(self.terms, self.vec, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
+        partner = LaneMatcher(self.terms, self.vec, self.leaves).of(self.math.roots[::LANES], self.math.roots[1::LANES])
         self._name_coordinates(partner or {})
         lanewise = partner is not None
         function = self._function(name, lanewise, fast)
@@ -158,7 +167,7 @@ class _Builder:
     # Leaves.
 
     def _below(self) -> list[int]:
-        return self.terms.below(self.math.roots)
+        return self.terms.producers(self.math.roots)
 
     def _accumulators(self) -> dict[int, tuple[str, int]]:
         terms = ((position, self.terms.items[position]) for position in self._below())
@@ -169,7 +178,7 @@ class _Builder:
         if self.math.optional is None:
             return {}
         exists = _exists(self.math.optional)
-        second = set(self.terms.below(self.math.roots[1::LANES])) - set(self.terms.below(self.math.roots[::LANES]))
+        second = set(self.terms.producers(self.math.roots[1::LANES])) - set(self.terms.producers(self.math.roots[::LANES]))
         return {t: exists for t in second if t in self.leaves.reads and _has(self.leaves.reads[t].offset, PAIR)}
 
     def _take_read(self, members: Sequence[int], conditions: tuple[tuple[Bounds, ...], ...]) -> LaneRead:
@@ -226,7 +235,7 @@ class _Builder:
         """Returns the name of a coordinate; a coordinate of two types is passed twice."""
         if isinstance(value, Bounds):
             return self.context.names.take("condition")
-        word = self.math.words.get(value)
+        word = self.math.coordinate_names.get(value)
         if word is not None and word not in self.arguments:
             return word
         return self.context.names.take(word or (value.name if isinstance(value, sympy.Symbol) else "coordinate"))
@@ -237,7 +246,7 @@ class _Builder:
 
     # The function.
 
-    def _function(self, name: str, lanewise: bool, fast: Fast) -> MathFunction:
+    def _function(self, name: str, lanewise: bool, fast: Approximations) -> MathFunction:
         terms, roots = self.terms.items, self.math.roots
         results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
         parameters: dict[int, MathParameter] = {}
@@ -291,7 +300,7 @@ def _has(index: Index, symbol: sympy.Symbol) -> bool:
     return not isinstance(index, int) and bool(index.has(symbol))
 
 
-class Partners:
+class LaneMatcher:
     """Matches the terms of the first lane with those of the second lane, to find out if the lanes do not mix."""
 
     def __init__(self, terms: Terms, vec: Mapping[int, tuple[str, int]], leaves: Leaves) -> None:

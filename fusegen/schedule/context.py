@@ -22,9 +22,9 @@ from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform
 from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, remaining_checks, scalars_in
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
-from fusegen.schedule.math import CallArgument, Fast, Origin
+from fusegen.schedule.math import Approximations, CallArgument, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
-from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
+from fusegen.schedule.names import Namer, ascii_name, kernel_functions, scalar_identifier
 from fusegen.schedule.program import Program, Traffic
 from fusegen.schedule.terms import BufferRead, Leaf, Terms
 from fusegen.target import Target
@@ -58,7 +58,7 @@ class Context:
     memory: Memory
     target: Target
     index64: bool
-    fast: Fast
+    fast: Approximations
     contracted: frozenset[int]
     name: str
     plans: Plans
@@ -73,7 +73,7 @@ class Context:
         scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
         self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
 
-    def chosen(self, candidates: tuple[P, ...]) -> P:
+    def choose(self, candidates: tuple[P, ...]) -> P:
         """Returns the pinned plan if it is a candidate, else the first candidate."""
         self.candidates = candidates
         pinned = self.pins.get(self.group.outputs)
@@ -95,9 +95,9 @@ class Context:
         return frozenset(p for p in outputs if not inside.isdisjoint(self.graph.users[p]))
 
     @property
-    def inverted(self) -> frozenset[int]:
+    def reciprocal_divisions(self) -> frozenset[int]:
         """Divisions that may multiply by a number's reciprocal, like torch on a GPU: 16 bits hide the second rounding."""
-        if self.fast is Fast.NONE:
+        if self.fast is Approximations.NONE:
             return frozenset()
         return frozenset(p for p, node in self.graph if node.op is Op.DIV and self._is_one_number(self.graph.nodes[node.args[1]]))
 
@@ -130,7 +130,7 @@ class Context:
         stream = None
         if spec.role is Role.RANDOM and spec.node is not None:
             stream = int(str(self.graph.nodes[spec.node].attr("stream")))
-        return Pointer(buffer, plain(f"{spec.name}_ptr"), spec.dtype, writable, stream)
+        return Pointer(buffer, ascii_name(f"{spec.name}_ptr"), spec.dtype, writable, stream)
 
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, vec: int, bounds: Sequence[Bounds] = ()
@@ -237,7 +237,7 @@ class Leaves:
         expressions += [bound_index(v) for v in self.coordinates.values()]
         return expressions + [e for check in self.checks for e in check.expressions()]
 
-    def moved(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
+    def substituted(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
         """Substitutes merged axes."""
         table = dict(replaced)
         reads = {
@@ -247,7 +247,7 @@ class Leaves:
         coordinates = {
             t: _substituted(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()
         }
-        checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
+        checks = tuple(c.substituted(lambda index: substitute(index, table)) for c in self.checks)
         return Leaves(reads, coordinates, self.scalars, checks)
 
     def remaining_checks(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
@@ -262,7 +262,7 @@ def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] =
     reads: dict[int, BufferRead] = {}
     coordinates: dict[int, Index | Bounds] = {}
     scalars: list[int] = []
-    for position in terms.below(tuple(roots)):
+    for position in terms.producers(tuple(roots)):
         term = terms.items[position]
         if isinstance(term.payload, BufferRead):
             reads[position] = term.payload

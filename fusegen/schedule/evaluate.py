@@ -95,7 +95,7 @@ class Evaluator:
                     checks[self._checks[element]] = None
         return tuple(checks)
 
-    def place(self, offset: Index, gathers: Iterable[tuple[int, int, Position]]) -> Index:
+    def write_offset(self, offset: Index, gathers: Iterable[tuple[int, int, Position]]) -> Index:
         """Returns the offset of a write, with the values of gathers replaced by checked reads."""
         for gather, value, index in gathers:
             call = checked_index(self.graph, gather, self.terms.integer(self.value(value, index)))
@@ -142,7 +142,7 @@ class Evaluator:
         offset = flat_offset(index, buffer_strides(self.graph, position))
         context = self._needed_conditions(context, index, node.shape)
         read = BufferRead(self.memory[position], offset, context, node.op is Op.RANDOM)
-        return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
+        return self.terms.add(Term(Leaf.READ, (), node.dtype.compute, read))
 
     def _needed_conditions(self, context: _Conditions, index: Position, shape: Shape) -> _Conditions:
         """Returns the conditions of a read that save memory accesses, or keep the index within the tensor. Conditions on other axes
@@ -166,14 +166,14 @@ class Evaluator:
 
     def _leaf(self, node: Node, index: Position) -> int:
         if node.op is Op.CONSTANT:
-            constant = self.terms.put(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
+            constant = self.terms.add(Term(Leaf.CONSTANT, (), node.dtype.compute, node.attr("value")))
             return self._rounded(constant, node.dtype) if node.dtype.is_narrow else constant
         if node.op is Op.SCALAR:
-            return self.terms.put(Term(Leaf.SCALAR, (), node.dtype.compute, node.attr("name")))
+            return self.terms.add(Term(Leaf.SCALAR, (), node.dtype.compute, node.attr("name")))
         coordinate = index[0] if node.op is Op.IOTA else node.attr("size")
         if isinstance(coordinate, int):
-            return self.terms.put(Term(Leaf.CONSTANT, (), DType.INT64, repr(coordinate)))
-        return self.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, coordinate))
+            return self.terms.add(Term(Leaf.CONSTANT, (), DType.INT64, repr(coordinate)))
+        return self.terms.add(Term(Leaf.COORDINATE, (), DType.INT64, coordinate))
 
     def _anchor(self, position: int, index: Position) -> int:
         payload = self.leaf_of(position, index)
@@ -181,7 +181,7 @@ class Evaluator:
         if payload is None:
             raise VerificationError(f"{node.op!r} is read inside a kernel that does not compute it")
         kind = _ANCHORS.get(node.family, Leaf.STATISTIC)
-        return self.terms.put(Term(kind, (), node.dtype.compute, payload))
+        return self.terms.add(Term(kind, (), node.dtype.compute, payload))
 
     def _pointwise(self, position: int, args: list[int]) -> int:
         node = self.graph.nodes[position]
@@ -191,14 +191,14 @@ class Evaluator:
         args = [self.terms.convert(a, d) for a, d in zip(args, operand_types(self.graph, node), strict=True)]
         args = self._with_numbers(node, args)
         if self._compares_narrow(node):
-            args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
+            args = [self.terms.add(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
         fused = self._multiply_add(position, args) if position in self.contracted else None
         op, args = (node.op, args) if fused is None else (FusedOp.MULTIPLY_ADD, fused)
         if position in self.inverted and node.dtype.compute is DType.FLOAT32:
             op, args = Op.MUL, [args[0], self._reciprocal(args[1])]
-        computed = self.terms.put(Term(op, tuple(args), node.dtype.compute), location)
+        computed = self.terms.add(Term(op, tuple(args), node.dtype.compute), location)
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
-            return self.terms.put(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
+            return self.terms.add(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
         return self._rounded(computed, node.dtype) if position in self.rounded else computed
 
     def _multiply_add(self, position: int, args: Sequence[int]) -> list[int] | None:
@@ -216,12 +216,12 @@ class Evaluator:
     def _reciprocal(self, position: int) -> int:
         term = self.terms.items[position]
         if term.op is Leaf.CONSTANT:
-            return self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, repr(1.0 / float(str(term.payload)))))
-        one = self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, "1.0"))
-        return self.terms.put(Term(Op.DIV, (one, position), term.dtype))
+            return self.terms.add(Term(Leaf.CONSTANT, (), term.dtype, repr(1.0 / float(str(term.payload)))))
+        one = self.terms.add(Term(Leaf.CONSTANT, (), term.dtype, "1.0"))
+        return self.terms.add(Term(Op.DIV, (one, position), term.dtype))
 
     def _negated(self, position: int) -> int:
-        return self.terms.put(Term(Op.NEG, (position,), self.terms.items[position].dtype))
+        return self.terms.add(Term(Op.NEG, (position,), self.terms.items[position].dtype))
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
         """Wraps numbers and 0-dim tensors to narrow integers, and rounds numbers that are compared with 16-bit floats."""
@@ -248,17 +248,17 @@ class Evaluator:
             return position
         if term.op is Leaf.CONSTANT:
             wrapped = torch.tensor(int(str(term.payload))).to(dtype.torch).item()
-            return self.terms.put(Term(Leaf.CONSTANT, (), term.dtype, repr(wrapped)))
-        return self.terms.put(Term(Op.CAST, (position,), term.dtype, dtype))
+            return self.terms.add(Term(Leaf.CONSTANT, (), term.dtype, repr(wrapped)))
+        return self.terms.add(Term(Op.CAST, (position,), term.dtype, dtype))
 
     def _rounded(self, position: int, dtype: DType) -> int:
         term = self.terms.items[position]
         if term.op is Leaf.CONSTANT:
             rounded = torch.tensor(float(as_number(term.payload, dtype.compute)), dtype=dtype.torch).item()
-            return self.terms.put(Term(Leaf.CONSTANT, (), dtype.compute, repr(rounded)))
-        return self.terms.put(Term(Op.CAST, (position,), dtype.compute, dtype))
+            return self.terms.add(Term(Leaf.CONSTANT, (), dtype.compute, repr(rounded)))
+        return self.terms.add(Term(Op.CAST, (position,), dtype.compute, dtype))
 
-    def stored(self, position: int, dtype: DType) -> int:
+    def without_final_cast(self, position: int, dtype: DType) -> int:
         """Removes a final conversion to the buffer's dtype, which the store does."""
         term = self.terms.items[position]
         if term.op is Op.CAST and term.payload is dtype and dtype.is_narrow and self.terms.items[term.args[0]].dtype is term.dtype:
@@ -272,7 +272,7 @@ class Evaluator:
             return self._rounded(arg, node.dtype) if node.dtype.is_narrow else self.terms.convert(arg, node.dtype.compute)
         if source.dtype is node.dtype.compute and node.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL):
             return arg
-        return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
+        return self.terms.add(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
 
     def _parts(self, element: _Element) -> tuple[tuple[_Element, Bounds | None], ...]:
         """Returns the parts that may hold an element, the last first, with the bounds to test; None if no test is needed."""
@@ -295,15 +295,15 @@ class Evaluator:
             if bounds is None or chosen is None:
                 chosen = value
             else:
-                condition = self.terms.put(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))
-                chosen = self.terms.put(Term(Op.WHERE, (condition, value, chosen), self.terms.items[value].dtype))
+                condition = self.terms.add(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))
+                chosen = self.terms.add(Term(Op.WHERE, (condition, value, chosen), self.terms.items[value].dtype))
         if chosen is None:
             raise VerificationError("an element of a concatenation is in none of its operands")
         return chosen
 
     def _without_implied_upper(self, bounds: Bounds) -> Bounds:
         """Removes an upper bound that always holds."""
-        is_below = bounds.upper is not None and self.axes.below(bounds.index, bounds.upper)
+        is_below = bounds.upper is not None and self.axes.is_below(bounds.index, bounds.upper)
         return Bounds(bounds.index, bounds.lower, None) if is_below else bounds
 
 

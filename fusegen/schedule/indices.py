@@ -14,13 +14,13 @@ from sympy.core.symbol import Str
 
 from fusegen.ir.formula import integer_text
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Bounds, owner
+from fusegen.ir.index_map import Bounds, first_version
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Index
 
 
-class Loaded(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """An integer in memory: ``Loaded(buffer, offset)``."""
+class LoadedIndex(sympy.Function):  # type: ignore[misc]  # sympy has no types
+    """An integer in memory: ``LoadedIndex(buffer, offset)``."""
 
     nargs = (2,)
     is_integer = True
@@ -53,14 +53,14 @@ class Differs(sympy.Function):  # type: ignore[misc]
 
 
 class Choice(sympy.Function):  # type: ignore[misc]
-    """One of two integers: ``Choice(condition, where_true, where_false)``; the condition is `Differs` or `Loaded`."""
+    """One of two integers: ``Choice(condition, where_true, where_false)``; the condition is `Differs` or `LoadedIndex`."""
 
     nargs = (3,)
     is_integer = True
 
 
-class Checked(sympy.Function):  # type: ignore[misc]
-    """A value as an index: ``Checked(value, extent, wraps, table, message)``; the kernel fails unless it is in [0, extent).
+class CheckedIndex(sympy.Function):  # type: ignore[misc]
+    """A value as an index: ``CheckedIndex(value, extent, wraps, table, message)``; the kernel fails unless it is in [0, extent).
 
     A negative value counts from the end if ``wraps`` is 1.
     """
@@ -83,7 +83,7 @@ class Checked(sympy.Function):  # type: ignore[misc]
         return str(self.args[4].name)
 
 
-def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
+def checked_index(graph: Graph, gather: int, value: Index) -> CheckedIndex:
     """Returns the checked index at which a gather reads its operand."""
     node = graph.nodes[gather]
     table, wraps = _input_name(graph, node.args[0]), bool(node.attr("wraps"))
@@ -92,7 +92,7 @@ def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
     start = f"-{end if end.isidentifier() or end.isdigit() else f'({end})'}" if wraps else "0"
     indexed = "a computed tensor" if table is None else f"'{table}'"
     message = f"index of {indexed} out of range [{start}, {end})"
-    return Checked(value, extent, int(wraps), Str(table or "value"), Str(message))
+    return CheckedIndex(value, extent, int(wraps), Str(table or "value"), Str(message))
 
 
 def _input_name(graph: Graph, position: int) -> str | None:
@@ -100,19 +100,19 @@ def _input_name(graph: Graph, position: int) -> str | None:
     while (
         (node := graph.nodes[position]).op is Op.PUT or node.op is Op.GATHER or (node.family is Family.VIEW and len(node.args) == 1)
     ):
-        position = owner(graph, position) if node.op is Op.PUT else node.args[0]
+        position = first_version(graph, position) if node.op is Op.PUT else node.args[0]
     return str(node.attr("name")) if node.op is Op.INPUT else None
 
 
 @dataclass(frozen=True)
 class IndexCheck:
-    call: Checked
+    call: CheckedIndex
     conditions: tuple[Bounds, ...] = ()
 
-    def moved(self, substitute: Callable[[Index], Index]) -> IndexCheck:
+    def substituted(self, substitute: Callable[[Index], Index]) -> IndexCheck:
         """Substitutes indices; bounds are unchanged."""
         bounds = (replace(b, index=substitute(b.index)) for b in self.conditions)
-        return IndexCheck(cast(Checked, substitute(self.call)), tuple(bounds))
+        return IndexCheck(cast(CheckedIndex, substitute(self.call)), tuple(bounds))
 
     def expressions(self) -> list[Index]:
         return [self.call, *(e for b in self.conditions for e in (b.index, b.lower or 0, b.upper or 0))]
@@ -122,13 +122,13 @@ def remaining_checks(
     checks: Sequence[IndexCheck], expressions: Iterable[tuple[Index, tuple[Bounds, ...]]]
 ) -> tuple[IndexCheck, ...]:
     """Returns the checks that remain: no expression performs them in every case in which they are needed."""
-    computed = [(e, conditions) for e, conditions in expressions if not isinstance(e, int) and e.has(Checked)]
+    computed = [(e, conditions) for e, conditions in expressions if not isinstance(e, int) and e.has(CheckedIndex)]
     computed += [(check.call.args[0], check.conditions) for check in checks]  # nested indices
     return tuple(c for c in checks if not any(e.has(c.call) and set(known) <= set(c.conditions) for e, known in computed))
 
 
 def loaded_buffers(expressions: Iterable[Index]) -> list[int]:
-    return sorted({call.buffer for e in expressions if not isinstance(e, int) for call in e.atoms(Loaded)})
+    return sorted({call.buffer for e in expressions if not isinstance(e, int) for call in e.atoms(LoadedIndex)})
 
 
 def scalars_in(expressions: Iterable[Index]) -> frozenset[str]:
@@ -136,4 +136,4 @@ def scalars_in(expressions: Iterable[Index]) -> frozenset[str]:
 
 
 def has_checks(expressions: Iterable[Index]) -> bool:
-    return any(e.has(Checked) for e in expressions if not isinstance(e, int))
+    return any(e.has(CheckedIndex) for e in expressions if not isinstance(e, int))

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Dim
-from fusegen.schedule.math import Fast, MathFunction, MathParameter, MathResult
+from fusegen.schedule.math import Approximations, MathFunction, MathParameter, MathResult
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
@@ -45,7 +45,7 @@ def padded(elements: int) -> int:
     return -(-size // _MULTIPLE) * _MULTIPLE
 
 
-def arranged(
+def arrange_shared_arrays(
     scratch: Sequence[int] = (),
     sums: Sequence[int] = (),
     staged: Sequence[int] = (),
@@ -69,7 +69,7 @@ class Plan:
     fixes_threads: ClassVar[bool] = True
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """A description that distinguishes it from the other candidates."""
         raise NotImplementedError(type(self).__name__)
 
@@ -81,7 +81,7 @@ class Body:
     can_be_part: ClassVar[bool] = False
 
     @property
-    def chosen(self) -> Plan | None:
+    def chosen_plan(self) -> Plan | None:
         """The plan, if it was chosen from several candidates."""
         return None
 
@@ -110,7 +110,7 @@ class Body:
         """The reason for its layout on a GPU; empty if the plan is self-explanatory."""
         return ""
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         """Describes the kernel and its layout, given the description of the group's kind."""
         return kind
 
@@ -147,7 +147,13 @@ class LoweredKernel:
 
 
 def extract_function(
-    terms: Terms, name: str, roots: Sequence[tuple[str, int]], leaves: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
+    terms: Terms,
+    name: str,
+    roots: Sequence[tuple[str, int]],
+    leaves: Mapping[int, MathParameter],
+    *,
+    fast: Approximations,
+    doc: str = "",
 ) -> tuple[MathFunction, tuple[int, ...]]:
     """Extracts the function that computes named roots, with leaves as its parameters.
 
@@ -155,7 +161,7 @@ def extract_function(
     in the order of its parameters.
     """
     stop = frozenset(leaves)
-    body = terms.below(tuple(t for _, t in roots), stop)
+    body = terms.producers(tuple(t for _, t in roots), stop)
     local = {position: k for k, position in enumerate(body)}
     used = tuple(p for p in leaves if p in local)
     renumbered = tuple(_localized(terms.items[p], local, p in stop) for p in body)

@@ -9,13 +9,13 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
-from fusegen.ir.reductions import REDUCTIONS, Gathering
+from fusegen.ir.reductions import REDUCTIONS, PivotSums
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.terms import Term
 
 
-class Fast(IntEnum):
+class Approximations(IntEnum):
     """The approximate functions that math may use."""
 
     NONE = 0
@@ -56,7 +56,7 @@ class MathFunction:
     leaves: tuple[tuple[int, str], ...]
     results: tuple[MathResult, ...]
     locations: tuple[Location | None, ...]
-    fast: Fast
+    fast: Approximations
     doc: str = ""
 
 
@@ -97,22 +97,22 @@ class Reduction:
 
     Attributes:
         dtype: the type in which elements are combined.
-        gathering: the rule that accumulates elements as sums about a pivot; None to combine each element with the state directly.
+        pivot_sums: the rule that accumulates elements as sums about a pivot; None to combine each element with the state directly.
     """
 
     op: Op
     dtype: DType
     components: tuple[MathParameter, ...]
-    fast: Fast = Fast.NONE
-    gathering: Gathering | None = None
+    fast: Approximations = Approximations.NONE
+    pivot_sums: PivotSums | None = None
 
     def of(self, component: str) -> MathParameter:
-        return self.components[REDUCTIONS[self.op].number(component)]
+        return self.components[REDUCTIONS[self.op].component_index(component)]
 
     @property
     def lifted(self) -> tuple[MathParameter, ...]:
         """The components from which an element's state is built."""
-        return self.components if self.gathering is None else (self.of(self.gathering.pivot),)
+        return self.components if self.pivot_sums is None else (self.of(self.pivot_sums.pivot),)
 
 
 @dataclass(frozen=True)

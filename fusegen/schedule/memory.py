@@ -14,12 +14,12 @@ from fusegen.ir.index_map import (
     Position,
     address,
     buffer_strides,
-    chosen,
+    first_version,
     flat_offset,
+    gather_indices,
     identity_axes,
     memory_shape,
     memory_strides,
-    owner,
 )
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, Shape, delinearize, linearize, same
@@ -63,7 +63,7 @@ class Memory:
             elif node.op is Op.RANDOM:
                 self.reads[position] = self._add_node(position, "random", node.dtype, Role.RANDOM)
         for put in graph.puts:
-            self.reads[put] = self.reads[owner(graph, put)]
+            self.reads[put] = self.reads[first_version(graph, put)]
             self._record_write(self.reads[put], put)
         self._add_results()
         for position in sorted(self.read_later):
@@ -98,7 +98,7 @@ class Memory:
     @cached_property
     def _read_by_products(self) -> frozenset[int]:
         """Nodes that a matmul reads, in their logical dtype."""
-        return frozenset(p for group in self.groups if group.kind.reads_as_typed for p in group.inputs)
+        return frozenset(p for group in self.groups if group.kind.reads_logical_dtype for p in group.inputs)
 
     @cached_property
     def _wide(self) -> frozenset[int]:
@@ -163,7 +163,7 @@ class Memory:
             return Store(key, self._offset(node, position, index, axes))
         view_index = self._through_views(self.graph.nodes[node].args[1], position, index, axes)
         offset = flat_offset(address(self.graph, node, view_index, axes), buffer_strides(self.graph, node))
-        return Store(key, offset, chosen(self.graph, node, view_index, axes))
+        return Store(key, offset, gather_indices(self.graph, node, view_index, axes))
 
     def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
         """Returns the offset, in a node's buffer, of an element of the value that the node views."""

@@ -87,12 +87,12 @@ _DERIVED = re.compile(
 
 def identifier(name: str) -> str:
     """Returns a user's name as a C++ identifier: ASCII, without double underscores, and different from all reserved names."""
-    safe = plain(name)
+    safe = ascii_name(name)
     return f"{safe}_" if safe in _TAKEN or _DERIVED.fullmatch(safe) else safe
 
 
 @lru_cache(maxsize=4096)
-def plain(name: str) -> str:
+def ascii_name(name: str) -> str:
     """Returns a name in ASCII letters, digits and single underscores that does not start with a digit."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     safe = re.sub(r"\W+", "_", ascii_name).strip("_")
@@ -101,7 +101,7 @@ def plain(name: str) -> str:
 
 
 def stride_name(tensor: str, dim: int) -> str:
-    return f"{plain(tensor)}_stride{dim}"
+    return f"{ascii_name(tensor)}_stride{dim}"
 
 
 def scalar_identifier(name: str) -> str:
@@ -127,7 +127,7 @@ class Namer:
 
     def take(self, requested: str) -> str:
         """Returns the requested name, with a number if it is taken."""
-        base = identifier(requested) if self._reserved else plain(requested)
+        base = identifier(requested) if self._reserved else ascii_name(requested)
         if self._is_function(base):
             base = f"{base.rstrip('_')}_value"  # with a number, it would be the name of another function
         name, number = base, 2
@@ -141,11 +141,13 @@ class Namer:
 
 
 def parameter_names(kernel: str, requested: Sequence[str]) -> tuple[str, ...]:
-    """Returns a unique `plain` name for each requested parameter name, in order.
+    """Returns a unique `ascii_name` for each requested parameter name, in order.
 
     `identifier` keeps these names distinct: it appends at most an underscore, and no plain name ends in one.
     """
     names = Namer(reserved=False, functions=kernel_functions(kernel))
-    order = sorted(requested, key=lambda name: plain(name) != name)  # names that are plain already come first, so that they stay
+    order = sorted(
+        requested, key=lambda name: ascii_name(name) != name
+    )  # names that are plain already come first, so that they stay
     assigned = {name: names.take(name) for name in order}
     return tuple(assigned[name] for name in requested)

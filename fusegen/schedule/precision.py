@@ -10,7 +10,7 @@ from fusegen.fusion.groups import Group, computed, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.schedule.math import Fast
+from fusegen.schedule.math import Approximations
 from fusegen.schedule.memory import Memory
 
 _APPROXIMATED = frozenset(
@@ -30,12 +30,12 @@ _PERIODIC = frozenset({Op.SIN, Op.COS})
 """Operations on numbers that may be large, e.g. positions, so that an error of one ulp can be a large part of a period."""
 
 
-def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Fast]:
+def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Mapping[Group, Approximations]:
     """Returns the approximate functions that each group may use: all with fast math, else those whose error vanishes in 16 bits."""
     if graph.fast_math:
-        return dict.fromkeys(groups, Fast.FAST_MATH)
+        return dict.fromkeys(groups, Approximations.FAST_MATH)
     allowed = _groups_tolerating_errors(graph, groups, memory)
-    return {group: Fast.ROUNDED if group in allowed else Fast.NONE for group in groups}
+    return {group: Approximations.ROUNDED if group in allowed else Approximations.NONE for group in groups}
 
 
 def contractions(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:

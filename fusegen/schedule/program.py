@@ -28,7 +28,7 @@ from fusegen.program.call import (
     LibraryResult,
     Loop,
     MapArgument,
-    MatrixProduct,
+    MatmulCall,
     PointerArgument,
     RandomKey,
     Role,
@@ -92,12 +92,12 @@ class Launch:
         return f"<launch of {self.kernel.name}: {self.group.kind.name}, grid {self.grid}, block {self.block}>"
 
     @property
-    def words(self) -> str:
-        return self.kernel.body.words(self.group.kind.name)
+    def description(self) -> str:
+        return self.kernel.body.describe(self.group.kind.name)
 
     @property
     def plan(self) -> Plan | None:
-        return self.kernel.body.chosen
+        return self.kernel.body.chosen_plan
 
     @property
     def cluster(self) -> int:
@@ -172,8 +172,8 @@ class LibraryMatmul:
         return f"<torch.matmul of the library{f': {self.reason}' if self.reason else ''}>"
 
     @property
-    def call(self) -> MatrixProduct:
-        return MatrixProduct(self.a, self.b, self.out, formula_of(int(self.adds)))
+    def call(self) -> MatmulCall:
+        return MatmulCall(self.a, self.b, self.out, formula_of(int(self.adds)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -337,7 +337,7 @@ def _is_added_by_one_matmul(body: Program, key: int) -> bool:
 
 
 def _adding_from(step: CallStep, start: Formula, added: Collection[int]) -> CallStep:
-    return replace(step, adds=start) if isinstance(step, MatrixProduct) and step.out.buffer in added else step
+    return replace(step, adds=start) if isinstance(step, MatmulCall) and step.out.buffer in added else step
 
 
 def row_bytes(body: Program, blocks: Blocks) -> Formula:

@@ -10,11 +10,13 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Op
 from fusegen.ir.reductions import REDUCTIONS, RuleValue, StateValues
 from fusegen.schedule.kernel import extract_function
-from fusegen.schedule.math import Fast, MathFunction, MathParameter, Reduction
+from fusegen.schedule.math import Approximations, MathFunction, MathParameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
-def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: Fast, name: str, gathers: bool = False) -> Reduction:
+def reduction_of(
+    graph: Graph, node: int, take: Callable[[str], str], *, fast: Approximations, name: str, gathers: bool = False
+) -> Reduction:
     """Returns the reduction of a node, which may be one of its components.
 
     Args:
@@ -26,7 +28,11 @@ def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: F
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
     components = tuple(MathParameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
     return Reduction(
-        reduction.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.gathering if gathers else None
+        reduction.op,
+        element,
+        components,
+        fast if monoid.approximable else Approximations.NONE,
+        monoid.pivot_sums if gathers else None,
     )
 
 
@@ -38,7 +44,7 @@ def element_type(graph: Graph, node: Node) -> DType:
 
 def component(node: Node) -> int:
     """Returns the index of the state's component that a node is."""
-    return REDUCTIONS[node.op].number(dict(node.attrs).get("part"))
+    return REDUCTIONS[node.op].component_index(dict(node.attrs).get("part"))
 
 
 def grouped_by_reduction(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -70,11 +76,11 @@ def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
     roots = []
     for c in monoid.components:
         kind = c.dtype(dtype)
-        roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
-    return extract_function(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
+        roots.append(terms.add(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
+    return extract_function(terms, name, _results(op, roots), {}, fast=Approximations.NONE)[0]
 
 
-def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> MathFunction:
+def combine_function(name: str, op: Op, dtype: DType, *, fast: Approximations = Approximations.NONE) -> MathFunction:
     """Returns the function that combines two states: the components of the first, then those of the second."""
     terms, monoid = Terms(), REDUCTIONS[op]
     single = len(monoid.components) == 1
@@ -83,18 +89,18 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE)
     parameters: dict[int, MathParameter] = {}
     for names in sides:
         for parameter, kind in zip(names, types, strict=True):
-            parameters[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
+            parameters[terms.add(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
     roots = combined(terms, op, list(parameters)[: len(types)], list(parameters)[len(types) :])
     function = extract_function(terms, name, _results(op, roots), parameters, fast=fast)[0]
     return replace(function, parameters=tuple(parameters.values()))
 
 
-def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
+def pivot_sum_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
     """Returns the functions that combine states as sums about a pivot, with operands in the order of the table's rule.
 
     ``_gather`` adds an element to sums, ``_spread`` converts a state to sums, and ``_settle`` converts sums to a state.
     """
-    rule, dtype = reduction.gathering, reduction.dtype
+    rule, dtype = reduction.pivot_sums, reduction.dtype
     assert rule is not None
     before = [f"{name}_before" for name in rule.sums]
     state = [c.name for c in REDUCTIONS[reduction.op].components]
@@ -104,18 +110,20 @@ def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, 
     added = tuple(a + b for a, b in zip(map(_operand, before), rule.lift(element, pivot), strict=True))
     return (
         _function(f"{kind}_gather", dtype, [*before, "element", "pivot"], rule.sums, added),
-        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.spread(components, pivot)),
-        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], settled, rule.settle(pivot, count, sums)),
+        _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.sums_of_state(components, pivot)),
+        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], settled, rule.state_of_sums(pivot, count, sums)),
     )
 
 
 def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequence[str], values: StateValues) -> MathFunction:
     """Returns a function whose operands and results have one type."""
     terms = Terms()
-    parameters = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
+    parameters = {terms.add(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
     positions = {parameter.name: position for position, parameter in parameters.items()}
     roots = [(result, _put(terms, value, positions, dtype)) for result, value in zip(results, values, strict=True)]
-    return replace(extract_function(terms, name, roots, parameters, fast=Fast.NONE)[0], parameters=tuple(parameters.values()))
+    return replace(
+        extract_function(terms, name, roots, parameters, fast=Approximations.NONE)[0], parameters=tuple(parameters.values())
+    )
 
 
 def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:
@@ -138,8 +146,8 @@ def _put(terms: Terms, value: RuleValue, operands: Mapping[str, int], dtype: DTy
     if value.op is None:
         return operands[value.text]
     if value.is_number:
-        return terms.put(Term(Leaf.CONSTANT, (), dtype, value.text))
+        return terms.add(Term(Leaf.CONSTANT, (), dtype, value.text))
     known = {k: _put(terms, arg, operands, dtype) for k, arg in enumerate(value.args) if not arg.is_number}
     common = terms.items[known[max(known)]].dtype  # the last operand's, since the first one of `where` is a condition
     args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
-    return terms.put(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))
+    return terms.add(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))

@@ -17,7 +17,7 @@ from fusegen.ir.graph import Location
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index
-from fusegen.schedule.indices import Choice, Differs, Loaded, Scalar
+from fusegen.schedule.indices import Choice, Differs, LoadedIndex, Scalar
 from fusegen.schedule.names import scalar_identifier
 
 
@@ -70,7 +70,7 @@ class Terms:
         self.locations: list[Location | None] = []
         self._known: dict[Term, int] = {}
 
-    def put(self, term: Term, location: Location | None = None) -> int:
+    def add(self, term: Term, location: Location | None = None) -> int:
         """Returns the position of a term; an equal term is reused."""
         if term not in self._known:
             self._known[term] = len(self.items)
@@ -86,8 +86,8 @@ class Terms:
         if term.op is Leaf.CONSTANT:
             single = term.dtype is DType.FLOAT32 and dtype is DType.FLOAT64  # a tensor's value, rounded to float32
             payload = repr(torch.tensor(float(str(term.payload)), dtype=torch.float32).item()) if single else term.payload
-            return self.put(Term(Leaf.CONSTANT, (), dtype, as_number(payload, dtype)))
-        return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
+            return self.add(Term(Leaf.CONSTANT, (), dtype, as_number(payload, dtype)))
+        return self.add(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def integer(self, position: int) -> Index:
         """Returns an integer term as an expression: a read, a coordinate, a choice or a number, plus numbers. Raises
@@ -104,7 +104,7 @@ class Terms:
         if term.op is Leaf.SCALAR:
             return total + Scalar(Str(scalar_identifier(str(term.payload))))
         if isinstance(term.payload, BufferRead):
-            return total + Loaded(term.payload.buffer, term.payload.offset)
+            return total + LoadedIndex(term.payload.buffer, term.payload.offset)
         if term.op is Leaf.COORDINATE:
             return total + cast(sympy.Expr, term.payload)
         if term.op is Leaf.CONSTANT:
@@ -118,7 +118,7 @@ class Terms:
         holds = Differs(*map(self.integer, compared.args)) if compared.op is Op.NE else self.integer(condition)
         return Choice(holds, self.integer(value), self.integer(instead))
 
-    def below(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
+    def producers(self, roots: tuple[int, ...], stop: frozenset[int] = frozenset()) -> list[int]:
         """Returns the producers of some terms in topological order; terms in ``stop`` are included, but not their operands."""
         producers: set[int] = set()
         stack = list(roots)
@@ -172,7 +172,7 @@ class _Narrower:
 
     def value(self, position: int) -> int:
         """Returns the same value in the same type, computed in 32 bits where possible."""
-        for p in self.terms.below((position,)):  # operands come before their users
+        for p in self.terms.producers((position,)):  # operands come before their users
             if p not in self._values:
                 self._values[p] = self._rebuilt(p)
         return self._values[position]
@@ -186,7 +186,7 @@ class _Narrower:
             narrow = [self.narrow(a) for a in term.args]
             if all(n is not None for n in narrow):
                 args = tuple(n.position for n in narrow if n is not None)
-        return self.terms.put(Term(term.op, args, term.dtype, term.payload), self.terms.locations[position])
+        return self.terms.add(Term(term.op, args, term.dtype, term.payload), self.terms.locations[position])
 
     def narrow(self, position: int) -> _Narrow | None:
         """Returns an integer term in 32 bits; None if it may not fit."""
@@ -210,7 +210,7 @@ class _Narrower:
         if bounds is None or bounds[0] < -SMALL or bounds[1] > SMALL:
             return None
         args = tuple(n.position for n in map(self._narrow.get, term.args) if n is not None)
-        return _Narrow(self.terms.put(Term(term.op, args, DType.INT32, term.payload), self.terms.locations[position]), *bounds)
+        return _Narrow(self.terms.add(Term(term.op, args, DType.INT32, term.payload), self.terms.locations[position]), *bounds)
 
     def _range(self, term: Term) -> tuple[int, int] | None:
         """Returns the least and the greatest value, or None if they are unknown."""

@@ -222,7 +222,7 @@ def with_cache(
     sizes=DECODE_SIZES,
     variants={**CACHE_OPTIONS, **eight_bits("batch kv_heads keys channels")},
     aliases={"flash_attn_with_kvcache": ""},
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def cached_attention(
@@ -260,7 +260,7 @@ def cached_attention(
     sizes={**DECODE_SIZES, "blocks": 512, "pages": 8192},
     variants={**CACHE_OPTIONS, **eight_bits("pages page kv_heads channels")},
     aliases={"paged_decode": ""},
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def paged_attention(

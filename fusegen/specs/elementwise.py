@@ -282,7 +282,7 @@ def bias_dropout_add(
     return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
 
 
-@FAMILY.spec(DROPPED, sizes=SIZES, variants={"no_bias": {"bias": None}, "eval": OFF}, trains=False)
+@FAMILY.spec(DROPPED, sizes=SIZES, variants={"no_bias": {"bias": None}, "eval": OFF}, gradients=False)
 @fg.kernel(mutates=("x",))
 def bias_dropout_add_(
     x: Tensor, residual: Tensor, bias: Tensor | None = None, p: float = 0.1, training: bool = True, seed: int | None = None

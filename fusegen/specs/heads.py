@@ -133,7 +133,7 @@ def _slots(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
         "int8": {**caches(torch.int8), "k_scale": scales("kv_heads"), "v_scale": scales("kv_heads")},
     },
     aliases=["reshape_and_cache", "embedding_rotary_cache"],
-    trains=False,
+    gradients=False,
 )
 @fg.kernel(mutates=("k_cache", "v_cache"))
 def split_rotary_cache(

@@ -57,7 +57,7 @@ def loss_of(
     sizes=SIZES,
     variants={**OPTIONS, "weight": {"weight": positive("vocabulary")}, "probabilities": {"target": tensor("rows vocabulary")}},
     aliases=["CrossEntropyLoss"],
-    trains=("input",),
+    gradients=("input",),
 )
 @fg.kernel
 def cross_entropy(
@@ -84,7 +84,7 @@ def cross_entropy(
     sizes={**SIZES, "rows": 4096},
     variants={**OPTIONS, "bias": {"bias": tensor("vocabulary")}},
     aliases=["fused_linear_cross_entropy", "LinearCrossEntropyLoss"],
-    trains=("x", "weight"),
+    gradients=("x", "weight"),
 )
 @fg.kernel
 def linear_cross_entropy(

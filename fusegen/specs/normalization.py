@@ -343,7 +343,7 @@ def layer_norm_gelu_dropout_add(
     return fg.dropout(activated, p, training, seed=seed) + residual
 
 
-@FAMILY.spec({"x": X, "dy": X, "weight": ROW}, trains=False)
+@FAMILY.spec({"x": X, "dy": X, "weight": ROW}, gradients=False)
 @fg.kernel
 def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)), dγ = Σ dy·x̂, dβ = Σ dy, with x̂ = (x − μ)·r and g = dy·γ
@@ -358,7 +358,7 @@ def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5
     return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
 
 
-@FAMILY.spec({"y": X, "dy": X, **AFFINE, "rstd": tensor("rows 1", torch.float32)}, trains=False)
+@FAMILY.spec({"y": X, "dy": X, **AFFINE, "rstd": tensor("rows 1", torch.float32)}, gradients=False)
 @fg.kernel
 def layer_norm_invertible_backward(
     y: Tensor, dy: Tensor, weight: Tensor, bias: Tensor, rstd: Tensor

@@ -189,7 +189,7 @@ def variants(**shapes: str) -> VariantOperands:
         "scaled_fp8_quant": "per_tensor",
         "scaled_int8_quant": "int8",
     },
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def quantize(
@@ -218,7 +218,7 @@ def quantize(
         "int8": {"input": tensor(X, torch.int8)},
         "e5m2": {"input": tensor(X, E5M2)},
     },
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def dequantize(
@@ -239,7 +239,7 @@ def dequantize(
 @FAMILY.spec(
     {**tensors(**LAYER_NORM), **PER_TOKEN},
     variants=variants(**LAYER_NORM),
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def layer_norm_quant(
@@ -271,7 +271,7 @@ def layer_norm_quant(
         "rms_norm_dynamic_per_token_quant": "",
         "rms_norm_per_block_quant": "per_group",
     },
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def rms_norm_quant(
@@ -299,7 +299,7 @@ def rms_norm_quant(
 @FAMILY.spec(
     {**tensors(**ADDED, weight=ROW, bias=ROW), **PER_TOKEN},
     variants=variants(**ADDED, weight=ROW, bias=ROW),
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def add_layer_norm_quant(
@@ -329,7 +329,7 @@ def add_layer_norm_quant(
     {**tensors(**ADDED, weight=ROW), **PER_TOKEN},
     variants=variants(**ADDED, weight=ROW),
     aliases={"fused_add_rmsnorm_quant": "static", "fused_add_rms_norm_static_fp8_quant": "static"},
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def add_rms_norm_quant(
@@ -358,7 +358,10 @@ def add_rms_norm_quant(
 
 
 @FAMILY.spec(
-    {"input": tensor(X), "activation": "gelu_tanh", **PER_TOKEN}, sizes={"features": 8192}, variants=variants(input=X), trains=False
+    {"input": tensor(X), "activation": "gelu_tanh", **PER_TOKEN},
+    sizes={"features": 8192},
+    variants=variants(input=X),
+    gradients=False,
 )
 @fg.kernel
 def activation_quant(
@@ -387,7 +390,7 @@ def activation_quant(
         "interleaved": {**PACKED, "interleaved": True},
     },
     aliases={"silu_and_mul_quant": "static", "silu_and_mul_per_block_quant": "packed_per_group"},
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def gated_activation_quant(
@@ -420,7 +423,7 @@ def gated_activation_quant(
     },
     sizes={"rows": 8192, "inputs": 4096, "outputs": 16384},
     variants={"plain": {"bias": None, "activation": "linear"}, "int8": {"quant_dtype": torch.int8}, "e5m2": {"quant_dtype": E5M2}},
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def linear_quant(

@@ -78,7 +78,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = F
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 
-@FAMILY.spec({**QK, **HALVES}, sizes=SIZES, variants={"interleaved": PAIRS, "partial": PARTIAL}, trains=False)
+@FAMILY.spec({**QK, **HALVES}, sizes=SIZES, variants={"interleaved": PAIRS, "partial": PARTIAL}, gradients=False)
 @fg.kernel(mutates=("q", "k"))
 def rotary_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """`rotary`, written to q and k
@@ -147,7 +147,7 @@ def rotary_position_ids(
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 
-@FAMILY.spec(POSITION_IDS, sizes=SIZES, variants={"llama3": SCALED, "mrope": MROPE}, trains=False)
+@FAMILY.spec(POSITION_IDS, sizes=SIZES, variants={"llama3": SCALED, "mrope": MROPE}, gradients=False)
 @fg.kernel(mutates=("q", "k"))
 def rotary_position_ids_(
     q: Tensor,

@@ -21,7 +21,7 @@ _LEAST_SUM = 1e-20
 DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 
 
-@FAMILY.spec({"input": tensor("rows experts"), "k": 8}, sizes=SIZES, variants={"least": {"largest": False}}, trains=("input",))
+@FAMILY.spec({"input": tensor("rows experts"), "k": 8}, sizes=SIZES, variants={"least": {"largest": False}}, gradients=("input",))
 @fg.kernel
 def topk(input: Tensor, k: fg.Static[int], largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k greatest (or least) elements of each row, in order, and their indices
@@ -43,7 +43,7 @@ def topk(input: Tensor, k: fg.Static[int], largest: bool = True) -> tuple[Tensor
         "deepseek_v3_groups": {**DEEPSEEK_V3, "groups": 4, "chosen_groups": 2},
     },
     aliases=("topk_softmax", "fused_topk", "FusedTopK", "moe_gate"),
-    trains=("logits",),
+    gradients=("logits",),
 )
 @fg.kernel
 def moe_router(
@@ -134,7 +134,7 @@ TOP_K, TOP_P, MIN_P = {"top_k": _column(20)}, {"top_p": _column(0.9)}, {"min_p":
         "all": {**PENALTIES, **TOP_K, **TOP_P, **MIN_P},
     },
     aliases={"FusedSampling": "all", "top_k_top_p_sampling": "top_k_top_p", "sampling": ""},
-    trains=False,
+    gradients=False,
 )
 @fg.kernel
 def sample(

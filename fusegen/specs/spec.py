@@ -154,10 +154,10 @@ class Spec:
         name: on the command line and in `fusegen.ops`.
         family: name of its file.
         operands: for each parameter, a `SpecOperand` or a constant argument.
-        own_sizes: sizes that differ from `CANONICAL_SIZES`.
+        size_overrides: sizes that differ from `CANONICAL_SIZES`.
         variants: for each name, the operands that differ.
         aliases: other names in the literature, each with its variant ("" for the spec itself).
-        trains: True if all float tensors have gradients; else the names of the parameters that have.
+        gradients: True if all float tensors have gradients; else the names of the parameters that have.
         dtypes: supported dtypes.
     """
 
@@ -165,10 +165,10 @@ class Spec:
     kernel: Kernel[..., Any]
     family: str
     operands: Mapping[str, Any]
-    own_sizes: Mapping[str, int] = field(default_factory=dict)
+    size_overrides: Mapping[str, int] = field(default_factory=dict)
     variants: VariantOperands = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    trains: bool | tuple[str, ...] = True
+    gradients: bool | tuple[str, ...] = True
     dtypes: tuple[DType, ...] = DTYPES
 
     @property
@@ -180,7 +180,7 @@ class Spec:
     def sizes(self) -> dict[str, int]:
         """The canonical sizes, in order of occurrence in the operands' shapes."""
         names = dict.fromkeys(name for value in self.operands.values() if isinstance(value, SpecOperand) for name in value.sizes)
-        return {name: self.own_sizes.get(name) or CANONICAL_SIZES[name] for name in names}
+        return {name: self.size_overrides.get(name) or CANONICAL_SIZES[name] for name in names}
 
     def variant(self, name: str) -> Spec:
         """Returns a variant by name; the spec itself for an empty name."""
@@ -204,7 +204,7 @@ class Spec:
             dtype: dtype of the tensors that have no fixed dtype.
             sizes: override the canonical sizes.
         """
-        known = {**CANONICAL_SIZES, **self.own_sizes, **sizes}
+        known = {**CANONICAL_SIZES, **self.size_overrides, **sizes}
         return {name: value.at(dtype, known) if isinstance(value, SpecOperand) else value for name, value in self.operands.items()}
 
     def lower(self, dtype: torch.dtype, target: str, **sizes: int) -> Lowered:
@@ -229,7 +229,7 @@ class SpecFamily:
         sizes: Mapping[str, int] | None = None,
         variants: VariantOperands | None = None,
         aliases: Mapping[str, str] | Sequence[str] = (),
-        trains: bool | tuple[str, ...] = True,
+        gradients: bool | tuple[str, ...] = True,
         dtypes: tuple[DType, ...] = DTYPES,
     ) -> Callable[[K], K]:
         """Registers the decorated kernel. The arguments are those of `Spec`; aliases in a sequence name the spec itself."""
@@ -239,7 +239,7 @@ class SpecFamily:
             parameters = inspect.signature(kernel.function).parameters.values()
             required = [p.name for p in parameters if p.default is p.empty and "None" not in str(p.annotation)]
             setattr(kernel.function, NEVER_NONE, required)
-            spec = Spec(kernel.__name__, kernel, self.name, operands, sizes or {}, variants or {}, named, trains, dtypes)
+            spec = Spec(kernel.__name__, kernel, self.name, operands, sizes or {}, variants or {}, named, gradients, dtypes)
             self.specs.append(spec)
             return kernel
 

@@ -9,9 +9,9 @@ import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.trace import registry
-from fusegen.trace.modes import twins
+from fusegen.trace.modes import functions_named
 from fusegen.trace.registry import Composite
-from fusegen.trace.user import here
+from fusegen.trace.user import user_line
 from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
 
 _DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -27,7 +27,7 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
-        _RULES.update(dict.fromkeys(twins(names), rule))
+        _RULES.update(dict.fromkeys(functions_named(names), rule))
         return rule
 
     return register
@@ -37,7 +37,7 @@ class ComplexTensor(Composite):
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
             message = f"a complex tensor cannot have parts of {real.dtype} and {imag.dtype}"
-            raise TraceError(message, where=here(), hint="make both float32, or both float64")
+            raise TraceError(message, where=user_line(), hint="make both float32, or both float64")
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,7 @@ class ComplexTensor(Composite):
         if rule is None:
             message = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
             hint = "use +, -, *, conj, abs, real, imag and views, or compute with torch.view_as_real(z)"
-            raise UnsupportedError(message, where=here(), hint=hint)
+            raise UnsupportedError(message, where=user_line(), hint=hint)
         return rule
 
     @classmethod
@@ -82,7 +82,9 @@ class ComplexTensor(Composite):
         if method is None or name.startswith("__"):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
-            raise UnsupportedError(f"{name} of a complex tensor cannot be traced", where=here(), hint="use torch.view_as_real(z)")
+            raise UnsupportedError(
+                f"{name} of a complex tensor cannot be traced", where=user_line(), hint="use torch.view_as_real(z)"
+            )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def __getitem__(self, key: Any) -> ComplexTensor:
@@ -103,7 +105,7 @@ class ComplexTensor(Composite):
 
     def __bool__(self) -> NoReturn:
         raise TraceError(
-            "a branch on a complex number cannot be traced", where=here(), hint="use torch.where with a condition on its parts"
+            "a branch on a complex number cannot be traced", where=user_line(), hint="use torch.where with a condition on its parts"
         )
 
     def __repr__(self) -> str:
@@ -136,7 +138,7 @@ def _on_both_parts(function: Callable[..., Any]) -> Callable[..., ComplexTensor]
 
 
 for _name in _VIEWS.split():
-    for _function in twins((_name,)):
+    for _function in functions_named((_name,)):
         _RULES[_function] = _on_both_parts(_function)
 
 
@@ -145,14 +147,14 @@ def _on_lists(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(tensor, ComplexTensor) for tensor in tensors):
             message = f"{registry.name_of(function)} of complex and real tensors is not supported"
-            raise UnsupportedError(message, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
+            raise UnsupportedError(message, where=user_line(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
         parts = ([tensor.real for tensor in tensors], [tensor.imag for tensor in tensors])
         return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))
 
     return rule
 
 
-for _function in twins(("stack", "cat", "concat")):
+for _function in functions_named(("stack", "cat", "concat")):
     _RULES[_function] = _on_lists(_function)
 
 
@@ -183,7 +185,7 @@ def sub(input: Any, other: Any) -> ComplexTensor:
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
     if isinstance(other, (ComplexTensor, complex)):
         hint = "multiply by the divisor's conjugate, and divide by its squared magnitude"
-        raise UnsupportedError("division by complex numbers cannot be traced", where=here(), hint=hint)
+        raise UnsupportedError("division by complex numbers cannot be traced", where=user_line(), hint=hint)
     return ComplexTensor(input.real / other, input.imag / other)
 
 

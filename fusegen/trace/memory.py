@@ -21,7 +21,7 @@ from fusegen.ir.index_map import contiguous_strides, strided_view
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, Shape, literal, product, same, simplify_dim
 from fusegen.trace.modes import GradientState, note_write
-from fusegen.trace.user import here, location
+from fusegen.trace.user import location, user_line
 
 
 class TracedMemory:
@@ -88,7 +88,7 @@ def require_current(value: _Value) -> None:
     if memory.is_ambiguous or not (memory.declared or _are_views(value._tracer.builder, value._position, value._root)):
         raise UnsupportedError(
             "a tensor is used after a possible alias of it was changed in place: torch may have made a copy instead",
-            where=here(),
+            where=user_line(),
             hint="write y = y + 1 instead of y += 1, or reshape the tensor after the change",
         )
     value._position = _rebased(value._tracer.builder, value._position, value._root, memory.value)
@@ -99,7 +99,7 @@ def require_filled(value: _Value) -> None:
     """Refuses to read uninitialized memory of ``torch.empty``."""
     if value._memory.unfilled:
         message = "a tensor from torch.empty, empty_like or new_empty is read before it is written"
-        raise UnsupportedError(message, where=here(), hint="write to it first, or use torch.zeros")
+        raise UnsupportedError(message, where=user_line(), hint="write to it first, or use torch.zeros")
 
 
 def overwrite(target: _Value, result: _Value) -> None:
@@ -111,11 +111,11 @@ def overwrite(target: _Value, result: _Value) -> None:
 def require_own(memory: TracedMemory) -> None:
     if memory.captured:
         message = f"the kernel writes to the captured tensor {memory.parameter!r}"
-        raise UnsupportedError(message, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+        raise UnsupportedError(message, where=user_line(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     if memory.parameter:
         raise UnsupportedError(
             f"the kernel writes to its parameter {memory.parameter!r} without declaring it",
-            where=here(),
+            where=user_line(),
             hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 instead of x += 1",
         )
 
@@ -236,7 +236,7 @@ def _rebased(builder: GraphBuilder, position: int, root: int, rebased_root: int)
         return position
     for view in reversed(views):
         node = builder.nodes[view]
-        rebased_root = builder.put(replace(node, args=(rebased_root, *node.args[1:])), builder.locations[view])
+        rebased_root = builder.add_node(replace(node, args=(rebased_root, *node.args[1:])), builder.locations[view])
     return rebased_root
 
 
@@ -246,7 +246,7 @@ def _require_distinct(builder: GraphBuilder, region: int, root: int) -> None:
         if node.op is Op.EXPAND and node.shape != builder.nodes[node.args[0]].shape:
             raise UnsupportedError(
                 "cannot write to an expanded tensor: several of its elements share one memory location",
-                where=here(),
+                where=user_line(),
                 hint="write to the tensor before it is expanded, as torch requires too",
             )
 

@@ -39,7 +39,7 @@ _SPACES = {
 }
 
 
-def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
+def functions_named(names: Sequence[str]) -> list[Callable[..., Any]]:
     """Returns the torch functions of some names, if they exist in this version; ``space.name`` only searches that space."""
     candidates = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
     return [function for function in candidates if callable(function)]
@@ -95,7 +95,7 @@ if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::rms_norm", "Autocas
 
 
 def _by_function(table: Mapping[Policy, str]) -> dict[Callable[..., Any], Policy]:
-    return {function: policy for policy, names in table.items() for function in twins(names.split())}
+    return {function: policy for policy, names in table.items() for function in functions_named(names.split())}
 
 
 _POLICIES = {"cpu": _by_function(_CPU), "cuda": _by_function(_CUDA)}

@@ -12,8 +12,8 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import MAY_RETURN_INPUT, detach_like_torch, flat, twins, under_autocast
-from fusegen.trace.user import here
+from fusegen.trace.modes import MAY_RETURN_INPUT, detach_like_torch, flat, functions_named, under_autocast
+from fusegen.trace.user import user_line
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ def implements(*names: str) -> Callable[[Handler], Handler]:
     """
 
     def register(handler: Handler) -> Handler:
-        for function in twins(names):
+        for function in functions_named(names):
             _HANDLERS[function] = handler
         return handler
 
@@ -81,7 +81,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)
     if handler is None:
-        raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), hint=_suggestion(name))
+        raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=user_line(), hint=_suggestion(name))
     if "axis" in kwargs and "dim" not in kwargs:  # numpy's name, which torch accepts as well
         kwargs = {"dim" if key == "axis" else key: value for key, value in kwargs.items()}
     if is_any_autocast_enabled():
@@ -116,7 +116,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:
-            raise type(error)(error.what, where=here(), hint=error.hint) from None
+            raise type(error)(error.what, where=user_line(), hint=error.hint) from None
         raise
     except FusegenError:  # some are also TypeErrors or ValueErrors
         raise
@@ -124,7 +124,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
         _require_numbers((*args, *kwargs.values()))
         raise TraceError(
             f"{name}: {error or type(error).__name__}",
-            where=here(),
+            where=user_line(),
             hint="leave the argument out or pass another one: not all of torch's arguments are supported",
         ) from error
     finally:
@@ -161,7 +161,7 @@ _ITSELF_OR_VIEWS = MAY_RETURN_INPUT.union(_VIEWS.split())
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if kwargs["out"] is not None:
         message = f"{name}: out= would write to a tensor, which cannot be traced"
-        raise UnsupportedError(message, where=here(), hint="leave out= out, and use the returned tensor")
+        raise UnsupportedError(message, where=user_line(), hint="leave out= out, and use the returned tensor")
     return {key: value for key, value in kwargs.items() if key != "out"}
 
 

@@ -37,7 +37,7 @@ from fusegen.trace import RUNNING, registry
 from fusegen.trace.memory import require_filled
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, computed
 from fusegen.trace.tracer import Tracer
-from fusegen.trace.user import here, raised_at, returned_at
+from fusegen.trace.user import error_line, return_line, user_line
 from fusegen.trace.values import OPERATORS, TracedTensor
 
 ResultTree: TypeAlias = TreeSpec
@@ -109,7 +109,9 @@ class _Mode(TorchFunctionMode):
             written = []  # no change
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             message = f"{name} would write to a captured tensor"
-            raise UnsupportedError(message, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+            raise UnsupportedError(
+                message, where=user_line(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))"
+            )
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
             twin = registry.PROPERTIES.get(func, func)
             traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
@@ -118,10 +120,10 @@ class _Mode(TorchFunctionMode):
                 return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
             message = f"torch.{func.__name__} draws random numbers, which kernels do not support yet"
-            raise UnsupportedError(message, where=here(), hint="draw them outside of the kernel, and pass the tensor")
+            raise UnsupportedError(message, where=user_line(), hint="draw them outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
         if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
-            self.tracer.outside.observe(func, args, kwargs or {}, result)
+            self.tracer.recorder.observe(func, args, kwargs or {}, result)
         return result
 
 
@@ -179,14 +181,14 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
                 tracer.require_literal_features()
             raise TraceError(
                 f"a function does not accept a traced value: {error}",
-                where=raised_at(error),
+                where=error_line(error),
                 hint="use torch's function for it, or call it outside of the kernel",
             ) from error
         except RuntimeError as error:
             if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
                 raise
             hint = "call the Python function that it was compiled from, or call it outside of the kernel"
-            raise TraceError("a TorchScript function was called with a traced value", where=raised_at(error), hint=hint) from None
+            raise TraceError("a TorchScript function was called with a traced value", where=error_line(error), hint=hint) from None
         finally:
             RUNNING.count -= 1
     writes = tracer.stored()
@@ -194,7 +196,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
     if returned is None and writes:
         results = []  # the writes are its only effect
     elif not results and not writes:
-        raise TraceError("the kernel returns no tensor", where=returned_at(function), hint=_RESULTS)
+        raise TraceError("the kernel returns no tensor", where=return_line(function), hint=_RESULTS)
     if rejects_side_effects() and not writes:
         _require_computed(results)
     if rejects_side_effects():
@@ -239,15 +241,15 @@ def _result(value: TracedTensor) -> int:
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
     if value is None:
-        raise TraceError("the kernel returns None", where=returned_at(function), hint=_RESULTS)
+        raise TraceError("the kernel returns None", where=return_line(function), hint=_RESULTS)
     if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
-        raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), hint=_RESULTS)
+        raise TraceError(f"the kernel returns a {type(value).__name__}", where=return_line(function), hint=_RESULTS)
     result = tracer.lift(value)
     require_filled(result)
     shape = tuple(simplify_dim(d) for d in result._node.shape)
     if result._node.weak:
         message = "the kernel returns a number, not a tensor"
-        raise TraceError(message, where=returned_at(function), hint="return a tensor that depends on an input")
+        raise TraceError(message, where=return_line(function), hint="return a tensor that depends on an input")
     return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
 
 

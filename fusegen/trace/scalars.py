@@ -22,7 +22,7 @@ from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, same, simplify_dim
 from fusegen.trace import registry
-from fusegen.trace.user import here, is_shown_to_user
+from fusegen.trace.user import is_shown_to_user, user_line
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
@@ -258,7 +258,7 @@ def stale() -> TraceError:
     return TraceError(
         "a value of another trace is used: a kernel stored it in an attribute, a global or a list, but it is "
         "valid only during its own trace",
-        where=here(),
+        where=user_line(),
         hint="return it from the kernel, and store the call's result",
     )
 
@@ -411,7 +411,7 @@ class SymbolicSize:
         self.tracer.require_no_parameter(self.expr)
         raise TraceError(
             f"the run-time size {self.expr} is used as a float, but its value is not part of the trace",
-            where=here(),
+            where=user_line(),
             hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
@@ -460,5 +460,5 @@ def dim_of(value: object) -> Dim:
         return int(value)
     if hasattr(value, "require_static"):  # a traced tensor
         value.require_static()
-        raise TraceError("a tensor cannot be a size", where=here(), hint="use an int or a size of a traced tensor")
-    raise TraceError(f"{value!r} is not a size", where=here(), hint="use an int or a size of a traced tensor")
+        raise TraceError("a tensor cannot be a size", where=user_line(), hint="use an int or a size of a traced tensor")
+    raise TraceError(f"{value!r} is not a size", where=user_line(), hint="use an int or a size of a traced tensor")

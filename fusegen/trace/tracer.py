@@ -22,7 +22,7 @@ from fusegen.program.numbers import ERRORS
 from fusegen.trace.memory import TracedMemory, is_torch_view, require_current, require_filled, store
 from fusegen.trace.modes import flat, require_wide, without_overflow
 from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, TracedScalar, stale
-from fusegen.trace.user import CallerTensor, here, location
+from fusegen.trace.user import CallerTensor, location, user_line
 from fusegen.trace.values import StrongTracedTensor, TracedTensor
 
 _NOT_FOR_BOOL = frozenset(
@@ -39,14 +39,14 @@ def _hooks_on_saved() -> object:
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-class Outside(Protocol):
+class CaptureRecorder(Protocol):
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
         """Returns a captured tensor as an input; raises `TraceError` if later calls cannot find it again."""
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Records the result of a torch query of captured tensors during the trace, such as sizes or values."""
 
-    def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
+    def observe_argument(self, parameter: str, attribute: str, answer: bool) -> None:
         """Records a query of a tensor argument and its result: the presence of an attribute, or ``requires_grad``."""
 
 
@@ -56,7 +56,7 @@ class Tracer:
     Args:
         hints: example values of the symbolic sizes, by name; may be incomplete.
         device: the device that ``x.device`` reports.
-        outside: describes captured tensors.
+        recorder: describes captured tensors.
         numbers: values of the run-time scalars in this call, by name.
     """
 
@@ -65,7 +65,7 @@ class Tracer:
         name: str,
         hints: Mapping[str, int],
         device: torch.device,
-        outside: Outside,
+        recorder: CaptureRecorder,
         numbers: Mapping[str, int | float] | None = None,
     ) -> None:
         self.builder = GraphBuilder(name)
@@ -75,7 +75,7 @@ class Tracer:
         self.captured: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
         self.memories: list[TracedMemory] = []  # of the parameters
         self._arguments: dict[int, CallerTensor] = {}
-        self.outside = outside
+        self.recorder = recorder
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # int parameters that are used as sizes, by symbol
         self.tied: frozenset[str] = frozenset()  # int parameters that share symbols with dims of equal size
@@ -115,14 +115,14 @@ class Tracer:
     def _leaf_requires_grad(self, source: int) -> bool:
         if source in self._arguments:
             argument = self._arguments[source]
-            self.outside.argument_asked(argument.name, "requires_grad", argument.requires_grad)
+            self.recorder.observe_argument(argument.name, "requires_grad", argument.requires_grad)
             return argument.requires_grad
         tensor = next((tensor for tensor, value in self.captured.values() if value._position == source), None)
         if tensor is None:
             return False
         with torch._C.DisableTorchFunction():
             answer = tensor.requires_grad
-        self.outside.observe(torch.Tensor.requires_grad.__get__, (tensor,), {}, answer)  # type: ignore[attr-defined]
+        self.recorder.observe(torch.Tensor.requires_grad.__get__, (tensor,), {}, answer)  # type: ignore[attr-defined]
         return answer
 
     def stored(self) -> list[int]:
@@ -137,7 +137,7 @@ class Tracer:
         if self._hooks is not _UNCHECKED and self._hooks != _hooks_on_saved():
             raise UnsupportedError(
                 "its saved tensors are checkpointed, or have hooks",
-                where=here(),
+                where=user_line(),
                 hint="use checkpoints and hooks outside of the kernel",
             )
         for operand in args:
@@ -162,7 +162,7 @@ class Tracer:
         if torch.get_default_dtype() is not torch.float32:
             _check_default_dtype(op, args, value)
         if op in _NOT_FOR_BOOL and all(a._node.dtype is DType.BOOL for a in args):
-            raise TraceError(f"{op.row.name} of bool is not supported", where=here(), hint="convert to a numeric dtype first")
+            raise TraceError(f"{op.row.name} of bool is not supported", where=user_line(), hint="convert to a numeric dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
@@ -214,13 +214,15 @@ class Tracer:
             return self.value(self.builder.constant(value))
         if isinstance(value, torch.Tensor):
             return self._capture(value)
-        raise TraceError(f"a {type(value).__name__} cannot be used in a kernel", where=here(), hint="pass a tensor or a number")
+        raise TraceError(
+            f"a {type(value).__name__} cannot be used in a kernel", where=user_line(), hint="pass a tensor or a number"
+        )
 
     def _capture(self, tensor: torch.Tensor) -> TracedTensor:
         if self.finished:
             raise stale()
         if id(tensor) not in self.captured:
-            spec = self.outside.input_of(tensor)
+            spec = self.recorder.input_of(tensor)
             position = self.builder.input(spec)
             self.captured[id(tensor)] = (tensor, self.value(position, TracedMemory(spec.name, captured=True, position=position)))
         return self.captured[id(tensor)][1]
@@ -260,7 +262,7 @@ class Tracer:
             condition.number()
         except KeyError as missing:
             message = f"the function needs the value of {missing}, which is unknown here"
-            raise TraceError(message, where=here(), hint="lower with example tensors and numbers") from None
+            raise TraceError(message, where=user_line(), hint="lower with example tensors and numbers") from None
         position = condition._position if holds else self.add_number(Op.LOGICAL_NOT, condition._position)
         self._conditions[position] = None
         return holds
@@ -271,7 +273,7 @@ class Tracer:
     def refuse_number(self, position: int) -> NoReturn:
         raise TraceError(
             f"a run-time size is used as a number by {self.builder.nodes[position].op.row.name}",
-            where=here(),
+            where=user_line(),
             hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
@@ -402,7 +404,7 @@ class Tracer:
         if missing:
             raise TraceError(
                 f"the function needs the value of the size {missing[0]}, which is symbolic here",
-                where=here(),
+                where=user_line(),
                 hint="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
@@ -441,4 +443,4 @@ def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTens
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
         message = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
-        raise TraceError(message, where=here(), hint="cast first, e.g. by .to(torch.float32)")
+        raise TraceError(message, where=user_line(), hint="cast first, e.g. by .to(torch.float32)")

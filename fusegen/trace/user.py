@@ -21,7 +21,7 @@ from fusegen.ir.graph import Location
 
 _PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
 _NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_DECLARATIONS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("specs", "nn", "parallel"))
+_DECLARATIONS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("specs", "nn", "parallel"))
 
 
 def user_frame() -> FrameType | None:
@@ -55,19 +55,19 @@ def location() -> Location | None:
     return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
 
 
-def here() -> str | None:
+def user_line() -> str | None:
     """Returns the user's current file and line, for messages."""
     frame = user_frame()
     return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
 
 
-def raised_at(error: BaseException) -> str | None:
+def error_line(error: BaseException) -> str | None:
     """Returns the last user line in an error's traceback."""
     steps = [s for s in traceback.extract_tb(error.__traceback__) if _is_user(s.filename)]
     return _line(steps[-1].filename, steps[-1].lineno or 0) if steps else None
 
 
-def returned_at(function: Callable[..., object]) -> str | None:
+def return_line(function: Callable[..., object]) -> str | None:
     """Returns the line of a function's only return statement, else the function's first line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not isinstance(code, CodeType):

@@ -23,7 +23,7 @@ from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.trace import registry
 from fusegen.trace.memory import TracedMemory, overwrite
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, require_static, stale
-from fusegen.trace.user import here
+from fusegen.trace.user import user_line
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
@@ -63,7 +63,7 @@ class TracedTensor:
         if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
             raise DimError(
                 f"dim {dim} does not exist in a tensor of {self.ndim} dims",
-                where=here(),
+                where=user_line(),
                 hint="count dims from 0, or from -1 at the end",
             )
         return self.shape if dim is None else self.shape[dim]
@@ -121,7 +121,7 @@ class TracedTensor:
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
             raise UnsupportedError(
-                f"Tensor.{name} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes"
+                f"Tensor.{name} cannot be traced", where=user_line(), hint="use functions of the tensor's values and sizes"
             )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
@@ -132,8 +132,8 @@ class TracedTensor:
         argument = self._argument
         if name in argument.attributes:
             message = f"the kernel reads the attribute {name!r} of the argument {argument.name!r}, which is not traced"
-            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a separate parameter")
-        self._tracer.outside.argument_asked(argument.name, name, False)
+            raise UnsupportedError(message, where=user_line(), hint=f"pass {argument.name}.{name} as a separate parameter")
+        self._tracer.recorder.observe_argument(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
         return registry.call(torch.Tensor.__getitem__, (self, key), {})
@@ -147,7 +147,7 @@ class TracedTensor:
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
             raise TraceError(
-                "a tensor without dims cannot be iterated", where=here(), hint="use the tensor itself, or unsqueeze it"
+                "a tensor without dims cannot be iterated", where=user_line(), hint="use the tensor itself, or unsqueeze it"
             )
         return self._tracer.size(self._node.shape[0])
 
@@ -162,7 +162,7 @@ class TracedTensor:
         self.require_static()
         raise TraceError(
             "a branch on a tensor's value cannot be traced",
-            where=here(),
+            where=user_line(),
             hint="use torch.where(condition, a, b); for a flag, annotate the parameter as bool",
         )
 
@@ -170,7 +170,7 @@ class TracedTensor:
         self.require_static()
         raise TraceError(
             "a tensor's value is needed, but it has none during a trace",
-            where=here(),
+            where=user_line(),
             hint="compute with the tensor by torch's functions, or pass the number as a parameter",
         )
 
@@ -249,7 +249,7 @@ class TracedShape(tuple[Any, ...]):
             sizes = super().__getitem__(key)
         except IndexError:
             message = f"dim {key} does not exist in a tensor of {len(self)} dims"
-            raise IndexRangeError(message, where=here(), hint="pass a tensor that has the dim") from None
+            raise IndexRangeError(message, where=user_line(), hint="pass a tensor that has the dim") from None
         return TracedShape(sizes) if isinstance(key, slice) else sizes
 
     def __add__(self, other: Any) -> Any:
@@ -287,7 +287,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     ) -> NoReturn:
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements, but tensors have none during a trace",
-            where=here(),
+            where=user_line(),
             hint="write it with torch's functions and operators, or call it outside of the kernel",
         )
 
@@ -309,7 +309,9 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         object.__setattr__(self, name, value)
 
     def _refused(self, message: str) -> NoReturn:
-        raise UnsupportedError(f"{message} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
+        raise UnsupportedError(
+            f"{message} cannot be traced", where=user_line(), hint="use functions of the tensor's values and sizes"
+        )
 
     # Constant properties: kernel tensors are dense and have no gradient history.
 
@@ -335,11 +337,11 @@ def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTen
     """Performs an in-place operation: all aliases of the target refer to a new value of the same shape and dtype."""
     if not torch.can_cast(result.dtype, target.dtype):
         message = f"{name} in place: the result is {result.dtype}, which cannot be stored as {target.dtype}"
-        raise TraceError(message, where=here(), hint="write x = x + y, or convert an operand, as torch requires too")
+        raise TraceError(message, where=user_line(), hint="write x = x + y, or convert an operand, as torch requires too")
     shapes = result._node.shape, target._node.shape
     if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
         message = f"{name} in place: the result has shape {result.shape}, the tensor {target.shape}"
-        raise ShapeError(message, where=here(), hint="write x = x + y")
+        raise ShapeError(message, where=user_line(), hint="write x = x + y")
     overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
     return target
 

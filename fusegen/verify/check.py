@@ -17,12 +17,12 @@ import fusegen as fg
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import untuned
+from fusegen.compiler.tuned import without_tuning_records
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError, one_line
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.index_map import owner
+from fusegen.ir.index_map import first_version
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import differentiate, evaluate
 from fusegen.specs import materialize
@@ -93,15 +93,15 @@ class _Call:
         self.arguments = {n: v.contiguous() if isinstance(v, Tensor) else v for n, v in arguments.items()}
         self.device, self.function, self.approximate = device, inlined(kernel.function), kernel.options.fast_math
         self.name, parameters = kernel.function.__name__, dispatcher.parameters
-        self.given = dict(zip(parameters.names, parameters.given, strict=True))
+        self.given = dict(zip(parameters.emitted_names, parameters.user_names, strict=True))
         self.graph = None if variant is None else variant.traced
         self.written, self.puts = tuple(kernel.options.mutates), dict[str, int]()
         if variant is not None:
             self.captured = dict(zip(variant.state.names, captured, strict=True))
             self.sizes = dispatcher.variants.sizes(variant, dispatcher.arguments((), arguments), captured)
-            self.named = dict(zip(parameters.names, dispatcher.arguments((), self.arguments), strict=True)) | self.captured
+            self.named = dict(zip(parameters.emitted_names, dispatcher.arguments((), self.arguments), strict=True)) | self.captured
             graph = variant.traced
-            self.puts = {self.given[str(graph.nodes[owner(graph, put)].attr("name"))]: put for put in graph.writes}
+            self.puts = {self.given[str(graph.nodes[first_version(graph, put)].attr("name"))]: put for put in graph.writes}
             self.written = tuple(self.puts)
 
     @property
@@ -325,7 +325,7 @@ def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: tor
     variant, captured = kernel._variant(dispatcher, dispatcher.arguments((), arguments), target=None)
     call = _Call(kernel, dispatcher, variant, arguments, captured, device)
     _require_comparable(call, variant)
-    with untuned():
+    with without_tuning_records():
         return _own_results(kernel, call) | _own_gradients(kernel, call)
 
 

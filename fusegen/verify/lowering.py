@@ -15,7 +15,7 @@ from torch import Tensor
 from fusegen.compiler.backends import machine_of, target_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import untuned
+from fusegen.compiler.tuned import without_tuning_records
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
@@ -91,7 +91,7 @@ class LoweredCase:
         """
         own = target_of(device)
         if self.variant is None or own.name == self.target.name:
-            with untuned():  # records are of untuned plans
+            with without_tuning_records():  # records are of untuned plans
                 results = self.dispatcher.call((), arguments)
             if self.variant is not None and self._variant(arguments, device).specialization is not self.variant.specialization:
                 raise VerificationError("the call runs a specialization other than the lowered one", where=self.dispatcher.name)
@@ -100,12 +100,12 @@ class LoweredCase:
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
-        return self.dispatcher.variants.of(self.dispatcher.arguments((), arguments), self.target, device)[0]
+        return self.dispatcher.variants.variant_of(self.dispatcher.arguments((), arguments), self.target, device)[0]
 
     def _run_other_target(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.arguments((), arguments)
         sizes = self.dispatcher.variants.sizes(variant, values, ())
-        scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.names)
+        scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.emitted_names)
         program = machine_of(device).bound(variant, sizes, device)
         tensors = [arguments[name] for _, name in variant.call.inputs]
         return program.call(tensors, scalars(values) if scalars else {})
@@ -122,7 +122,7 @@ def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
-            variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, traced_device)
+            variant, _ = dispatcher.variants.variant_of(dispatcher.arguments((), stand_ins(arguments)), target, traced_device)
     return LoweredCase(case, target, dispatcher, variant)
 
 

@@ -15,7 +15,7 @@ from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
 from fusegen.compiler.specialize import GraphPlanner
-from fusegen.families.gemm.heuristics import Expected, MatmulChoice, choose
+from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, choose
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.runtime.bound import scalars_of
@@ -65,12 +65,12 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     """A function that is lowered, whatever the machine."""
     dispatcher = fg.kernel(function)._dispatcher
     values = dispatcher.arguments(arguments, {})
-    variant, hidden = dispatcher.variants.of(values, target, device)
+    variant, hidden = dispatcher.variants.variant_of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
     planner = GraphPlanner(variant.specializer.base.graph, target, index64=variant.request.index64, choose=ours)
     variant = variant.with_specialization(planner.at(sizes))
     assert len(variant.program.launches) == len(variant.program.steps)
-    return Ready(variant, values, sizes, dispatcher.parameters.names, device)
+    return Ready(variant, values, sizes, dispatcher.parameters.emitted_names, device)
 
 
 def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device, machine: Machine) -> Call:
@@ -102,9 +102,9 @@ def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", s
     return got
 
 
-def ours(graph: Graph, group: Group, target: Target, expected: Expected) -> MatmulChoice:
+def ours(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
     """The plan of ours, whatever the library is expected to take."""
-    return replace(choose(graph, group, target, expected), library=None)
+    return replace(choose(graph, group, target, expected), library_time=None)
 
 
 def check(

@@ -41,14 +41,14 @@ def shared_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[RowPlan]]
     def take(cluster: int) -> list[RowPlan]:
         taken: list[RowPlan] = []
 
-        def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
+        def choose(self: context.Context, candidates: tuple[Any, ...]) -> Any:
             self.candidates = candidates
             found = [p for p in candidates if getattr(p, "persistence", None) is not Persistence.STAGED]
             taken.append(next(p for p in found if getattr(p, "cluster", 1) == cluster))
             return taken[-1]
 
         monkeypatch.setattr(heuristics, "_CLUSTERS", (cluster,))
-        monkeypatch.setattr(context.Context, "chosen", chosen)
+        monkeypatch.setattr(context.Context, "choose", choose)
         return taken
 
     return take

@@ -36,12 +36,12 @@ def router(x: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (columns, way) in PLANS.items():
 
-        def chosen(self: context.Context, candidates: tuple[RowPlan, ...], way: Way = way) -> RowPlan:
+        def choose(self: context.Context, candidates: tuple[RowPlan, ...], way: Way = way) -> RowPlan:
             self.candidates = candidates
             return next(filter(way, candidates))
 
         with case(name):
-            monkeypatch.setattr(context.Context, "chosen", chosen)
+            monkeypatch.setattr(context.Context, "choose", choose)
             agree(router, (randn(5, columns), randn(columns)))
 
 
@@ -62,12 +62,12 @@ def sorted_softmax(x: Tensor, scale: float = 2.0) -> tuple[Tensor, ...]:
 def test_whole_rows_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (columns, way) in ORDERS.items():
 
-        def chosen(self: context.Context, candidates: tuple[RowPlan, ...], way: Way = way) -> RowPlan:
+        def choose(self: context.Context, candidates: tuple[RowPlan, ...], way: Way = way) -> RowPlan:
             self.candidates = candidates
             return next(filter(way, candidates))
 
         with case(name):
-            monkeypatch.setattr(context.Context, "chosen", chosen)
+            monkeypatch.setattr(context.Context, "choose", choose)
             kernel = agree(sorted_softmax, (randn(5, columns),))
             assert len(kernel.lower(randn(5, columns), target="sm_90a").program.launches) == 1
 

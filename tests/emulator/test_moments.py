@@ -78,12 +78,12 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[Way], list[RowPlan]]:
     def only(way: Way) -> list[RowPlan]:
         taken: list[RowPlan] = []
 
-        def chosen(self: context.Context, candidates: tuple[RowPlan, ...]) -> RowPlan:
+        def choose(self: context.Context, candidates: tuple[RowPlan, ...]) -> RowPlan:
             self.candidates = candidates
             taken.append(next(filter(way, candidates)))
             return taken[-1]
 
-        monkeypatch.setattr(context.Context, "chosen", chosen)
+        monkeypatch.setattr(context.Context, "choose", choose)
         return taken
 
     return only

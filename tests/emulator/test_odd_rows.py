@@ -25,12 +25,12 @@ def at_aligned_places(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Kernels take the plans that these tests are about, though others come first; those that were taken."""
     taken: list[Any] = []
 
-    def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
+    def choose(self: context.Context, candidates: tuple[Any, ...]) -> Any:
         self.candidates = candidates
         taken.append(next(p for p in candidates if getattr(p, "unaligned", False) or getattr(p, "wraps", False)))
         return taken[-1]
 
-    monkeypatch.setattr(context.Context, "chosen", chosen)
+    monkeypatch.setattr(context.Context, "choose", choose)
     return taken
 
 

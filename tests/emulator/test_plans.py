@@ -43,7 +43,7 @@ each_width = pytest.mark.parametrize("width", ["32-bit", pytest.param("64-bit", 
 
 def row_plan(function: Callable[..., Any], *arguments: Any, machine: Target = SMALL) -> RowPlan:
     kernel = fg.kernel(function)
-    variant, _ = kernel._dispatcher.variants.of(list(arguments), machine, torch.device("cpu"))
+    variant, _ = kernel._dispatcher.variants.variant_of(list(arguments), machine, torch.device("cpu"))
     body = variant.program.launches[0].kernel.body
     assert isinstance(body, RowBody)
     return body.plan

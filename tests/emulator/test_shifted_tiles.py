@@ -26,13 +26,13 @@ def unaligned(monkeypatch: pytest.MonkeyPatch) -> list[RowPlan]:
     """Kernels of tiles have no plans but those that these tests are about, of one width; those that they have."""
     found: list[RowPlan] = []
 
-    def chosen(self: context.Context, candidates: tuple[Any, ...]) -> Any:
+    def choose(self: context.Context, candidates: tuple[Any, ...]) -> Any:
         tiles = [p for p in candidates if getattr(p, "tiled", False) and p.unaligned and p.cluster in (1, 2, 16)]
         self.candidates = tuple(p for p in tiles if p.threads == tiles[0].threads) or candidates
         found.extend(tiles)
         return self.candidates[0]
 
-    monkeypatch.setattr(context.Context, "chosen", chosen)
+    monkeypatch.setattr(context.Context, "choose", choose)
     return found
 
 

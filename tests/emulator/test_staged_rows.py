@@ -48,7 +48,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Way], list[RowPlan
     def take(cluster: int, way: Way) -> list[RowPlan]:
         taken: list[RowPlan] = []
 
-        def chosen(self: context.Context, candidates: tuple[RowPlan, ...]) -> RowPlan:
+        def choose(self: context.Context, candidates: tuple[RowPlan, ...]) -> RowPlan:
             self.candidates = candidates
             found = [
                 p for p in candidates if p.persistence is Persistence.STAGED and p.vectors_per_thread > 1 and p.cluster == cluster
@@ -56,7 +56,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Way], list[RowPlan
             taken.append(way(found[-1]))
             return taken[-1]
 
-        monkeypatch.setattr(context.Context, "chosen", chosen)
+        monkeypatch.setattr(context.Context, "choose", choose)
         return taken
 
     return take

@@ -16,7 +16,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
-from fusegen.families.gemm.heuristics import Expected, MatmulChoice, candidates, shape_of
+from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
@@ -126,7 +126,7 @@ def test_blocks_stride_over_tiles(rows: int, columns: int, depth: int, sms: int)
 def test_tiles_of_an_odd_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks take turns between two buffers, also from one tile to the next."""
 
-    def three_chunks(graph: Graph, group: Group, target: Target, expected: Expected) -> MatmulChoice:
+    def three_chunks(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
         plans = candidates(shape_of(graph, group, expected), target)
         return MatmulChoice(next(plan for plan in plans if (plan.consumers, plan.tile_n) == (2, 192)))
 

@@ -33,7 +33,7 @@ def in_tiles(function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
     """Each call gives what torch gives, by tiles."""
     kernel = agree(function, *calls)
     for arguments in calls:
-        variant, _ = kernel._dispatcher.variants.of(list(arguments), MACHINE, torch.device("cpu"))
+        variant, _ = kernel._dispatcher.variants.variant_of(list(arguments), MACHINE, torch.device("cpu"))
         assert any(isinstance(launch.plan, TilePlan) for launch in variant.program.launches)
 
 

@@ -31,7 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = []
     for function in FUNCTIONS:
         shown = [tensor.to("meta") for tensor in inputs(function, 0)]
-        wanted.append(BuildRequest(function.__name__, function, dict(zip(Parameters.of(function).given, shown, strict=True)), here))
+        wanted.append(
+            BuildRequest(function.__name__, function, dict(zip(Parameters.of(function).user_names, shown, strict=True)), here)
+        )
     build(out, wanted, fg.__version__)
     return out
 
@@ -66,7 +68,7 @@ def test_another_stream_and_a_cuda_graph(function: Function, folder: Path) -> No
 def test_numbers_structures_and_workspaces(name: str, tmp_path: Path) -> None:
     function, made, other = CASES[name]
     here = target_of(torch.device("cuda"))
-    given = dict(zip(Parameters.of(function).given, made, strict=False))
+    given = dict(zip(Parameters.of(function).user_names, made, strict=False))
     build(tmp_path / "kernels", [BuildRequest(name, function, given, here)], fg.__version__)
     kernel = fg.load(tmp_path / "kernels")[name]
     on_gpu = [value.cuda() if isinstance(value, Tensor) else value for value in other]

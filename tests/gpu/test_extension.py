@@ -37,7 +37,7 @@ def test_values_and_gradients_are_those_of_the_other_way(name: str) -> None:
     for compiler in ("nvrtc", "extension"):
         kernel = fg.kernel(spec.kernel.function, compiler=compiler)
         values = {
-            n: v.clone().requires_grad_(v.is_floating_point() and spec.trains is not False) if isinstance(v, Tensor) else v
+            n: v.clone().requires_grad_(v.is_floating_point() and spec.gradients is not False) if isinstance(v, Tensor) else v
             for n, v in given.items()
         }
         with torch.no_grad():

@@ -156,7 +156,7 @@ def measure(sweep: Sweep, seconds: float, longest: float = math.inf) -> Iterator
             if time.monotonic() > end:
                 return
             for launch in measured(kernel, *inputs(name, rows, columns, dtype, "cuda")).launches:
-                times = {each.plan.words: round(each.times.median, 2) for each in launch.candidates if each.times}
+                times = {each.plan.description: round(each.times.median, 2) for each in launch.candidates if each.times}
                 yield Measured(name, rows, columns, str(dtype).removeprefix("torch."), times)
 
 

@@ -182,7 +182,7 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     (group,) = whole.matmul_launches
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
     plans = tuple(plan for plan in plans if isinstance(plan, FewRowsPlan)) or plans
-    choices = [*(MatmulChoice(plan) for plan in plans), MatmulChoice(plans[0], ours=1.0, library=0.0)]
+    choices = [*(MatmulChoice(plan) for plan in plans), MatmulChoice(plans[0], generated_time=1.0, library_time=0.0)]
     for choice in choices:
         planner = GraphPlanner(whole.graph, machine.target, index64=False, choose=_always(choice))
         chosen = variant.with_specialization(planner.at(sizes))
@@ -193,7 +193,7 @@ def variant_of(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> tupl
     """Returns the variant of a kernel for some tensors, and the values of all its sizes."""
     device = arguments[0].device
     values = kernel._dispatcher.arguments(arguments, {})
-    variant, _ = kernel._dispatcher.variants.of(values, machine_of(device).target, device)
+    variant, _ = kernel._dispatcher.variants.variant_of(values, machine_of(device).target, device)
     return variant, kernel._dispatcher.variants.sizes(variant, values, ())
 
 

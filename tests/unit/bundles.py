@@ -94,7 +94,7 @@ def built(
 
 def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "cpu", mutates: Sequence[str] = ()) -> BuildRequest:
     """A function for a kind of calls."""
-    given = dict(zip(Parameters.of(function).given, arguments, strict=False))
+    given = dict(zip(Parameters.of(function).user_names, arguments, strict=False))
     meta = {
         name: value.to("meta") if isinstance(value, Tensor) and value.is_contiguous() else value for name, value in given.items()
     }

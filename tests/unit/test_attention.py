@@ -84,12 +84,12 @@ def test_a_wide_kernel_uses_64_bit_coordinates() -> None:
 
 
 def leaf(terms: Terms) -> int:
-    return terms.put(Term(Leaf.ACCUMULATOR, (), DType.FLOAT32, 0))
+    return terms.add(Term(Leaf.ACCUMULATOR, (), DType.FLOAT32, 0))
 
 
 def scaled(terms: Terms, value: int, factor: float) -> int:
-    constant = terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(factor)))
-    return terms.put(Term(Op.MUL, (value, constant), DType.FLOAT32))
+    constant = terms.add(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(factor)))
+    return terms.add(Term(Op.MUL, (value, constant), DType.FLOAT32))
 
 
 def test_a_positive_factor_that_all_share_is_taken_out() -> None:

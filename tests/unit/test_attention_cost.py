@@ -32,4 +32,4 @@ def test_a_single_query_is_torch_s_and_whole_sequences_are_ours() -> None:
 
     for queries, kinds in ((1, "1 kernel and 1 library call"), (4096, "1 kernel")):
         q, k, v = (torch.empty(4, 16, n, 128, dtype=torch.bfloat16, device="meta") for n in (queries, 4096, 4096))
-        assert attention.lower(q, k, v, target="sm_90a").program.call.described == kinds
+        assert attention.lower(q, k, v, target="sm_90a").program.call.summary == kinds

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.autodiff.derive import Derivative, derive
-from fusegen.autodiff.keep import cheapest_cut
 from fusegen.autodiff.rules import CREATED_LATER, RULES
+from fusegen.autodiff.saved_values import cheapest_cut
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError, UnsupportedError
 from fusegen.ir import reference
@@ -43,7 +43,7 @@ def gradients(derivative: Derivative, inputs: dict[str, Tensor], given: Sequence
     """What the passes give one after the other, by the oracle."""
     dims = [(str(dim), inputs[spec.name].shape[d]) for spec in derivative.forward.inputs for d, dim in enumerate(spec.shape)]
     outputs = reference.evaluate(derivative.forward, inputs)
-    kept = [inputs[source] if isinstance(source, str) else outputs[source] for source in derivative.kept]
+    kept = [inputs[source] if isinstance(source, str) else outputs[source] for source in derivative.saved]
     names = [spec.name for spec in derivative.backward.inputs]
     values = dict(zip(names, [*kept, *given], strict=True))
     found = reference.evaluate(derivative.backward, values, sizes=dict(dims))
@@ -325,7 +325,7 @@ def kept(function: Callable[..., Any], *shapes: tuple[int, ...], wrt: Sequence[s
         str(source)
         if isinstance(source, str) or source < len(graph.outputs)
         else f"{specs[n].dtype.short} of {len(specs[n].shape)} dims to {specs[n].shape[-1]}"
-        for n, source in enumerate(found.kept)
+        for n, source in enumerate(found.saved)
     ]
 
 

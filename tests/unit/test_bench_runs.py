@@ -14,7 +14,7 @@ import torch
 from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.record import BenchRecord, Latency, ProviderTiming, TimedCase, compare, environment, read, write
-from fusegen.bench.run import resumed
+from fusegen.bench.run import earlier_record
 from fusegen.bench.table import comparison_table
 from fusegen.cli import bench
 from fusegen.cli.main import main
@@ -93,15 +93,15 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
             path = tmp_path / "bench.json"
             write(BenchRecord(replace(HERE, **{field: "other"}), (_row(),), ()), path)
             with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
-                resumed(path, HERE)
+                earlier_record(path, HERE)
 
 
 def test_a_record_of_another_day_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    assert resumed(path, HERE) == BenchRecord(HERE, (), ())
+    assert earlier_record(path, HERE) == BenchRecord(HERE, (), ())
     stored = BenchRecord(replace(HERE, date="yesterday"), (_row(),), (Latency("fresh", 1.0, 1.0, 1.0),))
     write(stored, path)
-    assert resumed(path, HERE) == replace(stored, environment=HERE)
+    assert earlier_record(path, HERE) == replace(stored, environment=HERE)
 
 
 # The command.

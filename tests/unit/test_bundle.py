@@ -123,7 +123,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     dispatcher = Dispatcher(function, function.__name__)
     values = dispatcher.arguments(halves[1], {})
     (variant,) = (variant for variant in kernel.variants if _fits(variant, names, values))
-    lowered, _ = dispatcher.variants.of(values, target("sm_90a"), torch.device("cpu"))
+    lowered, _ = dispatcher.variants.variant_of(values, target("sm_90a"), torch.device("cpu"))
     sizes = match(variant.signature, variant.call, names, values)
     kernels = emulated_kernels(lowered.sources)
     cpu = torch.device("cpu")
@@ -137,7 +137,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
 def _scalars(call: LaunchPlan, sizes: dict[str, int], dispatcher: Dispatcher, values: Any) -> dict[str, Any]:
     from fusegen.runtime.bound import scalars_of
 
-    found = scalars_of(call.scalars, sizes, dispatcher.parameters.names)
+    found = scalars_of(call.scalars, sizes, dispatcher.parameters.emitted_names)
     return dict(found(values)) if found else {}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fusegen.cli import probes
 from fusegen.cli.doctor import _ALL
-from fusegen.cli.probes import ProbeError, ProbeState, ask
+from fusegen.cli.probes import ProbeError, ProbeState, run_python
 from fusegen.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,4 +125,4 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_question_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.cli.probes._SECONDS", 0.5)
     with pytest.raises(ProbeError, match="no answer"):
-        ask("import time; time.sleep(60)")
+        run_python("import time; time.sleep(60)")

@@ -50,7 +50,7 @@ def times(record: str) -> dict[tuple[Any, ...], dict[Key, float]]:
 def chosen(measured: Collection[Key], kernel: str, rows: int, columns: int, depth: int, products: int) -> Key:
     """The choice for a matmul with an epilogue among the plans that were measured."""
     epilogue = EPILOGUES[kernel]
-    shape = MatmulShape(rows, [columns], depth, products=products, words=1 + int(epilogue.written), epilogue=epilogue)
+    shape = MatmulShape(rows, [columns], depth, products=products, result_registers=1 + int(epilogue.written), epilogue=epilogue)
     expected = {plan: expected_time(shape, plan, HOPPER) for plan in candidates(shape, HOPPER) if key(plan) in measured}
     plan = min(expected, key=lambda plan: expected[plan])
     moved = 2 * (products + epilogue.read + 1 + epilogue.written - SAVED.get(kernel, 0)) * rows * columns

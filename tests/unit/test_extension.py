@@ -14,10 +14,10 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, CompileError, IndexRangeError, ToolNotFoundError
-from fusegen.extension.native import Texts, library_of
+from fusegen.extension.native import LibrarySources, library_of
 from tests.unit.eager import randn
 
-TINY = Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return 7; }\n'}, ())
+TINY = LibrarySources("tiny", {"binding.cpp": 'extern "C" int seven() { return 7; }\n'}, ())
 
 IDS = torch.arange(40) * 7 % 6
 
@@ -79,7 +79,7 @@ def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_pat
     library.write_bytes(whole[:1000])
     assert library_of(TINY).read_bytes() == whole
     with pytest.raises(CompileError, match=r"was not built(.|\n)*seven"):
-        library_of(Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return "7"; }\n'}, ()))
+        library_of(LibrarySources("tiny", {"binding.cpp": 'extern "C" int seven() { return "7"; }\n'}, ()))
 
 
 @pytest.mark.deep
@@ -100,9 +100,9 @@ def test_no_ninja_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.deep
 def test_a_build_that_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
     program = (
-        "from fusegen.extension.native import Texts, library_of\n"
+        "from fusegen.extension.native import LibrarySources, library_of\n"
         "text = '#include <torch/library.h>\\nextern \"C\" int seven() { return 7; }\\n'\n"
-        "library_of(Texts('tiny', {'binding.cpp': text}, ()))\n"
+        "library_of(LibrarySources('tiny', {'binding.cpp': text}, ()))\n"
     )
     environment = {"FUSEGEN_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True)

@@ -27,16 +27,16 @@ class Builder:
         self.terms = Terms()
 
     def coordinate(self, index: sympy.Expr) -> int:
-        return self.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
+        return self.terms.add(Term(Leaf.COORDINATE, (), DType.INT64, index))
 
     def constant(self, value: int) -> int:
-        return self.terms.put(Term(Leaf.CONSTANT, (), DType.INT64, str(value)))
+        return self.terms.add(Term(Leaf.CONSTANT, (), DType.INT64, str(value)))
 
     def op(self, op: Op, *args: int) -> int:
-        return self.terms.put(Term(op, args, DType.INT64))
+        return self.terms.add(Term(op, args, DType.INT64))
 
     def compared(self, a: int, b: int) -> int:
-        return self.terms.put(Term(Op.LT, (a, b), DType.BOOL))
+        return self.terms.add(Term(Op.LT, (a, b), DType.BOOL))
 
     def operand_types(self, root: int, limit: int = SMALL) -> list[DType]:
         (found,) = narrowed(self.terms, [root], AXES, limit)
@@ -70,7 +70,7 @@ def test_ranges_are_those_of_all_values(op: Op, inner: Op, monkeypatch: pytest.M
 
 def test_values_that_are_no_coordinates_keep_their_type() -> None:
     b = Builder()
-    loaded = b.terms.put(Term(Leaf.SCALAR, (), DType.INT64, "s"))
+    loaded = b.terms.add(Term(Leaf.SCALAR, (), DType.INT64, "s"))
     assert b.operand_types(b.compared(b.coordinate(X), loaded)) == [DType.INT64] * 2
     root = b.op(Op.MUL, b.coordinate(X), b.constant(3))
     assert narrowed(b.terms, [root], AXES) == [root], "what leaves the kernel has the type that it had"

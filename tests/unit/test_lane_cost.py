@@ -40,7 +40,7 @@ class Case:
         """What the plan took that is chosen, over what the best did."""
         plan = preferred(self.launch, self.sizes, HOPPER)
         assert plan is not None
-        return self.times[plan.words] / min(self.times.values())
+        return self.times[plan.description] / min(self.times.values())
 
 
 @cache

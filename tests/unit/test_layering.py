@@ -24,8 +24,8 @@ from tests.naming import case
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "fusegen"
 
-# A room may import rooms above it in this list and itself. Rooms on one line don't know each other. ``fusegen`` is the public
-# face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
+# A package may import packages above it in this list and itself, but none on its own line. ``fusegen`` is the public face,
+# fusegen's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
     ("dtypes", "files", "native", "settings", "target"),
@@ -63,10 +63,10 @@ ORDER = (
     ("cli",),
     ("__main__",),
 )
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 
-# Above in the list, and still none of its business: compilers and the disk deal in texts.
-STRANGERS = {("jit", "ir"), ("jit", "emit")}
+# Not allowed although above in the list: compilers and the disk deal in texts.
+FORBIDDEN = {("jit", "ir"), ("jit", "emit")}
 
 
 @dataclass(frozen=True)
@@ -132,31 +132,35 @@ def _absolute(node: ast.ImportFrom, importer: str, is_package: bool) -> str:
     return ".".join([*parts, *([node.module] if node.module else [])])
 
 
-def room(module: str) -> str:
-    """The room of a module: the first name below the package; each integration is one of its own."""
+def package_of(module: str) -> str:
+    """The package of a module: the first name below fusegen; each integration is a package of its own."""
     parts = module.split(".")
     return ".".join(parts[1:3] if parts[1:2] == ["integrations"] else parts[1:2]) or parts[0]
 
 
 def is_allowed(importer: str, imported: str) -> bool:
-    """Whether a room may import another one."""
-    return importer == imported or (LEVEL[imported] < LEVEL[importer] and (importer, imported) not in STRANGERS)
+    """Whether a package may import another one."""
+    return importer == imported or (LEVEL[imported] < LEVEL[importer] and (importer, imported) not in FORBIDDEN)
 
 
-def test_every_room_has_its_place() -> None:
-    rooms = {room(name) for name in modules()}
-    assert rooms <= set(LEVEL), f"not in ORDER: {', '.join(sorted(rooms - set(LEVEL)))}"
+def test_every_package_has_its_place() -> None:
+    packages = {package_of(name) for name in modules()}
+    assert packages <= set(LEVEL), f"not in ORDER: {', '.join(sorted(packages - set(LEVEL)))}"
 
 
 def test_imports_go_one_way() -> None:
     for for_types in (False, True):
         with case(for_types):
-            wrong = [str(i) for i in imports() if i.for_types is for_types and not is_allowed(room(i.importer), room(i.imported))]
+            wrong = [
+                str(i)
+                for i in imports()
+                if i.for_types is for_types and not is_allowed(package_of(i.importer), package_of(i.imported))
+            ]
             assert not wrong, "\n".join(wrong)
 
 
 def test_there_are_no_circles() -> None:
-    """An import in a function hides a circle, it does not remove it; imports for types may go in circles within a room."""
+    """An import in a function hides a circle, it does not remove it; imports for types may go in circles within a package."""
     circle = find_circle({name: [i.imported for i in imports() if i.importer == name and not i.for_types] for name in modules()})
     assert circle is None, " -> ".join(circle or ())
 

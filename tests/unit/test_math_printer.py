@@ -14,7 +14,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.cpu import CPP
 from fusegen.emit.cuda import CUDA
 from fusegen.emit.math import function_text
-from fusegen.schedule.math import Fast, MathFunction, MathResult
+from fusegen.schedule.math import Approximations, MathFunction, MathResult
 from fusegen.schedule.terms import Leaf, Term
 from fusegen.source import strip_comments
 from tests.unit.eager import agree, randn
@@ -34,7 +34,7 @@ def math_of(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a
 def test_constants(value: str, dtype: DType, text: str) -> None:
     for language in (CUDA, CPP):
         function = MathFunction(
-            "f", (), (Term(Leaf.CONSTANT, (), dtype, value),), (), (MathResult("y", 0, dtype),), (None,), Fast.NONE
+            "f", (), (Term(Leaf.CONSTANT, (), dtype, value),), (), (MathResult("y", 0, dtype),), (None,), Approximations.NONE
         )
         assert f"return {text};" in function_text(function, language, "inline")
 

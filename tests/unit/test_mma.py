@@ -28,7 +28,7 @@ OLDER = [t.name for t in cuda_targets() if not t.wgmma]
 
 def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target) -> Program:
     dispatcher = fg.kernel(function)._dispatcher
-    return dispatcher.variants.of(dispatcher.arguments(arguments, {}), machine, torch.device("cuda"))[0].program
+    return dispatcher.variants.variant_of(dispatcher.arguments(arguments, {}), machine, torch.device("cuda"))[0].program
 
 
 def plans(found: Program) -> list[type]:
@@ -89,6 +89,6 @@ def test_no_registers_are_spilled(name: str) -> None:
     machine = replace(target(name), products=("mma.sync",))
     dispatcher = fg.kernel(bias_gelu)._dispatcher
     values = dispatcher.arguments((meta(4096, 4096), meta(4096, 4096), meta(4096)), {})
-    (source,) = dispatcher.variants.of(values, machine, torch.device("cuda"))[0].sources
+    (source,) = dispatcher.variants.variant_of(values, machine, torch.device("cuda"))[0].sources
     found = figures(source, name)
     assert found.spilled == 0 and not found.warnings

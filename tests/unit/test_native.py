@@ -26,7 +26,7 @@ from fusegen.compiler.passes import forget_programs
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
 from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead
-from fusegen.guards import places as guard_conditions
+from fusegen.guards import locations as guard_conditions
 from fusegen.guards.values import same
 from tests.unit.eager import randn
 

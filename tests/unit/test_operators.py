@@ -79,7 +79,7 @@ def test_what_torch_checks_of_an_operator(name: str) -> None:
     bound = inspect.signature(spec.kernel.function).bind(**given)
     bound.apply_defaults()
     operator = spec.fresh().operator(*bound.args, **bound.kwargs)
-    tensors = [v.requires_grad_(v.is_floating_point() and spec.trains is not False) for v in bound.args if isinstance(v, Tensor)]
+    tensors = [v.requires_grad_(v.is_floating_point() and spec.gradients is not False) for v in bound.args if isinstance(v, Tensor)]
     further = {f"{n}_number": v for n, v in bound.arguments.items()} | {"random_key": torch.tensor([5])}
     # torch compares no floats of 8 bits on a CPU, as the check of a schema would.
     is_narrow = any(tensor.is_floating_point() and tensor.itemsize == 1 for tensor in tensors)

@@ -34,7 +34,7 @@ def declared(
 
 def test_what_annotations_say() -> None:
     parameters = Parameters.of(declared)
-    assert parameters.names == ("x", "w", "y", "flag", "mode", "n", "m", "p")
+    assert parameters.emitted_names == ("x", "w", "y", "flag", "mode", "n", "m", "p")
     assert parameters.static == {"flag", "mode", "n", "m"}
     assert parameters.dim_names == {"x": ("rows", "cols"), "w": ("cols",), "y": ("rows", "n_size")}
     assert parameters.defaults["p"] == 0.5 and "x" not in parameters.defaults

@@ -33,7 +33,7 @@ def features(columns: int, itemsize: int, held: float, sums: int, reductions: in
 
 def covered(plan: RowPlan) -> int:
     """Columns that a block's threads hold."""
-    return plan.span * plan.vectors_per_thread
+    return plan.columns_per_step * plan.vectors_per_thread
 
 
 def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int, reductions: int, inputs: int, sums: int) -> None:
@@ -42,11 +42,11 @@ def fits_the_machine(plan: RowPlan, machine: Target, columns: int, itemsize: int
     assert plan.block * plan.blocks_per_sm <= 2048
     if plan.persistence is not Persistence.MULTI_PASS:
         assert covered(plan) >= columns and plan.exact is (covered(plan) == columns and plan.threads >= 32)
-        assert covered(plan) - columns < plan.span, "a chunk that holds nothing"
+        assert covered(plan) - columns < plan.columns_per_step, "a chunk that holds nothing"
     if plan.persistence is Persistence.STAGED:
         assert plan.vectors_per_thread < plan.stage_vectors <= (4 if sums else 3) * plan.vectors_per_thread and inputs
         scratch = (plan.warps + 1) * 2 * 8 * reductions  # and barriers
-        taken = plan.stage_vectors * plan.span // plan.cluster * inputs * itemsize + scratch + 1024
+        taken = plan.stage_vectors * plan.columns_per_step // plan.cluster * inputs * itemsize + scratch + 1024
         assert taken * plan.blocks_per_sm <= machine.shared_bytes + 1024  # which a multiprocessor has beside that of one block
         assert plan.persistent_blocks == plan.blocks_per_sm * machine.clusters(plan.cluster) and plan.cluster <= machine.cluster
     else:
@@ -82,7 +82,7 @@ def test_plans_of_products_fit_the_machine() -> None:
 
 def plan_of_products_fits(rows: int, columns: list[int], products: int, head: int, words: int) -> None:
     machine = target("sm_90a")
-    wanted = MatmulShape(rows, columns, 1024, products=products, head=head, words=words)
+    wanted = MatmulShape(rows, columns, 1024, products=products, head=head, result_registers=words)
     plan = contraction_plan(wanted, machine)
     assert plan.products == products and plan.tile_n % head == 0
     if isinstance(plan, FewRowsPlan):
@@ -122,4 +122,4 @@ def test_a_plan_that_no_block_could_have_is_refused() -> None:
     tiny = replace(target("sm_90a"), shared_bytes=32)
     kernel = fg.kernel(lambda x: x.softmax(-1))
     with pytest.raises(VerificationError, match="bytes of shared memory"):
-        kernel._dispatcher.variants.of([torch.empty(64, 4096, device="meta")], tiny, torch.device("cuda"))
+        kernel._dispatcher.variants.variant_of([torch.empty(64, 4096, device="meta")], tiny, torch.device("cuda"))

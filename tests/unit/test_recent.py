@@ -21,7 +21,7 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.runtime import arguments
 from fusegen.runtime.arguments import key_function
-from fusegen.runtime.bound import NOTHING, Captured
+from fusegen.runtime.bound import NO_CAPTURED, Captured
 from fusegen.runtime.executable import call_test
 from tests.naming import case
 from tests.unit.eager import randn
@@ -65,10 +65,10 @@ def test_what_is_known_has_the_same_key() -> None:
 def key_is_the_same(name: str, static: bool) -> None:
     """Whatever is known to be like a call has the key of the call."""
     key = key_function([False, static])
-    knows = call_test((X, MORE[name]), [False, static], lambda _: NOTHING)
+    knows = call_test((X, MORE[name]), [False, static], lambda _: NO_CAPTURED)
     if knows is None or key((X, MORE[name]))[1] == arguments._TOO_WIDE:  # no program is bound to such a number
         return
-    assert knows((randn(6, 6), MORE[name])) == NOTHING
+    assert knows((randn(6, 6), MORE[name])) == NO_CAPTURED
     for other in MORE.values():
         assert knows((X, other)) is None or key((X, other)) == key((X, MORE[name]))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.bench.record import BenchRecord, read
-from fusegen.bench.report import full_table, report, speedup_bars, words, write_report
+from fusegen.bench.report import describe_verdicts, full_table, report, speedup_bars, write_report
 from fusegen.bench.table import PeerResult, compared, judge, tally
 from fusegen.errors import ArgumentError
 from tests.naming import case
@@ -66,10 +66,10 @@ def test_outcomes_without_two_times() -> None:
 def test_the_sentence_counts_every_case() -> None:
     verdicts = [judge(row) for row in everything().rows]
     assert sum(tally(verdicts).values()) == len(verdicts)
-    assert words(verdicts) == (
+    assert describe_verdicts(verdicts) == (
         "27 cases: fusegen is faster than the fastest peer in 12, slower in 10, level in 2, without a peer in 1; 1 wrong, 1 failed."
     )
-    assert words([]).startswith("0 cases") and words(verdicts[:1]).startswith("1 case:")
+    assert describe_verdicts([]).startswith("0 cases") and describe_verdicts(verdicts[:1]).startswith("1 case:")
 
 
 # Tables.
@@ -141,7 +141,11 @@ def test_every_record_makes_a_page_that_needs_nothing_else(name: str) -> None:
     assert not page.tags.keys() & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
     assert len(page.ids) == len(set(page.ids))
     assert "tables" not in page.ids or page.ids.index("losses") < page.ids.index("tables")
-    for said in ("Where fusegen is slower", words(list(map(judge, RECORDS[name].rows))), *(of.case for of in RECORDS[name].rows)):
+    for said in (
+        "Where fusegen is slower",
+        describe_verdicts(list(map(judge, RECORDS[name].rows))),
+        *(of.case for of in RECORDS[name].rows),
+    ):
         assert said in page.text
 
 

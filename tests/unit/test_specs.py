@@ -58,13 +58,13 @@ def small(spec: Spec) -> dict[str, int]:
     return {size: SMALL[size] for size in spec.sizes}
 
 
-def each_variant(*, trains: bool = False) -> pytest.MarkDecorator:
+def each_variant(*, gradients: bool = False) -> pytest.MarkDecorator:
     """All variants; the gate takes the first of each spec."""
 
     def marked(name: str) -> Any:
         return pytest.param(name, marks=() if name in SPECS else pytest.mark.deep)
 
-    return pytest.mark.parametrize("name", [marked(name) for name, spec in VARIANTS.items() if spec.trains or not trains])
+    return pytest.mark.parametrize("name", [marked(name) for name, spec in VARIANTS.items() if spec.gradients or not gradients])
 
 
 def test_declaration() -> None:
@@ -104,7 +104,7 @@ def test_results(name: str, dtype: DType) -> None:
     assert outcome.passed, outcome
 
 
-@each_variant(trains=True)
+@each_variant(gradients=True)
 def test_gradients(name: str) -> None:
     spec = VARIANTS[name]
     given = materialize(spec.example(torch.float32, **small(spec)), DEVICE)
@@ -119,7 +119,7 @@ def test_gradients(name: str) -> None:
 def gradients(spec: Spec, function: Any, given: dict[str, Any]) -> dict[str, Tensor]:
     """By each parameter that has them, of a sum with random factors."""
     floats = [n for n, v in given.items() if isinstance(v, Tensor) and v.is_floating_point()]
-    leaves = {n: given[n].clone().requires_grad_() for n in floats if spec.trains is True or n in (spec.trains or ())}
+    leaves = {n: given[n].clone().requires_grad_() for n in floats if spec.gradients is True or n in (spec.gradients or ())}
     results = function(**{**given, **leaves})
     recorded = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
     factors = [torch.randn(r.shape, generator=torch.Generator().manual_seed(1)).to(r.dtype) for r in recorded]

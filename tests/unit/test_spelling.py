@@ -15,7 +15,7 @@ from fusegen.emit.cuda import CUDA
 from fusegen.emit.environment import primitives_of
 from fusegen.emit.math import Language, function_text
 from fusegen.ir.ops import DtypeRule, Family, Op
-from fusegen.schedule.math import Fast, MathFunction, MathParameter
+from fusegen.schedule.math import Approximations, MathFunction, MathParameter
 from fusegen.schedule.math import MathResult as FunctionResult
 from fusegen.schedule.terms import Leaf, Term
 
@@ -46,7 +46,7 @@ CASES = [
 ]
 
 
-def function_of(op: Op, dtype: DType, fast: Fast) -> MathFunction:
+def function_of(op: Op, dtype: DType, fast: Approximations) -> MathFunction:
     """A function of one operation on its parameters."""
     count = op.row.arity or 0
     types = [DType.BOOL, dtype, dtype] if op is Op.WHERE else [dtype] * count
@@ -72,7 +72,7 @@ def cast_functions() -> Iterator[MathFunction]:
                 ((0, "a"),),
                 result,
                 (None,) * 2,
-                Fast.NONE,
+                Approximations.NONE,
             )
 
 
@@ -81,13 +81,19 @@ def constant_functions() -> Iterator[MathFunction]:
     for dtype, text in EXTREMES:
         name = f"constant_{text.replace('-', 'minus_')}_{dtype.short}"
         yield MathFunction(
-            name, (), (Term(Leaf.CONSTANT, (), dtype, text),), (), (FunctionResult("result", 0, dtype),), (None,), Fast.NONE
+            name,
+            (),
+            (Term(Leaf.CONSTANT, (), dtype, text),),
+            (),
+            (FunctionResult("result", 0, dtype),),
+            (None,),
+            Approximations.NONE,
         )
 
 
 def all_functions(language: Language, qualifier: str) -> str:
     """Every operation, cast and constant as a function, without primitives."""
-    operations = (function_of(op, dtype, fast) for fast in Fast for op, dtype in CASES)
+    operations = (function_of(op, dtype, fast) for fast in Approximations for op, dtype in CASES)
     functions = [*operations, *cast_functions(), *constant_functions()]
     return "\n".join(function_text(f, language, qualifier) for f in functions)
 
@@ -115,7 +121,7 @@ def test_precedence_is_kept() -> None:
     terms = (leaf, leaf, leaf, *operations)
     parameters = tuple(MathParameter(name, DType.FLOAT32) for name in "abc")
     function = MathFunction(
-        "f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, Fast.NONE
+        "f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, Approximations.NONE
     )
     for language in (CUDA, CPP):
         assert "return -(a - (b - c));" in function_text(function, language, "inline")

@@ -21,7 +21,7 @@ from fusegen import tuning
 from fusegen.compiler import tuned
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.passes import forget_programs
-from fusegen.compiler.tuned import untuned, with_measured_plans
+from fusegen.compiler.tuned import with_measured_plans, without_tuning_records
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.schedule.kernel import Plan
 from fusegen.timing import RoundTimes, TimedCall
@@ -62,7 +62,7 @@ def softmax(x: Tensor) -> Tensor:
 def plan_of(function: Callable[..., Any], *arguments: Any) -> Plan | None:
     """The plan that a call of a kernel that nobody has called runs."""
     dispatcher = fg.kernel(function)._dispatcher
-    variant, hidden = dispatcher.variants.of(list(arguments), machine_of(CPU).target, CPU)
+    variant, hidden = dispatcher.variants.variant_of(list(arguments), machine_of(CPU).target, CPU)
     measured = with_measured_plans(variant, dispatcher.variants.sizes(variant, list(arguments), hidden), CPU)
     return measured.program.launches[0].plan
 
@@ -76,7 +76,7 @@ def test_the_fastest_plan_is_kept_for_kernels_to_come(own_cache: Path, fastest: 
     (launch,) = fg.tune(fg.kernel(softmax), x).launches
     assert len(launch.candidates) > 3 and launch.plan == launch.candidates[3].plan != launch.candidates[0].plan
     assert plan_of(softmax, x) == launch.plan
-    with untuned():
+    with without_tuning_records():
         assert plan_of(softmax, x) == launch.candidates[0].plan
     (file,) = (own_cache / "tuned").glob("*/*")
     entry = json.loads(file.read_text())["entry"]
@@ -149,7 +149,7 @@ def test_sizes_nearby_take_a_plan_that_is_alike(fastest: Callable[..., None], ro
     fastest(3)
     (launch,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
     x = randn(rows, columns)
-    with untuned():
+    with without_tuning_records():
         first = plan_of(softmax, x)
     found = plan_of(softmax, x)
     assert found is not None and first is not None
@@ -164,7 +164,7 @@ def test_another_dtype_or_chain_is_something_else(fastest: Callable[..., None]) 
         (lambda x: softmax(x) * 2, randn(40, 500)),
         (softmax, randn(40, 500).T),
     ):
-        with untuned():
+        with without_tuning_records():
             first = plan_of(function, x)
         assert plan_of(function, x) == first
 
@@ -305,7 +305,7 @@ def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastes
     fg.tune(fg.kernel(softmax), x)
     (file,) = (own_cache / "tuned").glob("*/*")
     file.write_text(text)
-    with untuned():
+    with without_tuning_records():
         first = plan_of(softmax, x)
     with pytest.warns(UserWarning, match="not a tuning record"):
         assert plan_of(softmax, x) == first

@@ -154,7 +154,7 @@ def test_a_full_memory_is_emptied_and_tried_again(full: int, monkeypatch: pytest
 
     monkeypatch.setattr("fusegen.verify.check.case_arguments", once_full)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=139 << 30))
-    spec = Spec("shifted", shifted, "elementwise", OPERANDS, SHIFTED.own_sizes)
+    spec = Spec("shifted", shifted, "elementwise", OPERANDS, SHIFTED.size_overrides)
     case = cases(spec, DType.FLOAT32)[0]
     (outcome,) = check(spec, case, (prepare(spec, case, CPU),), HOST)
     assert len(calls) == 2

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.program.call import KernelLaunch, LaunchPlan, MatrixProduct
+from fusegen.program.call import KernelLaunch, LaunchPlan, MatmulCall
 from fusegen.program.formula import formula_of
 from fusegen.verify.lowering import call_description
 from tests.naming import case
@@ -52,7 +52,7 @@ CHANGES = {
     "box": changed_step(KernelLaunch, tensor_maps=first(box=lambda box: box[::-1])),
     "strides of a map": changed_step(KernelLaunch, tensor_maps=first(strides=lambda strides: strides[::-1])),
     "offset of a map": changed_step(KernelLaunch, tensor_maps=first(offset=lambda offset: offset + 8)),
-    "operand": changed_step(MatrixProduct, b=lambda b: replace(b, strides=b.strides[::-1])),
+    "operand": changed_step(MatmulCall, b=lambda b: replace(b, strides=b.strides[::-1])),
     "order": lambda call: replace(call, steps=call.steps[::-1]),
     "numbers": lambda call: replace(call, scalars=replace(call.scalars, lines=(*call.scalars.lines[:-1], call.scalars.lines[0]))),
     "buffer": lambda call: replace(call, buffers=first(shape=lambda shape: (*shape, formula_of(2)))(call.buffers)),
@@ -63,7 +63,7 @@ def test_what_a_call_does_otherwise(low: fg.Lowered) -> None:
     for change in CHANGES.values():
         with case(change):
             call = low.program.call
-            assert {type(step) for step in call.steps} == {KernelLaunch, MatrixProduct}
+            assert {type(step) for step in call.steps} == {KernelLaunch, MatmulCall}
             assert list(call_description(change(call), low.sizes)) != list(call_description(call, low.sizes))
 
 

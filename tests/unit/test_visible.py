@@ -74,10 +74,10 @@ def test_how_far_a_query_sees() -> None:
     for name, (mask, more) in SEEN.items():
         with case(name):
             body = body_of(mask)
-            assert body.seen is not None and body.seen == body.score.axes.symbols[-2] + more
+            assert body.visible_keys is not None and body.visible_keys == body.score.axes.symbols[-2] + more
 
 
 def test_a_query_may_see_all() -> None:
     for name, mask in ALL.items():
         with case(name):
-            assert body_of(mask).seen is None
+            assert body_of(mask).visible_keys is None

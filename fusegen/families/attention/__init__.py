@@ -43,7 +43,7 @@ def matmuls_of_attention(graph: Graph, target: Target) -> frozenset[int]:
     """Returns the matmuls that attention kernels compute without materialized scores."""
     claims = Claims()
     AttentionFamily().claim(graph, target, claims)
-    return frozenset(claims.inside)
+    return frozenset(claims.fused_matmuls)
 
 
 def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
@@ -52,9 +52,9 @@ def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims)
         return
     for end in (*elementwise_ends(graph, product), product):
         group = attention_group(graph, end, target, claims.ends)
-        if group is not None and product in group.anchors:
+        if group is not None and product in group.core_nodes:
             claims.ends.add(end)
-            claims.inside.update((recurrence.score_product, product))
+            claims.fused_matmuls.update((recurrence.score_product, product))
             claims.streamed.add(product)
             bases = tuple(view.base for view in group.match.operands.views)
             claims.operands.update(dict.fromkeys((recurrence.score_product, product), bases))

@@ -13,7 +13,7 @@ from fusegen.emit.views import entry
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.ir.ops import Op
 from fusegen.schedule.kernel import LoweredKernel
-from fusegen.schedule.math import Fast, MathFunction
+from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combine_function, identity_function
 from fusegen.source import Source
@@ -26,7 +26,7 @@ _OFFSET = "The offset of a query's first channel in the output."
 _SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
 
 # The largest weight is about 1, so weights below the smallest normal number may be flushed to 0.
-_WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
+_WEIGHTS = replace(CUDA, fast={Approximations.ROUNDED: {**CUDA.fast[Approximations.ROUNDED], Op.EXP2: function("fast_exp2")}})
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -44,7 +44,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         operand_arguments=values,
         out=out.name,
         plan=body.plan,
-        is_bounded=body.seen is not None,
+        is_bounded=body.visible_keys is not None,
         has_sink=body.has_sink,
     )
     return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
@@ -70,15 +70,19 @@ def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> 
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
         offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
-        *([] if body.seen is None else [offset_text("seen_keys", _SEEN, body.seen, body.score.axes, keys, last=False)]),
+        *(
+            []
+            if body.visible_keys is None
+            else [offset_text("seen_keys", _SEEN, body.visible_keys, body.score.axes, keys, last=False)]
+        ),
     ]
 
 
 def _reductions(body: AttentionBody) -> list[MathFunction]:
     return [
-        identity_function("peak_identity", body.peak.op, body.peak.dtype),
-        combine_function("peak_combine", body.peak.op, body.peak.dtype),
-        combine_function("mass_combine", body.mass.op, body.mass.dtype),
+        identity_function("peak_identity", body.row_max.op, body.row_max.dtype),
+        combine_function("peak_combine", body.row_max.op, body.row_max.dtype),
+        combine_function("mass_combine", body.row_sum.op, body.row_sum.dtype),
     ]
 
 

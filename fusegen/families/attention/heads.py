@@ -205,6 +205,6 @@ class _InFourDims:
             return _reshaped(self.builder, arguments[0], shape)
         args = tuple(_lifted(self.builder, a, node, leading) for a in arguments)
         if node.family is Family.POINTWISE:
-            return self.builder.put(replace(node, args=args, shape=shape), location)
+            return self.builder.add_node(replace(node, args=args, shape=shape), location)
         attrs = dict(node.attrs) | ({"dims": (3,)} if node.family is Family.REDUCTION else {})
         return self.builder.add(node.op, args, location=location, **attrs)

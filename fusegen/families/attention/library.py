@@ -290,7 +290,7 @@ class _Builder:
         )
         if not is_permuted or self._is_fixed(node.dtype, attention) or len(node.shape) != len(_HEADS_LAST):
             return None
-        permuted = Permuted(graph, _HEADS_LAST, self._value)
+        permuted = PermutedValues(graph, _HEADS_LAST, self._value)
         leaves = [p for p in permuted.leaves(attention.q) or () if len(graph.nodes[p].shape) == len(_HEADS_LAST)]
         full = [p for p in leaves if all(map(same, graph.nodes[p].shape, node.shape))]
         if not any(_order_in_memory(graph, p, is_transposed=False) == _HEADS_LAST for p in full):
@@ -388,7 +388,7 @@ _ALONG_A_DIM = (Op.SLICE, Op.CONCAT)
 
 
 @dataclass
-class Permuted:
+class PermutedValues:
     """Values of a graph, mapped to a new graph by `at`, with their dims in another order."""
 
     graph: Graph
@@ -450,4 +450,4 @@ class Permuted:
             attrs["dim"] = self.order.index(cast(int, attrs["dim"]))
         first = self.at(node.args[0])
         changed = replace(node, args=args, shape=shape, attrs=tuple(attrs.items()))
-        return Value(first.builder, first.builder.put(changed, first.location), first.location)
+        return Value(first.builder, first.builder.add_node(changed, first.location), first.location)

@@ -11,7 +11,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, seen_keys
+from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, visible_keys
 from fusegen.families.attention.plan import AttentionBody, AttentionPlan
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
@@ -37,7 +37,7 @@ from fusegen.schedule.column_pairs import (
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.kernel import LoweredKernel, extract_function
-from fusegen.schedule.math import Fast, LaneFunction, MathFunction, MathParameter
+from fusegen.schedule.math import Approximations, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
@@ -70,14 +70,14 @@ def lower_attention(context: Context) -> Sequence[Step]:
         score=score,
         finish=finish,
         weights=weight_functions(recurrence.separation, unit, context.graph.locations[recurrence.weights]),
-        peak=reduction_of(context.graph, recurrence.first, str, fast=Fast.NONE, name="peak"),
-        mass=reduction_of(context.graph, recurrence.second, str, fast=Fast.NONE, name="mass"),
+        row_max=reduction_of(context.graph, recurrence.first, str, fast=Approximations.NONE, name="peak"),
+        row_sum=reduction_of(context.graph, recurrence.second, str, fast=Approximations.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        seen=_with_emitted_names(seen_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
+        visible_keys=_with_emitted_names(visible_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
         plan=plan,
     )
-    offsets = [body.out_offset, *([] if body.seen is None else [body.seen])]
+    offsets = [body.out_offset, *([] if body.visible_keys is None else [body.visible_keys])]
     kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), offsets)
     return [_launch(context, kernel, operands, plan), *placement.copies]
 
@@ -101,7 +101,7 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
     checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
     math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
     # Weights are rounded to 16 bits before they are multiplied with the values, whatever the output's dtype is.
-    return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Fast.ROUNDED)), unit
+    return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Approximations.ROUNDED)), unit
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
@@ -128,27 +128,27 @@ class _Normalised(Evaluator):
         total = super()._anchor(position, index)
         dtype = self.terms.items[total].dtype
         location = self.graph.locations[position]
-        mass = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "mass"))
+        mass = self.terms.add(Term(Leaf.STATISTIC, (), dtype, "mass"))
         if self.recurrence.sink is not None:
-            mass = self.terms.put(Term(Op.ADD, (mass, self._weight_of(self.recurrence.sink, index, dtype)), dtype), location)
+            mass = self.terms.add(Term(Op.ADD, (mass, self._weight_of(self.recurrence.sink, index, dtype)), dtype), location)
         one = self._constant(1.0, dtype)
-        if self.recurrence.guarded:
-            none = self.terms.put(Term(Op.EQ, (mass, self._constant(0.0, dtype)), DType.BOOL))
-            mass = self.terms.put(Term(Op.WHERE, (none, one, mass), dtype), location)
-        return self.terms.put(Term(Op.MUL, (total, self.terms.put(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
+        if self.recurrence.zeroes_masked_rows:
+            none = self.terms.add(Term(Op.EQ, (mass, self._constant(0.0, dtype)), DType.BOOL))
+            mass = self.terms.add(Term(Op.WHERE, (none, one, mass), dtype), location)
+        return self.terms.add(Term(Op.MUL, (total, self.terms.add(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
 
     def _weight_of(self, sink: int, index: Position, dtype: DType) -> int:
         """Returns the sink's weight relative to the row max of the other scores; it is infinite far above them."""
         separation, location = self.recurrence.separation, self.graph.locations[sink]
-        peak = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "peak"))
-        scaled = self.terms.put(Term(Op.MUL, (peak, self._constant(self.unit, dtype)), dtype), location)
+        peak = self.terms.add(Term(Leaf.STATISTIC, (), dtype, "peak"))
+        scaled = self.terms.add(Term(Op.MUL, (peak, self._constant(self.unit, dtype)), dtype), location)
         shape = self.graph.nodes[sink].shape
         score = self.value(sink, tuple(0 if same(extent, 1) else i for i, extent in zip(index, shape, strict=True)))
-        relative = self.terms.put(Term(separation.inner, (score, scaled), dtype), location)
-        return self.terms.put(Term(separation.outer, (relative,), dtype), location)
+        relative = self.terms.add(Term(separation.inner, (score, scaled), dtype), location)
+        return self.terms.add(Term(separation.outer, (relative,), dtype), location)
 
     def _constant(self, value: float, dtype: DType) -> int:
-        return self.terms.put(Term(Leaf.CONSTANT, (), dtype, repr(value)))
+        return self.terms.add(Term(Leaf.CONSTANT, (), dtype, repr(value)))
 
 
 def _words(axes: Axes, lane: str) -> dict[Index, str]:
@@ -241,7 +241,7 @@ def _without_factor(
     factor = factors.pop()
     if term.op is Op.WHERE:  # an infinity is unchanged by any factor
         branches = tuple(factored[c][1] if c in operands else c for c in term.args[1:])
-        return factor, terms.put(Term(Op.WHERE, (term.args[0], *branches), term.dtype), terms.locations[position])
+        return factor, terms.add(Term(Op.WHERE, (term.args[0], *branches), term.dtype), terms.locations[position])
     if term.op is Op.DIV:
         return factor / (_positive(terms, term.args[1]) or 1.0), factored[operands[0]][1]
     constant = term.args[0] if term.args[1] == operands[0] else term.args[1]
@@ -289,28 +289,28 @@ class _Weights:
     def anchor(self, identity: str) -> MathFunction:
         """Returns the function of the row max: 0 if all scores are −inf, since −inf − −inf is NaN."""
         terms = Terms()
-        peak = terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
-        zero, none = (terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
-        is_none = terms.put(Term(Op.EQ, (peak, none), DType.BOOL))
-        root = terms.put(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
+        peak = terms.add(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
+        zero, none = (terms.add(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
+        is_none = terms.add(Term(Op.EQ, (peak, none), DType.BOOL))
+        root = terms.add(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
         return self._function(terms, "anchor", root, (peak,), "The row max; 0 while there is none.")
 
     def weight(self, name: str, score: str, anchor: str, doc: str) -> MathFunction:
         terms = Terms()
-        s, a = (terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
-        difference = terms.put(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
-        root = terms.put(Term(self.outer, (self._scaled(terms, difference),), DType.FLOAT32), self.location)
+        s, a = (terms.add(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
+        difference = terms.add(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
+        root = terms.add(Term(self.outer, (self._scaled(terms, difference),), DType.FLOAT32), self.location)
         return self._function(terms, name, root, (s, a), doc)
 
     def _scaled(self, terms: Terms, position: int) -> int:
         if self.scale == 1.0:
             return position
-        scale = terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(self.scale)))
-        return terms.put(Term(Op.MUL, (position, scale), DType.FLOAT32), self.location)
+        scale = terms.add(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(self.scale)))
+        return terms.add(Term(Op.MUL, (position, scale), DType.FLOAT32), self.location)
 
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> MathFunction:
         parameters = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
-        return extract_function(terms, name, [("result", root)], parameters, fast=Fast.ROUNDED, doc=doc)[0]
+        return extract_function(terms, name, [("result", root)], parameters, fast=Approximations.ROUNDED, doc=doc)[0]
 
 
 # Plans of streaming attention, measured on an H200.

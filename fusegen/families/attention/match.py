@@ -27,7 +27,7 @@ from fusegen.target import Target
 # f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, for softmax; here it follows from the graph).
 
 
-ATTENTION = GroupKind("attention", reads_as_typed=True)
+ATTENTION = GroupKind("attention", reads_logical_dtype=True)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Recurrence:
         values: the matmul sum_j p_j v_j.
         score_product: the matmul that computes the scores.
         separation: the rule by which f separates in r1.
-        guarded: True if p_j is 0, and not f / 0, for fully masked rows: r1 is its initial value and r2 is 0.
+        zeroes_masked_rows: True if p_j is 0, and not f / 0, for fully masked rows: r1 is its initial value and r2 is 0.
         sink: the attention sink, a score without a value: p_j = f(s_j, r) / (r2 + f(sink, r)) with r = max(r1, sink).
     """
 
@@ -53,7 +53,7 @@ class Recurrence:
     values: int
     score_product: int
     separation: Separation
-    guarded: bool = False
+    zeroes_masked_rows: bool = False
     sink: int | None = None
 
 
@@ -217,8 +217,8 @@ def attention_group(graph: Graph, root: int, target: Target, materialized: Colle
         match = AttentionMatch(recurrence, operands)
         inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
-            anchors = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
-            return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), anchors, match=match)
+            core_nodes = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
+            return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), core_nodes, match=match)
     return None
 
 
@@ -317,7 +317,7 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
     if recurrence.sink is not None:
         _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
     matmuls = {recurrence.score_product, recurrence.values}
-    if not matmuls <= set(producers.anchors) or matmuls & set(producers.inputs):
+    if not matmuls <= set(producers.core_nodes) or matmuls & set(producers.inputs):
         return None
     if not is_computed_once(graph, recurrence.values, (root,), producers.inputs):
         return None
@@ -343,7 +343,7 @@ _COUNTED = (DType.INT32, DType.INT64)
 _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
-def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
+def visible_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
     """Returns a bound on the keys that a query sees; it grows with the query's position. None if a query may see all keys.
 
     Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.

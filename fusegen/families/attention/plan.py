@@ -59,9 +59,9 @@ class AttentionBody(Body):
         score: maps the dot products of a query with two neighbouring keys to scores; axes are batch, head, query and pairs of keys.
         finish: maps two neighbouring channels of the weighted sum to the result; axes end in pairs of channels.
         weights: ``anchor``, ``weight`` and ``carry``.
-        peak, mass: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
+        row_max, row_sum: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
-        seen: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
+        visible_keys: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
     """
 
     input_dtype: DType
@@ -69,11 +69,11 @@ class AttentionBody(Body):
     score: LaneFunction
     finish: LaneFunction
     weights: tuple[MathFunction, ...]
-    peak: Reduction
-    mass: Reduction
+    row_max: Reduction
+    row_sum: Reduction
     has_sink: bool
     out_offset: Index
-    seen: Index | None
+    visible_keys: Index | None
     plan: AttentionPlan
 
     @property

@@ -35,10 +35,10 @@ class GemmFamily(KernelFamily):
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Claims each matmul together with the last value that its epilogue can compute."""
         for matmul in matmuls_of(graph):
-            if matmul not in claims.inside:
+            if matmul not in claims.fused_matmuls:
                 _claim_epilogue(graph, matmul, target, claims)
 
-    def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
+    def extra_outputs(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Maps each materialized pointwise value to the result whose epilogue can store it too."""
         merged: dict[int, int] = {}
         ends = matmul_ends(matmuls_of(graph), claims)
@@ -61,7 +61,7 @@ class GemmFamily(KernelFamily):
         if root not in decision.ends:
             return None
         group = group_ending_at(graph, root, target, decision.materialized)
-        values = [value for value, end in decision.beside.items() if end == root]
+        values = [value for value, end in decision.extra_outputs.items() if end == root]
         return group if group is None or not values else with_outputs(graph, group, values, decision.materialized) or group
 
     def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
@@ -90,10 +90,10 @@ def _claim_epilogue(graph: Graph, product: int, target: Target, claims: Claims) 
     ends = elementwise_ends(graph, product)
     for end in (*ends, *([product] if _is_returned_permuted(graph, product) else [])):
         group = group_ending_at(graph, end, target, claims.ends)
-        if group is not None and product in group.anchors:
+        if group is not None and product in group.core_nodes:
             claims.ends.add(end)
             claims.epilogues.add(end)
-            claims.inside.update(group.anchors)
+            claims.fused_matmuls.update(group.core_nodes)
             return
     reason = next((reason for end in ends if (reason := width_rejections(graph, end, product, target, claims.ends))), "")
     if reason:
@@ -121,7 +121,7 @@ def _can_store(graph: Graph, group: Group, values: list[int], target: Target, cl
     """True if the epilogue can store more values, and takes over all matmuls that would otherwise end in them."""
     wider = with_outputs(graph, group, values, claims.ends)
     separate = [group_ending_at(graph, value, target, claims.ends) for value in values if value in claims.epilogues]
-    return wider is not None and all(set(alone.anchors) <= set(wider.anchors) for alone in separate if alone is not None)
+    return wider is not None and all(set(alone.core_nodes) <= set(wider.core_nodes) for alone in separate if alone is not None)
 
 
 def _group_with_values(graph: Graph, end: int, values: list[int], target: Target, materialized: Collection[int]) -> Group | None:
@@ -146,7 +146,7 @@ def _operands_besides(graph: Graph, value: int, end: int, stored: Materialized) 
 
 def _as_launch(graph: Graph, group: Group, target: Target) -> Group | None:
     """Returns the group as a tensor-core launch, or None if no pipeline supports it."""
-    if group.kind.is_library and group.outputs == group.anchors:
+    if group.kind.is_library and group.outputs == group.core_nodes:
         return plain_group(graph, group.outputs[0], target)
     return group if group.kind is CONTRACTION else None
 

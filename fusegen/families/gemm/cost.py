@@ -19,7 +19,7 @@ _ALONE = 0.33  # share of the epilogue's extra time in a single wave, which does
 
 
 @dataclass(frozen=True)
-class ProductCosts:
+class MatmulCosts:
     """Constants of a machine; times in µs, rates per µs.
 
     Attributes:
@@ -68,7 +68,7 @@ NO_EPILOGUE = EpilogueSize()
 
 _WIDTHS = [(consumers, width) for consumers in (1, 2) for width in (64, 128, 192, 256)]
 
-H200 = ProductCosts(
+H200 = MatmulCosts(
     sms=132,
     start=2.84,
     bandwidth=3.91e6,
@@ -89,7 +89,7 @@ H200 = ProductCosts(
     few_rows_more=1.06,
 )
 
-COSTS: Mapping[str, ProductCosts] = {"sm_90a": H200}
+COSTS: Mapping[str, MatmulCosts] = {"sm_90a": H200}
 """Constants by target; other targets have no cost model."""
 
 
@@ -106,8 +106,8 @@ class MatmulSize:
         return 2 * (self.rows * self.depth + self.depth * self.columns + self.rows * self.columns)
 
 
-def product_time(
-    costs: ProductCosts, plan: ContractionPlan, sizes: tuple[MatmulSize, ...], epilogue: EpilogueSize, sms: int
+def matmul_time(
+    costs: MatmulCosts, plan: ContractionPlan, sizes: tuple[MatmulSize, ...], epilogue: EpilogueSize, sms: int
 ) -> float:
     """Returns the time of one generated launch, given the sizes of all its matmuls."""
     first = sizes[0]
@@ -124,18 +124,18 @@ def product_time(
     return costs.start + (1 + costs.ragged * missing) * overlapped_time(multiplying, moving)
 
 
-def few_rows_time(costs: ProductCosts, sizes: tuple[MatmulSize, ...]) -> float:
+def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...]) -> float:
     """Returns the time of one launch for few rows, which is that of reading all operands; the first one is read by every tile."""
     more = costs.few_rows_more ** (math.ceil(sizes[0].rows / 8) - 1)
     return costs.few_rows_start + more * sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
 
 
-def drawing_time(costs: ProductCosts, elements: int, sms: int) -> float:
+def drawing_time(costs: MatmulCosts, elements: int, sms: int) -> float:
     """Returns the time of random bits in an epilogue; it does not overlap with other work."""
     return elements / costs.draws * costs.sms / sms
 
 
-def library_time(costs: ProductCosts, sizes: tuple[MatmulSize, ...], epilogue_bytes: int, sms: int) -> float:
+def library_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], epilogue_bytes: int, sms: int) -> float:
     """Returns the time of the library's matmuls in sequence, and of a separate epilogue kernel if it moves bytes."""
     time, rate = 0.0, costs.library_flops * sms / costs.sms
     for size in sizes:
@@ -145,7 +145,7 @@ def library_time(costs: ProductCosts, sizes: tuple[MatmulSize, ...], epilogue_by
     return time + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 
-def unaligned_time(costs: ProductCosts, size: MatmulSize, sms: int) -> float:
+def unaligned_time(costs: MatmulCosts, size: MatmulSize, sms: int) -> float:
     """Returns the time of a library matmul whose rows do not start at multiples of 16 bytes."""
     slow = replace(costs, library_flops=costs.library_flops / costs.library_unaligned)
     return library_time(slow, (size,), 0, sms)

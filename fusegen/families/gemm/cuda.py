@@ -11,14 +11,14 @@ from fusegen.emit.cuda import assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.views import ReductionView, entry, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
-    Accumulated,
+    AccumulatorPair,
     ContractionBody,
     ContractionPlan,
     FewRowsPlan,
     HeadStatistic,
+    MatmulPart,
     MmaPlan,
     PartResult,
-    ProductPart,
 )
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import LaneFunction, Origin
@@ -40,7 +40,7 @@ class ResultView:
 
     Attributes:
         name: the registers that hold it.
-        words: registers of a pair of columns.
+        registers: registers of a pair of columns.
         map: the tensor map that stores it; if empty, `pointer` and `offset` name the parameter and the offset function.
         octets: True if eight columns are contiguous.
         head: columns of a head, if the result has one element per head; else 0.
@@ -49,7 +49,7 @@ class ResultView:
 
     name: str
     type: str
-    words: int
+    registers: int
     map: str
     pointer: str
     offset: str
@@ -207,11 +207,11 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
     return views
 
 
-def _accumulator_views(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
+def _accumulator_views(accumulated: Sequence[AccumulatorPair]) -> tuple[tuple[str, int, int], ...]:
     return tuple((a.name, a.product, a.shift // 2) for a in accumulated)
 
 
-def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
+def _statistics(part: MatmulPart, suffix: str) -> tuple[StatisticView, ...]:
     return tuple(
         StatisticView(
             view(s.reduction),
@@ -224,7 +224,7 @@ def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
     )
 
 
-def _statistics_read(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
+def _statistics_read(part: MatmulPart, function: LaneFunction) -> tuple[str, ...]:
     named = {a.name for a in function.arguments if a.origin is Origin.VALUE}
     return tuple(s.name for s in part.statistics if s.name in named)
 
@@ -233,7 +233,7 @@ def _matrix(kernel: LoweredKernel, buffer: int, name: str) -> MatrixView:
     return MatrixView(next(p.name for p in kernel.pointers if p.buffer == buffer and not p.writable), name)
 
 
-def _results(kernel: LoweredKernel, part: ProductPart, suffix: str) -> tuple[ResultView, ...]:
+def _results(kernel: LoweredKernel, part: MatmulPart, suffix: str) -> tuple[ResultView, ...]:
     several = len(part.results) > 1
     ends = [f"{suffix}_{number}" if several else suffix for number in range(len(part.results))]
     return tuple(_result(kernel, result, end) for result, end in zip(part.results, ends, strict=True))
@@ -249,11 +249,11 @@ def _result(kernel: LoweredKernel, result: PartResult, end: str) -> ResultView:
     )
 
 
-def _indexes_heads(part: ProductPart) -> bool:
+def _indexes_heads(part: MatmulPart) -> bool:
     return len(part.epilogue.axes.symbols) > part.rows + 1
 
 
-def _part_math(kernel: LoweredKernel, part: ProductPart, part_view: PartView) -> list[str]:
+def _part_math(kernel: LoweredKernel, part: MatmulPart, part_view: PartView) -> list[str]:
     coordinates = _coordinates(kernel, part)
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
@@ -277,18 +277,18 @@ def _offset_doc(result: ResultView) -> str:
     return _OFFSET if result.octets else _OFFSET_OF_ONE
 
 
-def _element_math(kernel: LoweredKernel, part: ProductPart, statistic: HeadStatistic, statistic_view: StatisticView) -> list[str]:
+def _element_math(kernel: LoweredKernel, part: MatmulPart, statistic: HeadStatistic, statistic_view: StatisticView) -> list[str]:
     inputs = _inputs(part, statistic.accumulated, statistic_view.before)
     wrapper = Wrapper(statistic_view.element, _ELEMENT, inputs, _coordinates(kernel, part), (("out", statistic_view.type),))
     return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]
 
 
-def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: Sequence[str]) -> tuple[str, ...]:
+def _inputs(part: MatmulPart, accumulated: Sequence[AccumulatorPair], statistics: Sequence[str]) -> tuple[str, ...]:
     types = {s.name: s.reduction.components[0].dtype.spelling for s in part.statistics}
     return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
 
 
-def _coordinates(kernel: LoweredKernel, part: ProductPart) -> PairCoordinates:
+def _coordinates(kernel: LoweredKernel, part: MatmulPart) -> PairCoordinates:
     heads = len(part.epilogue.axes.symbols) - part.rows - 1
     if heads:
         return PairCoordinates((("row", part.rows), ("head", heads)), "channel", _index(kernel))

@@ -23,7 +23,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, linearize, literal, product, same
 from fusegen.target import Target
 
-CONTRACTION = GroupKind("matmul with epilogue", reads_as_typed=True)
+CONTRACTION = GroupKind("matmul with epilogue", reads_logical_dtype=True)
 
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # per epilogue: they share an accumulator
@@ -52,7 +52,7 @@ def width_rejections(graph: Graph, root: int, matmul: int, target: Target, mater
             continue
         part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
         producers, head = _part_producers(graph, part, materialized)
-        if matmul in producers.anchors and not pipeline.tile_widths(head, 1):
+        if matmul in producers.core_nodes and not pipeline.tile_widths(head, 1):
             rejections.append(f"no {pipeline.name}: heads of {head} columns are combined, more than an accumulator holds")
     return "; ".join(rejections)
 
@@ -181,7 +181,7 @@ def _checked_part(
     producers, head = _part_producers(graph, part, materialized)
     head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)
-    taken = tuple(p for p in part.products if p in producers.anchors)
+    taken = tuple(p for p in part.products if p in producers.core_nodes)
     if part.products[0] not in taken or not pipeline.tile_widths(head, len(taken)):
         return None
     if not {*taken, *part.outputs}.isdisjoint(inputs):  # these would have to be materialized before they are computed
@@ -207,8 +207,8 @@ def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int],
     outputs = tuple(o for part in parts for o in part.outputs)
     read = tuple(sorted({*inputs, *operands}))
     match = {product: pipeline.operands(graph, product) for product in products}
-    anchors = tuple(sorted(products))
-    return Group(CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, pipeline=pipeline.name, match=match)
+    core_nodes = tuple(sorted(products))
+    return Group(CONTRACTION, outputs, read, parts[0].domain, core_nodes, parts=parts, pipeline=pipeline.name, match=match)
 
 
 def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pipeline: Pipeline) -> Domain:

@@ -15,7 +15,7 @@ from fusegen.families.gemm.cost import (
     drawing_time,
     few_rows_time,
     library_time,
-    product_time,
+    matmul_time,
 )
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
@@ -42,12 +42,12 @@ def class_of(rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedSizes:
     """The sizes that a program is compiled for: the class of each dim that is known at the call only."""
 
     classes: Mapping[Dim, int]
 
-    def of(self, dim: Dim) -> int:
+    def size_of(self, dim: Dim) -> int:
         """Returns a literal size, else the size's class, else 4096."""
         known = literal(dim)
         return self.classes.get(dim, _MANY) if known is None else known
@@ -55,7 +55,7 @@ class Expected:
 
 _MOST_STAGES = 8
 _GROUP = 8
-_MOST_WORDS = 128  # registers of a thread for a tile's results, beside the accumulators
+_MOST_RESULT_REGISTERS = 128  # registers of a thread for a tile's results, beside the accumulators
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MatmulShape:
         a_major, b_major: the index along which an operand is contiguous: ``k``, or ``m`` and ``n``.
         products: matrices that are multiplied with the same first operand in one tile.
         head: the number of columns that one tile must hold together, because the epilogue combines them.
-        words: registers per pair of columns for the epilogue's results.
+        result_registers: registers per pair of columns for the epilogue's results.
     """
 
     rows: int
@@ -77,7 +77,7 @@ class MatmulShape:
     b_major: str = "k"
     products: int = 1
     head: int = 1
-    words: int = 1
+    result_registers: int = 1
     epilogue: EpilogueSize = NO_EPILOGUE
 
     @property
@@ -85,18 +85,18 @@ class MatmulShape:
         return tuple(MatmulSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
 
 
-def shape_of(graph: Graph, group: Group, expected: Expected) -> MatmulShape:
+def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape:
     first = group.parts[0].products[0]
     operands = group.match[first]
     return MatmulShape(
-        expected.of(rows_of(graph, first)),
+        expected.size_of(rows_of(graph, first)),
         [literal(graph.nodes[part.products[0]].shape[-1]) or 1 for part in group.parts],
-        expected.of(depth_of(graph, first)),
+        expected.size_of(depth_of(graph, first)),
         operands.a_major,
         operands.b_major,
         products=len(group.parts[0].products),
         head=math.lcm(*(part.head for part in group.parts)),
-        words=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
+        result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
     )
 
@@ -134,7 +134,7 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
     """Returns the expected time of a launch in µs, without random bits."""
     if isinstance(plan, FewRowsPlan):
         return few_rows_time(COSTS[target.name], shape.sizes)
-    return product_time(COSTS[target.name], plan, shape.sizes, shape.epilogue, target.sms)
+    return matmul_time(COSTS[target.name], plan, shape.sizes, shape.epilogue, target.sms)
 
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
@@ -163,7 +163,7 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
 
 def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
     allowed = WGMMA.tile_widths(shape.head, shape.products)
-    widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
+    widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
     return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
 
 
@@ -224,15 +224,17 @@ class MatmulChoice:
     estimated."""
 
     plan: CostedPlan
-    ours: float | None = None
-    library: float | None = None
+    generated_time: float | None = None
+    library_time: float | None = None
 
     @property
     def takes_library(self) -> bool:
-        return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
+        return (
+            self.generated_time is not None and self.library_time is not None and self.library_time < _MARGIN * self.generated_time
+        )
 
 
-def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> MatmulChoice:
+def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
     """Chooses between the library and the best plan of a generated kernel."""
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
@@ -243,7 +245,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Ma
 
 def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
     """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
-    plain = [output in group.anchors and _is_used_unpermuted(graph, output) for output in group.outputs]
+    plain = [output in group.core_nodes and _is_used_unpermuted(graph, output) for output in group.outputs]
     if all(plain):
         return 0
     values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)

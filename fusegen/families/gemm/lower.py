@@ -9,19 +9,19 @@ from math import gcd
 import sympy
 
 from fusegen.families.gemm.epilogue import has_element_per_head, result_index
-from fusegen.families.gemm.heuristics import Expected, mma_plan, shape_of
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, ProductOperands
+from fusegen.families.gemm.heuristics import ExpectedSizes, mma_plan, shape_of
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands
 from fusegen.families.gemm.placement import Placement, place_output, tensor_map
 from fusegen.families.gemm.plan import (
-    Accumulated,
+    AccumulatorPair,
     ContractionBody,
     ContractionPlan,
     FewRowsPlan,
     HeadStatistic,
+    MatmulPart,
     MatmulPlan,
     MmaPlan,
     PartResult,
-    ProductPart,
 )
 from fusegen.families.rows.phases import statistic_name
 from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
@@ -56,7 +56,7 @@ from fusegen.schedule.reductions import element_type, lifted, reduction_of
 class _Lowered:
     """A lowered part, the rows of its results, and the launches that copy results to other layouts."""
 
-    part: ProductPart
+    part: MatmulPart
     rows: Dim
     copies: tuple[Step, ...]
 
@@ -66,9 +66,9 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
     parts = tuple(result.part for result in lowered)
     operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
-    products = Products(context, parts, operands, lowered[0].rows)
+    products = LaunchMatmuls(context, parts, operands, lowered[0].rows)
     layout = _layout_of(context).lay_out(products)
-    node = context.graph.nodes[context.group.anchors[0]]
+    node = context.graph.nodes[context.group.core_nodes[0]]
     launch = Launch(
         kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
         group=context.group,
@@ -105,14 +105,14 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
         PartResult(
             buffer=p.buffer,
             dtype=context.dtype(p.buffer),
-            offset=None if offset is None else substitute(offset, epilogue.moves),
+            offset=None if offset is None else substitute(offset, epilogue.axis_map),
             octets=columns % FRAGMENT == 0,
             head=width if has_element_per_head(context.graph.nodes[output].shape, domain) else 0,
         )
         for output, p, offset in zip(part.outputs, placements, offsets, strict=True)
     )
     head = width if len(epilogue.function.axes.symbols) > epilogue.rows + 1 else columns
-    lowered = ProductPart(
+    lowered = MatmulPart(
         columns, head, epilogue.rows, len(part.products), epilogue.accumulated, epilogue.function, results, epilogue.statistics
     )
     return _Lowered(lowered, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
@@ -142,17 +142,17 @@ _WIDEST_COPY = 8  # elements
 
 
 @dataclass(frozen=True)
-class Products:
+class LaunchMatmuls:
     """The matmuls of a launch: its parts, their matmuls' operands, and the rows of every result."""
 
     context: Context
-    parts: Sequence[ProductPart]
-    operands: Sequence[Sequence[ProductOperands]]
+    parts: Sequence[MatmulPart]
+    operands: Sequence[Sequence[MatmulOperands]]
     rows: Dim
 
 
 @dataclass(frozen=True)
-class ProductLayout:
+class MatmulLayout:
     """The properties of a launch that depend on the pipeline.
 
     Attributes:
@@ -173,21 +173,21 @@ class PipelineLayout:
     """The launch layout of a pipeline. With `whole_tiles`, results that are matrices are stored by tensor maps."""
 
     whole_tiles: bool
-    lay_out: Callable[[Products], ProductLayout]
+    lay_out: Callable[[LaunchMatmuls], MatmulLayout]
 
 
 # Warpgroups: TMA loads tiles and stores results.
 
 
-def _tma_layout(products: Products) -> ProductLayout:
+def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     context = products.context
-    plan = context.plans[context.group.anchors]
+    plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     grid = minimum(_tiles(products, plan), context.target.sms * plan.blocks_per_sm)  # persistent blocks
-    return ProductLayout(plan, tuple(_maps(products, plan)), (), (), grid)
+    return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
-def _maps(products: Products, plan: ContractionPlan) -> list[TensorMapSpec]:
+def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]:
     """Returns the maps of the first operand, and of each part's second operands and results stored by whole tiles.
 
     A stage loads whole tiles of an operand whose depth is contiguous, else 64 x 64 squares.
@@ -213,30 +213,30 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 # Warps: threads copy by address.
 
 
-def _warp_layout(products: Products) -> ProductLayout:
+def _warp_layout(products: LaunchMatmuls) -> MatmulLayout:
     context = products.context
     a_width, *b_widths = (_copy_width(context, view) for view in _matrices(products))
     return _address_layout(
-        products, mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
+        products, mma_plan(shape_of(context.graph, context.group, ExpectedSizes({})), a_width, min(b_widths), context.target)
     )
 
 
-def _few_rows_layout(products: Products) -> ProductLayout:
-    plan = products.context.plans[products.context.group.anchors]
+def _few_rows_layout(products: LaunchMatmuls) -> MatmulLayout:
+    plan = products.context.plans[products.context.group.core_nodes]
     assert isinstance(plan, FewRowsPlan)
     return _address_layout(products, plan)
 
 
-def _matrices(products: Products) -> list[StridedView]:
+def _matrices(products: LaunchMatmuls) -> list[StridedView]:
     """Returns the first operand, and the second ones of all matmuls."""
     return [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
 
 
-def _address_layout(products: Products, plan: MmaPlan | FewRowsPlan) -> ProductLayout:
+def _address_layout(products: LaunchMatmuls, plan: MmaPlan | FewRowsPlan) -> MatmulLayout:
     context, views = products.context, _matrices(products)
     matrices = tuple(context.reads[view.base] for view in views)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
-    return ProductLayout(plan, (), matrices, extra, _tiles(products, plan))
+    return MatmulLayout(plan, (), matrices, extra, _tiles(products, plan))
 
 
 def _copy_width(context: Context, view: StridedView) -> int:
@@ -247,7 +247,7 @@ def _copy_width(context: Context, view: StridedView) -> int:
     return gcd(_WIDEST_COPY, aligned, *(divisor(t, context.multiples, aligned) for t in terms))
 
 
-def _tiles(products: Products, plan: MatmulPlan) -> Formula:
+def _tiles(products: LaunchMatmuls, plan: MatmulPlan) -> Formula:
     return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
@@ -260,7 +260,7 @@ _FEW_ROWS = PipelineLayout(whole_tiles=False, lay_out=_few_rows_layout)
 
 
 def _layout_of(context: Context) -> PipelineLayout:
-    has_few_rows = isinstance(context.plans.get(context.group.anchors), FewRowsPlan)
+    has_few_rows = isinstance(context.plans.get(context.group.core_nodes), FewRowsPlan)
     return _FEW_ROWS if has_few_rows else LAYOUTS[context.group.pipeline]
 
 
@@ -278,14 +278,14 @@ class Epilogue:
     Attributes:
         function: the math on two neighbouring columns.
         rows: the number of leading axes of the function that index rows.
-        moves: maps the part's axes to expressions in the merged axes.
+        axis_map: maps the part's axes to expressions in the merged axes.
     """
 
     function: LaneFunction
-    accumulated: tuple[Accumulated, ...]
+    accumulated: tuple[AccumulatorPair, ...]
     statistics: tuple[HeadStatistic, ...]
     rows: int
-    moves: dict[object, Index]
+    axis_map: dict[object, Index]
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class _PairMath:
     evaluator: Evaluator
     roots: tuple[int, ...]
     checks: tuple[IndexCheck, ...]
-    accumulated: tuple[Accumulated, ...]
+    accumulated: tuple[AccumulatorPair, ...]
 
 
 def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int, offsets: Sequence[Index]) -> Epilogue:
@@ -368,11 +368,13 @@ def _evaluate(
 ) -> _PairMath:
     """Evaluates elements to terms, or to their states for a reduction."""
     inputs = _EpilogueInputs(context, part, axes, heads)
-    evaluator = Evaluator(context.graph, axes, context.stored, inputs, context.rounded, context.contracted, context.inverted)
+    evaluator = Evaluator(
+        context.graph, axes, context.stored, inputs, context.rounded, context.contracted, context.reciprocal_divisions
+    )
     roots = [evaluator.value(*element) for element in elements]
     if reduction is None:
         dtypes = [context.memory.dtype(position) for position, _ in elements]
-        roots = [evaluator.stored(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
+        roots = [evaluator.without_final_cast(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
     else:
         roots = [_state(context, evaluator, reduction, root) for root in roots]
     checks = lane_checks(evaluator, elements[::LANES], _optional(part))
@@ -406,7 +408,7 @@ class _EpilogueInputs:
     part: EpiloguePart
     axes: Axes
     heads: dict[int, _Head]
-    reads: dict[Accumulated, None] = field(default_factory=dict)
+    reads: dict[AccumulatorPair, None] = field(default_factory=dict)
 
     def __call__(self, position: int, at: Position) -> object | None:
         if self.context.graph.nodes[position].family is Family.REDUCTION:
@@ -432,7 +434,7 @@ class _EpilogueInputs:
         return self.heads[position].reduction.components[0].name
 
     def _name(self, product: int, shift: int) -> str:
-        accumulated = Accumulated(_accumulated_name(product, shift), product, shift)
+        accumulated = AccumulatorPair(_accumulated_name(product, shift), product, shift)
         self.reads[accumulated] = None
         return accumulated.name
 

@@ -49,8 +49,8 @@ def _accepted(graph: Graph, target: Target, families: Sequence[Matcher], widths:
     """Returns the reductions that epilogues can compute by tiles; narrows tiles until every epilogue accepts them."""
     while reductions := _wide_reductions(graph, target, widths):
         split = _ByTiles(graph, reductions)
-        beside = decide(split.graph, target, families).beside
-        refused = {position for position, partials in split.partials.items() if not partials <= beside.keys()}
+        extra_outputs = decide(split.graph, target, families).extra_outputs
+        refused = {position for position, partials in split.partials.items() if not partials <= extra_outputs.keys()}
         if not refused:
             return reductions
         narrower = {position: tuple(w for w in widths[position] if w < wide.tile) for position, wide in reductions.items()}

@@ -111,7 +111,7 @@ def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
     if start is None or length is None or start % FRAGMENT or length % FRAGMENT or length >= (literal(base_shape[-1]) or 0):
         return None
     column = sympy.expand(at[-1] - start)
-    if not axes.below(column, length):  # a subset of the rows with the same number of elements
+    if not axes.is_below(column, length):  # a subset of the rows with the same number of elements
         return None
     order = sorted_dims(sympy.expand(linearize((*at[:-1], column), (*base_shape[:-1], length))), axes)
     return None if order is None else _Range(base, start, length, order)
@@ -171,7 +171,7 @@ class _Split:
             return self.builder.add(Op.MATMUL, (a, self._slice(b, start, length)), location=location)
         args = tuple(self._operand(a, node, start, length) for a in node.args)
         shape = (*node.shape[:-1], length)
-        return self.builder.put(Node(node.op, args, node.attrs, shape, node.dtype, node.weak), location)
+        return self.builder.add_node(Node(node.op, args, node.attrs, shape, node.dtype, node.weak), location)
 
     def _operand(self, position: int, node: Node, start: int, length: int) -> int:
         if position in self.packed:
@@ -225,13 +225,13 @@ class _Copying:
         operands = tuple(map(self._operand, node.args))
         if self.copies.depth is not None:
             return self._over_even_depth(node, operands, self.copies.depth, position)
-        result = self.builder.put(replace(node, args=operands), location)
+        result = self.builder.add_node(replace(node, args=operands), location)
         return self._copy(result, position) if self.copies.result else result
 
     def _over_even_depth(self, node: Node, operands: tuple[int, ...], depth: int, position: int) -> int:
         """Builds the matmul over the even depth, and adds the remaining outer products."""
         location = self.graph.locations[position]
-        total = self.builder.put(replace(node, args=self._columns(operands, 0, depth)), location)
+        total = self.builder.add_node(replace(node, args=self._columns(operands, 0, depth)), location)
         arguments = tuple(self.renamed[a] for a in node.args)
         for k in range(depth, literal(self.builder.nodes[operands[1]].shape[0]) or 0):
             outer = self.builder.add(Op.MUL, self._columns(arguments, k, 1), location=location)
@@ -253,7 +253,7 @@ class _Copying:
         if position == below:
             return self._copy(self.renamed[position], position)
         node = self.graph.nodes[position]
-        return self.builder.put(replace(node, args=(self._operand(node.args[0]),)), self.graph.locations[position])
+        return self.builder.add_node(replace(node, args=(self._operand(node.args[0]),)), self.graph.locations[position])
 
     def _copy(self, value: int, before: int) -> int:
         return self.builder.add(Op.COPY, [value], location=self.graph.locations[before], role="rows", write=0)

@@ -14,7 +14,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import StridedView, owner, strided_view
+from fusegen.ir.index_map import StridedView, first_version, strided_view
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, Stride, literal, nominal, product, same, simplify_dim
 from fusegen.target import Target
@@ -25,7 +25,7 @@ _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs,
 
 
 @dataclass(frozen=True)
-class ProductOperands:
+class MatmulOperands:
     """The operands of a matmul as matrices that are contiguous along the last dim.
 
     Attributes:
@@ -53,7 +53,7 @@ def is_left_to_library(graph: Graph, matmul: int) -> bool:
     return bool(dict(graph.nodes[matmul].attrs).get(_LIBRARY))
 
 
-def product_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> ProductOperands | None:
+def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> MatmulOperands | None:
     """Returns the operands as matrices in memory, or None if `reads` accepts neither a matrix nor its transpose."""
     left, right = (strided_view(graph, p) for p in graph.nodes[matmul].args)
     rows = _as_matrix(left)
@@ -62,7 +62,7 @@ def product_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], b
     a, b = _contiguous(rows, reads), _contiguous(_transposed(right), reads)
     if a is None or b is None:
         return None
-    return ProductOperands(a, b, "k" if a == rows else "m", "n" if b == right else "k")
+    return MatmulOperands(a, b, "k" if a == rows else "m", "n" if b == right else "k")
 
 
 def _contiguous(view: StridedView, reads: Callable[[StridedView], bool]) -> StridedView | None:
@@ -112,7 +112,7 @@ def _is_multiple(stride: Dim, itemsize: int) -> bool:
 
 
 def _is_aligned(graph: Graph, base: int) -> bool:
-    node = graph.nodes[owner(graph, base)]
+    node = graph.nodes[first_version(graph, base)]
     return node.op is not Op.INPUT or graph.input_spec(str(node.attr("name"))).alignment >= _TMA_ALIGNMENT
 
 
@@ -139,9 +139,9 @@ class Pipeline:
     column_multiple: int
     widths: tuple[int, ...]
 
-    def operands(self, graph: Graph, matmul: int) -> ProductOperands | None:
+    def operands(self, graph: Graph, matmul: int) -> MatmulOperands | None:
         itemsize = graph.nodes[matmul].dtype.itemsize
-        return product_operands(graph, matmul, lambda view: self.reads(graph, view, itemsize))
+        return matmul_operands(graph, matmul, lambda view: self.reads(graph, view, itemsize))
 
     def rejection_reason(self, graph: Graph, matmul: int, root: int) -> str | None:
         """Returns the reason why the pipeline cannot compute a matmul that ends in ``root``; None if it can."""

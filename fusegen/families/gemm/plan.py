@@ -153,7 +153,7 @@ class FewRowsPlan(Plan):
 
 
 @dataclass(frozen=True)
-class Accumulated:
+class AccumulatorPair:
     """Two neighbouring accumulator columns, which an epilogue reads as an array of two.
 
     Attributes:
@@ -173,7 +173,7 @@ class HeadStatistic:
 
     reduction: Reduction
     columns: int
-    accumulated: tuple[Accumulated, ...]
+    accumulated: tuple[AccumulatorPair, ...]
     lift: LaneFunction
 
     @property
@@ -199,7 +199,7 @@ class PartResult:
 
 
 @dataclass(frozen=True)
-class ProductPart:
+class MatmulPart:
     """A range of a launch's columns with its epilogue.
 
     Attributes:
@@ -213,7 +213,7 @@ class ProductPart:
     head: int
     rows: int
     products: int
-    accumulated: tuple[Accumulated, ...]
+    accumulated: tuple[AccumulatorPair, ...]
     epilogue: LaneFunction
     results: tuple[PartResult, ...]
     statistics: tuple[HeadStatistic, ...] = ()
@@ -236,7 +236,7 @@ class ContractionBody(Body):
     operands that are read by address, the first one and those of each part."""
 
     input_dtype: DType
-    parts: tuple[ProductPart, ...]
+    parts: tuple[MatmulPart, ...]
     plan: MatmulPlan
     matrices: tuple[int, ...] = ()
 
@@ -244,7 +244,7 @@ class ContractionBody(Body):
     def tile_dtypes(self) -> frozenset[DType]:
         return frozenset({self.input_dtype, *(r.dtype for part in self.parts for r in part.results)})
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         """Describes the kernel; counts parts, matmuls and results where there are several."""
         columns = " + ".join(str(part.columns) for part in self.parts)
         results = sum(len(part.results) for part in self.parts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment
-from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, TileBody
+from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, TileBody
 from fusegen.ir.symbolic import Axes, Modulo, literal, product
 from fusegen.schedule.access import Access
 from fusegen.schedule.kernel import LoweredKernel
@@ -47,7 +47,7 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
     )
 
 
-def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
+def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
     threads = body.threads
@@ -105,7 +105,7 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         row_count=c_text(extents[body.row_axis]),
         column_count=c_text(extents[body.column_axis]),
         decode=decode(body.tiles, "tile", "Index"),
-        crossing=[_tile(a, at, body, offsets) for a, at in zip(body.crossing, body.shared.staged, strict=True)],
+        transposed=[_tile(a, at, body, offsets) for a, at in zip(body.transposed, body.shared.staged, strict=True)],
         reads=[fragment(a, offsets, body.column_axis) for a in body.reads],
         writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
         whole=" && ".join(f"{c_text(Modulo(size, body.plan.vec))} == 0" for size in body.multiples),

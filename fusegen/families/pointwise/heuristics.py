@@ -41,7 +41,7 @@ class PointwiseFeatures:
         itemsizes, offsets: those of all reads and writes.
         may_wrap: whether vectors may continue in the next row.
         interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
-        together: elements of the group's domain per index of the axes.
+        elements_per_index: elements of the group's domain per index of the axes.
         along: the extent of the axis for hoisting, or None.
     """
 
@@ -50,7 +50,7 @@ class PointwiseFeatures:
     offsets: Sequence[Index]
     may_wrap: bool = False
     interleaved_bytes: int = 0
-    together: int = 1
+    elements_per_index: int = 1
     along: Dim | None = None
 
 
@@ -59,7 +59,7 @@ def pointwise_plans(features: PointwiseFeatures, target: Target, multiples: Mult
     if not target.warp:
         return cpu_plans(features.axes, features.offsets)
     plans = (*_repeated(features, multiples), *_vectorized(features, multiples))
-    return plans if features.together == 1 else tuple(_with_room(plan, features.itemsizes) for plan in plans)
+    return plans if features.elements_per_index == 1 else tuple(_with_room(plan, features.itemsizes) for plan in plans)
 
 
 def _vectorized(features: PointwiseFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusegen.families.pointwise.heuristics import PointwiseFeatures, pointwise_plans, tile_plans
-from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, PointwisePlan, TileBody, TilePlan
+from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, PointwisePlan, TileBody, TilePlan
 from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
@@ -20,8 +20,8 @@ from fusegen.schedule.access import Access, AccessPattern, divisor, merge_axes, 
 from fusegen.schedule.column_pairs import Fragments, interleaved, interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.kernel import Plan, SharedArrays, arranged
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
+from fusegen.schedule.kernel import Plan, SharedArrays, arrange_shared_arrays
 from fusegen.schedule.math import CallArgument, Origin
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms
@@ -35,13 +35,13 @@ POINTWISE = GroupKind("pointwise", merges=True, writes_in_place=True, is_strided
 
 def lower_pointwise(context: Context) -> Launch:
     points = _points(context)
-    crossing = crossing_of(points) if points.together == 1 else None
-    tiled = () if crossing is None else tile_candidates(context, points, crossing)
-    hoisting = hoisting_of(points) if crossing is None and context.target.warp > 0 else None
+    transposed = transposed_reads_of(points) if points.elements_per_index == 1 else None
+    tiled = () if transposed is None else tile_candidates(context, points, transposed)
+    hoisting = hoisting_of(points) if transposed is None and context.target.warp > 0 else None
     candidates: tuple[Plan, ...] = (*tiled, *_plans(context, points, hoisting))
-    plan = context.chosen(candidates)
-    if crossing is not None and isinstance(plan, TilePlan):
-        return lower_tiles(context, points, crossing, plan)
+    plan = context.choose(candidates)
+    if transposed is not None and isinstance(plan, TilePlan):
+        return lower_tiles(context, points, transposed, plan)
     assert isinstance(plan, PointwisePlan)
     return _launch(context, points, plan, hoisting if plan.repeats > 1 else None)
 
@@ -60,7 +60,7 @@ def _points(context: Context) -> PointwiseMath:
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
     stores = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
-    return replace(points, leaves=points.leaves.moved(replaced), stores=stores, axes=merged)
+    return replace(points, leaves=points.leaves.substituted(replaced), stores=stores, axes=merged)
 
 
 def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
@@ -77,15 +77,21 @@ def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
 def _points_over(context: Context, space: Space) -> PointwiseMath:
     axes = space.axes
     evaluator = Evaluator(
-        context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
+        context.graph,
+        axes,
+        context.stored,
+        lambda position, index: None,
+        context.rounded,
+        context.contracted,
+        context.reciprocal_divisions,
     )
     roots: list[int] = []
     stores: list[tuple[int, Index]] = []
     for output, index in itertools.product(context.group.outputs, space.points):
         root = evaluator.value(output, index)
         for store in context.stores(output, index, axes):
-            roots.append(evaluator.stored(root, context.dtype(store.buffer)))
-            stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
+            roots.append(evaluator.without_final_cast(root, context.dtype(store.buffer)))
+            stores.append((store.buffer, evaluator.write_offset(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
     return PointwiseMath(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
 
@@ -101,7 +107,7 @@ def _plans(context: Context, points: PointwiseMath, hoisting: Hoisting | None) -
         offsets=offsets,
         may_wrap=wraps,
         interleaved_bytes=_interleaved_bytes(context, points),
-        together=points.together,
+        elements_per_index=points.elements_per_index,
         along=None if hoisting is None else along[hoisting.axis],
     )
     return pointwise_plans(features, context.target, context.multiples)
@@ -141,13 +147,13 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 
 
-def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> Hoisted:
+def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> HoistedMath:
     """Returns the values computed before a loop, for calls inside it."""
     context = fragments.context
     roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
     fragments.values |= {term: CallArgument(Origin.LANES, name) for name, term in roots}
-    return Hoisted(hoisting.axis, reads, call)
+    return HoistedMath(hoisting.axis, reads, call)
 
 
 # Hoisting: a thread loops along an axis that expensive math does not depend on, e.g. a rotation's angles do not depend on the head.
@@ -195,7 +201,7 @@ class _Invariance:
 
     @property
     def saved(self) -> int:
-        ops = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
+        ops = [self.points.terms.items[t].op for t in self.points.terms.producers(self.terms)]
         return sum(_COSTS.get(op, 1) for op in ops if isinstance(op, Op) and op not in _CHEAP)
 
     @property
@@ -212,7 +218,7 @@ class _Invariance:
     @cached_property
     def _varying(self) -> frozenset[int]:
         varying: set[int] = set()
-        for position in self.points.terms.below(self.points.roots):
+        for position in self.points.terms.producers(self.points.roots):
             if self._is_leaf_along(position) or not varying.isdisjoint(self.points.terms.items[position].args):
                 varying.add(position)
         return frozenset(varying)
@@ -276,24 +282,24 @@ _VECTOR_BYTES = 16  # the widest memory access of a thread
 _MOST_LANES = 8
 
 
-def tile_candidates(context: Context, points: PointwiseMath, crossing: Crossing) -> tuple[TilePlan, ...]:
+def tile_candidates(context: Context, points: PointwiseMath, transposed: TransposedReads) -> tuple[TilePlan, ...]:
     """Returns the tile plans of a kernel with transposed operands; empty if tiles would not be faster."""
     extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
-    columns = extents[crossing.column_axis]
+    columns = extents[transposed.column_axis]
     vec = min(_MOST_LANES, _VECTOR_BYTES // min(context.dtype(buffer).itemsize for buffer, _ in points.touched))
     while (literal(columns) or 0) % vec:
         vec //= 2
-    itemsizes = [context.dtype(read.buffer).itemsize for read in points.leaves.reads.values() if read in crossing.reads]
-    return tile_plans(extents[crossing.row_axis], columns, vec, itemsizes, context.target)
+    itemsizes = [context.dtype(read.buffer).itemsize for read in points.leaves.reads.values() if read in transposed.reads]
+    return tile_plans(extents[transposed.row_axis], columns, vec, itemsizes, context.target)
 
 
-def lower_tiles(context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> Launch:
-    return _TileBuilder(context, points, crossing, plan).launch()
+def lower_tiles(context: Context, points: PointwiseMath, transposed: TransposedReads, plan: TilePlan) -> Launch:
+    return _TileBuilder(context, points, transposed, plan).launch()
 
 
 class _TileBuilder:
-    def __init__(self, context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> None:
-        self.context, self.points, self.crossing, self.plan = context, points, crossing, plan
+    def __init__(self, context: Context, points: PointwiseMath, transposed: TransposedReads, plan: TilePlan) -> None:
+        self.context, self.points, self.transposed, self.plan = context, points, transposed, plan
         self.extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
         self.fragments = Fragments(context, points.terms, points.leaves, self._access)
         self.writes = tuple(self._access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
@@ -301,11 +307,11 @@ class _TileBuilder:
     def launch(self) -> Launch:
         context, points, plan = self.context, self.points, self.plan
         accesses = {read: self.fragments.reads[t] for t, read in points.leaves.reads.items()}
-        across = tuple(access for read, access in accesses.items() if read in self.crossing.reads)
+        across = tuple(access for read, access in accesses.items() if read in self.transposed.reads)
         body = TileBody(
             points.axes,
-            self.crossing.row_axis,
-            self.crossing.column_axis,
+            self.transposed.row_axis,
+            self.transposed.column_axis,
             self._tiles(),
             across,
             tuple(access for access in accesses.values() if access not in across),
@@ -321,21 +327,23 @@ class _TileBuilder:
 
     def _tiles(self) -> Axes:
         """Returns the axes that number blocks. Consecutive blocks read consecutive memory."""
-        row, column = self.crossing.row_axis, self.crossing.column_axis
+        row, column = self.transposed.row_axis, self.transposed.column_axis
         outer = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
         symbols = (*outer, axis_symbol("tile_column"), axis_symbol("tile_row"))
         sides = _tile_count(self.extents[column], self.plan.columns), _tile_count(self.extents[row], self.plan.rows)
         return Axes(symbols, (*outer.values(), *sides))
 
     def _staged(self, accesses: Sequence[Access]) -> SharedArrays:
-        return arranged(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
+        return arrange_shared_arrays(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
 
     def _access(self, name: str, read: BufferRead) -> Access:
-        if read in self.crossing.reads:
-            return self.context.access(name, read.buffer, read.offset, self.crossing.row_axis, self._widest(read), read.conditions)
+        if read in self.transposed.reads:
+            return self.context.access(
+                name, read.buffer, read.offset, self.transposed.row_axis, self._widest(read), read.conditions
+            )
         assumed = sympy.Add(*(term for term, _ in self._assumed(read)))
         plain = sympy.expand(sympy.sympify(read.offset) - assumed)
-        axis, vec = self.crossing.column_axis, self.plan.vec
+        axis, vec = self.transposed.column_axis, self.plan.vec
         return replace(self.context.access(name, read.buffer, plain, axis, vec, read.conditions), offset=read.offset)
 
     def _widest(self, read: BufferRead) -> int:
@@ -345,16 +353,16 @@ class _TileBuilder:
 
     def _multiples(self) -> Iterator[sympy.Expr]:
         """Yields sizes that must be multiples of the vector width for whole, aligned vectors."""
-        extent = sympy.sympify(self.extents[self.crossing.column_axis])
+        extent = sympy.sympify(self.extents[self.transposed.column_axis])
         if divisor(extent, self.context.multiples) % self.plan.vec:
             yield extent
-        reads = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
+        reads = [read for read in self.points.leaves.reads.values() if read not in self.transposed.reads]
         for read in (*reads, *(BufferRead(b, o) for b, o in self.points.stores)):
             yield from (sizes for _, sizes in self._assumed(read))
 
     def _assumed(self, read: BufferRead) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
         """Yields pairs of a term of a vector's offset and a size: if the size is a multiple of the vector width, so is the term."""
-        context, axis = self.context, self.crossing.column_axis
+        context, axis = self.context, self.transposed.column_axis
         if pattern_of(read.offset, axis) is not AccessPattern.VECTOR:
             return
         own = max(1, context.alignment(read.buffer) // context.dtype(read.buffer).itemsize)
@@ -379,7 +387,7 @@ def _tile_count(extent: Index, side: int) -> Index:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class TransposedReads:
     """Transposed operands (`reads`), which are contiguous along `row_axis`, while results are contiguous along `column_axis`."""
 
     row_axis: sympy.Symbol
@@ -400,16 +408,16 @@ def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index])
     return Axes(symbols, tuple(extents[axis] for axis in symbols))
 
 
-def crossing_of(points: PointwiseMath) -> Crossing | None:
+def transposed_reads_of(points: PointwiseMath) -> TransposedReads | None:
     """Returns the pair of axes with the most transposed operands.
 
     None without transposed operands, or if an element may depend on another element's write or on an index that is read.
     """
-    if points.leaves.checks or any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in points.touched):
+    if points.leaves.checks or any(sympy.sympify(offset).has(LoadedIndex, CheckedIndex) for _, offset in points.touched):
         return None
     symbols = points.axes.symbols
     columns = [axis for axis in symbols if _are_contiguous([offset for _, offset in points.stores], axis)]
-    pairs = [Crossing(row, column, _across(points, row, column)) for column in columns for row in symbols if row != column]
+    pairs = [TransposedReads(row, column, _across(points, row, column)) for column in columns for row in symbols if row != column]
     best = max(pairs, key=lambda pair: len(pair.reads), default=None)
     return best if best is not None and best.reads else None
 
@@ -443,7 +451,7 @@ class PointwiseMath:
         leaves: leaves of the terms, over the axes.
         stores: written buffers and offsets.
         axes: the merged axes.
-        together: elements of the group's domain that a thread computes at each index of the axes.
+        elements_per_index: elements of the group's domain that a thread computes at each index of the axes.
     """
 
     terms: Terms
@@ -451,7 +459,7 @@ class PointwiseMath:
     leaves: Leaves
     stores: tuple[tuple[int, Index], ...]
     axes: Axes
-    together: int
+    elements_per_index: int
 
     @property
     def touched(self) -> Iterator[tuple[int, Index]]:

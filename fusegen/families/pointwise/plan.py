@@ -44,7 +44,7 @@ class PointwisePlan(Plan):
     fixes_threads = False
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         across = f", {self.rows} rows in turn" if self.rows > 1 else ", across rows" if self.wraps else ""
         repeated = f", looped {self.repeats} times" if self.repeats > 1 else ""
         return f"{self.threads} threads, {self.unroll} x {self.vec} elements per thread{across}{repeated}"
@@ -67,7 +67,7 @@ class TilePlan(Plan):
     columns: int
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"tiles of {self.rows} x {self.columns}: {self.threads} threads, {self.unroll} x {self.vec} elements per thread"
 
     @property
@@ -83,7 +83,7 @@ class TilePlan(Plan):
 
 
 @dataclass(frozen=True)
-class Hoisted:
+class HoistedMath:
     """Reads and math that a thread performs once for all elements along the first axis."""
 
     axis: sympy.Symbol
@@ -108,19 +108,19 @@ class PointwiseBody(Body):
     checks: tuple[IndexCheck, ...]
     call: MathCall
     plan: PointwisePlan
-    hoisted: Hoisted | None = None
+    hoisted: HoistedMath | None = None
 
     can_be_part = True
 
     @property
-    def chosen(self) -> Plan:
+    def chosen_plan(self) -> Plan:
         return self.plan
 
     @property
     def blocks_per_sm(self) -> int:
         return self.plan.blocks_per_sm
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         along = f", each thread loops {self.plan.repeats} times along {self.hoisted.axis}" if self.hoisted is not None else ""
         return f"{kind}, {counted(self.plan.vec, 'element')} per access{along}"
 
@@ -143,7 +143,7 @@ class TileBody(Body):
         row_axis: the axis in which transposed operands are contiguous.
         column_axis: the axis in which results are contiguous.
         tiles: the axes of the grid: outer axes, tiles of columns, tiles of rows.
-        crossing: accesses of the transposed operands, along `row_axis`.
+        transposed: accesses of the transposed operands, along `row_axis`.
         reads, writes: accesses along `column_axis`.
         multiples: sizes that must be multiples of the vector width for whole, aligned vectors; otherwise accesses are scalar.
         shared: a tile for each transposed operand.
@@ -153,7 +153,7 @@ class TileBody(Body):
     row_axis: sympy.Symbol
     column_axis: sympy.Symbol
     tiles: Axes
-    crossing: tuple[Access, ...]
+    transposed: tuple[Access, ...]
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     multiples: tuple[Index, ...]
@@ -164,8 +164,8 @@ class TileBody(Body):
     can_be_part = True
 
     @property
-    def chosen(self) -> Plan:
+    def chosen_plan(self) -> Plan:
         return self.plan
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         return f"{kind}, transposed through shared memory in tiles of {self.plan.rows} x {self.plan.columns}"

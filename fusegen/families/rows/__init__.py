@@ -20,7 +20,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.access import Access, AccessPattern
 from fusegen.schedule.context import Context
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, Step, extents, has_one_block
 from fusegen.target import Target
@@ -82,7 +82,7 @@ def is_faster_split(launch: Launch, sizes: Mapping[str, int], target: Target) ->
 def _row_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> RowWork:
     (rows, columns), itemsizes = extents(launch, sizes), _itemsizes(launch)
     accesses = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
-    accesses |= {access.name: access for access in body.kept}
+    accesses |= {access.name: access for access in body.cached}
     reads = [access for access in accesses.values() if access.buffer in itemsizes]
     of_row = [itemsizes[access.buffer] * len(access.variables) for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
@@ -106,7 +106,7 @@ def _itemsizes(launch: Launch) -> dict[int, int]:
 def _is_gathered(body: RowBody) -> bool:
     """True if the offset of a row depends on an index that is read."""
     neighbours = [a for phase in body.phases for a in (*phase.reads, *phase.late) if a.pattern is AccessPattern.VECTOR]
-    return any(sympify(access.offset).has(Loaded, Checked) for access in neighbours)
+    return any(sympify(access.offset).has(LoadedIndex, CheckedIndex) for access in neighbours)
 
 
 def _numbers_rows(access: Access, body: RowBody) -> bool:

@@ -19,8 +19,8 @@ from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, lineari
 from fusegen.program.formula import Formula, formula_of, minimum
 from fusegen.schedule.access import Access, AccessPattern, Anchor, pattern_of
 from fusegen.schedule.context import Context, assemble, uses_of
-from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.kernel import SCRATCH_BYTES, arranged
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
+from fusegen.schedule.kernel import SCRATCH_BYTES, arrange_shared_arrays
 from fusegen.schedule.memory import Store, total_bytes
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import Launch, Traffic
@@ -75,7 +75,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], row_axes:
     writes = [a for s in sums for a in s.writes]
     plan_of_columns = column_plan(context.target, len(partials), tiled=plan.tiled)
     threads = plan_of_columns.columns * plan_of_columns.rows
-    shared = arranged(scratch=[threads * SCRATCH_BYTES for _ in partials])
+    shared = arrange_shared_arrays(scratch=[threads * SCRATCH_BYTES for _ in partials])
     blocks = row_blocks(context, plan, row_axes)
     body = ColumnBody(sums, column_axes, plan.persistent_blocks, blocks, shared, plan_of_columns)
     extents = column_axes.extents if blocks is None else (*column_axes.extents, blocks)
@@ -208,7 +208,7 @@ def unaligned(context: Context, access: Access, axis: sympy.Symbol, anchor: Anch
 
 def may_wrap(context: Context, touched: Iterable[tuple[int, Index]], written: Iterable[tuple[int, Index]], axes: Axes) -> bool:
     """True if vectors may continue in the next row: writes follow the order of the axes, and no offset depends on an index read."""
-    is_plain = not any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in touched)
+    is_plain = not any(sympy.sympify(offset).has(LoadedIndex, CheckedIndex) for _, offset in touched)
     return is_plain and all(_is_flat(context, buffer, offset, axes) for buffer, offset in written)
 
 
@@ -229,7 +229,7 @@ def _is_flat(context: Context, buffer: int, offset: Index, axes: Axes) -> bool:
 
 
 def _is_aligned(context: Context, buffer: int, offset: Index, axis: sympy.Symbol) -> bool:
-    is_plain = not sympy.sympify(offset).has(Loaded, Checked)
+    is_plain = not sympy.sympify(offset).has(LoadedIndex, CheckedIndex)
     return is_plain and pattern_of(offset, axis) is AccessPattern.VECTOR and context.alignment(buffer) % _VECTOR_BYTES == 0
 
 

@@ -198,14 +198,14 @@ class PointwisePrices:
 
 
 @dataclass(frozen=True)
-class LaneCosts:
+class RowKernelCosts:
     rows: RowPrices
     staged: StagedPrices
     points: PointwisePrices
     columns: ColumnPrices
 
 
-H200 = LaneCosts(
+H200 = RowKernelCosts(
     rows=RowPrices(
         start=4.21,
         megabyte=0.208,
@@ -234,7 +234,7 @@ H200 = LaneCosts(
     columns=COLUMNS_H200,
 )
 
-LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}
+LANE_COSTS: Mapping[str, RowKernelCosts] = {"sm_90a": H200}
 """Cost models by target; other targets have none."""
 
 
@@ -247,12 +247,12 @@ class PointwiseWork:
     operands: int
 
 
-def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, sms: int) -> float:
+def row_time(costs: RowKernelCosts, plan: RowPlan, work: RowWork, sms: int) -> float:
     """Returns the time of a row kernel's launch, in µs."""
     if plan.persistence is Persistence.STAGED:
         return staged_time(costs.staged, plan, work, sms)
     prices, looped = costs.rows, plan.persistence is Persistence.MULTI_PASS
-    groups = math.ceil(work.columns / plan.span) if looped else plan.vectors_per_thread
+    groups = math.ceil(work.columns / plan.columns_per_step) if looped else plan.vectors_per_thread
     accesses = groups * work.operands * (work.reductions + 1 if looped else 1)
     blocks, persistent_blocks = math.ceil(work.rows / plan.rows) * plan.cluster, _resident_blocks(plan, work)
     waves = max(1.0, blocks / sms / persistent_blocks)

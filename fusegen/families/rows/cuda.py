@@ -74,7 +74,7 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
         segment_kinds=kinds(of_segments),
         segment=body.segment,
         peers=body.peers,
-        kept=[fragment(a, offsets, lane_axis) for a in body.kept],
+        kept=[fragment(a, offsets, lane_axis) for a in body.cached],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         scratch=dict(zip(components, body.shared.scratch, strict=False)),  # empty if warps shuffle instead

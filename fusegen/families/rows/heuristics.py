@@ -107,13 +107,13 @@ class RowFeatures:
         shared: 32-bit registers per element for values shared by all rows.
         computed: bytes per element of values computed in one phase and used in later ones.
         shifted_stage_bytes: `stage_bytes` with vectors at aligned addresses; None if vectors cannot shift.
-        deferred: the part of `stage_bytes` that only the last phase needs.
+        late_bytes: the part of `stage_bytes` that only the last phase needs.
         row_step: a divisor of the elements between rows; None if fragments differ in alignment or rows are not equidistant.
         orders: whether rows are sorted.
         segment: columns per segment, whose threads must be neighbours in a warp; 0 without segments.
         interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
         indexed: whether row addresses depend on an index that is read.
-        sendable: whether the blocks of a cluster may exchange partial reductions.
+        may_exchange: whether the blocks of a cluster may exchange partial reductions.
     """
 
     axes: Axes
@@ -127,8 +127,8 @@ class RowFeatures:
     computed: int = 0
     shifted_stage_bytes: int | None = None
     row_step: int | None = None
-    sendable: bool = False
-    deferred: int = 0
+    may_exchange: bool = False
+    late_bytes: int = 0
     orders: bool = False
     segment: int = 0
     interleaved_bytes: int = 0
@@ -261,7 +261,7 @@ def _shared(
     """
     clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
     is_held = any(plan.persistence is Persistence.REGISTERS for plan in plans)
-    if columns is None or is_held or not features.sendable or not features.reductions or not clusters:
+    if columns is None or is_held or not features.may_exchange or not features.reductions or not clusters:
         return ()
     elements = min(_MOST_ELEMENTS, int(_CLUSTER_REGISTERS / max(0.5, features.held)))
     held = partial(_held_by_clusters, clusters, columns, known, vec, features, target)
@@ -367,7 +367,7 @@ def _staged(columns: int, known: bool, vec: int, features: RowFeatures, target: 
     groups, staged = -(-columns // vec), partial(_staged_by, columns, known, vec, features, target)
     if not features.stage_bytes or groups < _STAGED_GROUPS or 2 * vec < _widest(features):
         return []
-    most = min(target.cluster, groups // _STAGED_SHARE) if features.sendable and features.reductions else 1
+    most = min(target.cluster, groups // _STAGED_SHARE) if features.may_exchange and features.reductions else 1
     ways = [(cluster, blocks) for cluster, blocks in _STAGING if cluster <= max(1, most)]
     plans = [
         staged(c, n, -(-groups // (c * vectors_per_thread * _WARP)) * _WARP)
@@ -386,9 +386,9 @@ def _staged_by(
     if threads * blocks not in _STAGING_THREADS or threads > _MOST_THREADS or vectors_per_thread * vec > _MOST_STAGED:
         return None
     stage_vectors = _slots(vec, threads, blocks, features, target, cluster)
-    late_loads = stage_vectors < 2 * vectors_per_thread and 0 < features.deferred < features.stage_bytes
+    late_loads = stage_vectors < 2 * vectors_per_thread and 0 < features.late_bytes < features.stage_bytes
     if late_loads:
-        features = replace(features, stage_bytes=features.stage_bytes - features.deferred)
+        features = replace(features, stage_bytes=features.stage_bytes - features.late_bytes)
         stage_vectors = _slots(vec, threads, blocks, features, target, cluster)
     if not _is_worth_it(stage_vectors, vectors_per_thread):
         return None
@@ -421,7 +421,7 @@ def _in_registers(plan: RowPlan, features: RowFeatures) -> RowPlan:
         plan.stage_vectors >= 2 * plan.vectors_per_thread and features.stage_bytes / 4 * elements + _SPARE <= registers
     )
     registers -= int(features.stage_bytes / 4 * elements) if stage_to_registers else 0
-    late = (features.deferred / 4 if plan.late_loads else 0) + (0 if keeps else features.shared)
+    late = (features.late_bytes / 4 if plan.late_loads else 0) + (0 if keeps else features.shared)
     prefetch = max(1, min(_FORESEEN, plan.vectors_per_thread, int(registers / (late * plan.vec)))) if late else 0
     rows = min(plan.stage_vectors / plan.vectors_per_thread, 2 if stage_to_registers else _STAGING_ROWS)
     stage_vectors = (

@@ -19,8 +19,8 @@ from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.column_pairs import Fragments, interleaved
 from fusegen.schedule.context import Context, Leaves
-from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
+from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arrange_shared_arrays, padded
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
@@ -40,7 +40,7 @@ class RowMath:
         stores: destinations of written roots, over merged axes.
         leaves: reads and coordinates, over merged axes.
         rows, columns: the domain's axes.
-        moves: maps the domain's axes to merged axes.
+        axis_map: maps the domain's axes to merged axes.
         anchor: the tensor whose alignment shifted vectors follow, or None.
         segments: maps nodes of states reduced over segments to the first node of their state.
         segment: columns per segment, the last axis's extent; 0 without segments.
@@ -56,7 +56,7 @@ class RowMath:
     column_axes: Axes
     rows: frozenset[sympy.Symbol]
     columns: frozenset[sympy.Symbol]
-    moves: Mapping[object, Index]
+    axis_map: Mapping[object, Index]
     anchor: Anchor | None
     segments: Mapping[int, int]
     segment: int
@@ -65,7 +65,7 @@ class RowMath:
 def is_shared(math: RowMath, term: int) -> bool:
     """True if a term reads the same fragments in all rows, without conditions and not through an index."""
     read = math.leaves.reads[term]
-    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
+    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(LoadedIndex, CheckedIndex):
         return False
     along = read.offset.free_symbols
     return along.isdisjoint(math.row_axes.symbols) and not along.isdisjoint(math.column_axes.symbols)
@@ -108,7 +108,7 @@ class RowKernelBuilder:
             column_axes=self.math.column_axes,
             phases=phases,
             checks=self.fragments.checks,
-            kept=self._accesses(self.kept),
+            cached=self._accesses(self.kept),
             partials=partials,
             shared=self._shared(phases),
             plan=self.plan,
@@ -138,7 +138,7 @@ class RowKernelBuilder:
         accesses = dict(self.fragments.reads)
         uses: dict[tuple[object, ...], list[int]] = {}
         for term in accesses:
-            uses.setdefault(tuple((term in p.reads, term in p.held, term in p.given) for p in self.phases), []).append(term)
+            uses.setdefault(tuple((term in p.reads, term in p.held, term in p.earlier) for p in self.phases), []).append(term)
         for terms in uses.values():
             of_part = {name: access for access in self._joined([accesses[t] for t in terms]) for name in access.parts}
             accesses |= {t: of_part[accesses[t].name] for t in terms if accesses[t].name in of_part}
@@ -326,7 +326,7 @@ class RowKernelBuilder:
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:
-        below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
+        below = (self.math.terms.items[t] for t in self.math.terms.producers((term,)))
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
 
@@ -338,7 +338,7 @@ class RowKernelBuilder:
     ) -> tuple[MathCall | None, tuple[Copy, ...]]:
         """Returns the math that computes named terms, and the terms that need none. ``missing`` are terms not computed yet."""
         computed_here = {t for _, t in roots}
-        known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
+        known = dict.fromkeys((*phase.earlier, *phase.row_earlier, *phase.segment_terms, *self._row_leaves()))
         available = [t for t in known if t not in missing and (t not in computed_here or self._is_available(t, phase))]
         computed = [(result, t) for result, t in roots if t not in available]
         call = self.fragments.call(name, computed, available) if computed else None
@@ -349,7 +349,7 @@ class RowKernelBuilder:
 
     def _is_available(self, term: int, phase: PhaseTerms) -> bool:
         """True for a leaf, a value of the row or of a segment, or a value held from an earlier phase."""
-        groups = (phase.row_given, phase.segment_terms, phase.given)
+        groups = (phase.row_earlier, phase.segment_terms, phase.earlier)
         return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in groups)
 
     # The launch.
@@ -357,7 +357,7 @@ class RowKernelBuilder:
     def _grid(self) -> Formula:
         rows = product(self.math.row_axes.extents)
         if self.plan.tiled:
-            tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
+            tiles = ceil_div(product(self.math.column_axes.extents), self.plan.columns_per_step)
             return tiles * self.plan.persistent_blocks
         if self.plan.persistent_blocks:
             return parts_of(self.context, self.plan, self.math.row_axes) * self.plan.cluster
@@ -375,14 +375,18 @@ class RowKernelBuilder:
         )
         partials = [key for keys in self.workspace.values() for key in keys]
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
-        return arranged(
+        return arrange_shared_arrays(
             scratch=[plan.warps * stage_vectors * SCRATCH_BYTES for _ in components if plan.warps > 1],
-            ordered=[plan.span * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for p in phases if p.orders and plan.warps > 1][
-                :1
-            ],
+            ordered=[
+                plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES
+                for p in phases
+                if p.orders and plan.warps > 1
+            ][:1],
             sums=self._shared_sums(partials),
             staged=[
-                plan.stage_vectors * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED
+                plan.stage_vectors * plan.columns_per_step // plan.cluster * size
+                for size in staged
+                if plan.persistence is Persistence.STAGED
             ],
             barriers=[BARRIER_BYTES for _ in reductions for _ in range(stage_vectors) if plan.cluster > 1],
         )
@@ -392,5 +396,5 @@ class RowKernelBuilder:
         plan = self.plan
         if plan.tiled:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
-            return [padded(plan.rows * plan.span) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
-        return [plan.span * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]
+            return [padded(plan.rows * plan.columns_per_step) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
+        return [plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]

@@ -20,7 +20,7 @@ from fusegen.families.rows.columns import (
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.families.rows.match import COLUMN
-from fusegen.families.rows.phases import Keep, PhaseSplitter, PhaseTerms, Root
+from fusegen.families.rows.phases import HeldValues, PhaseSplitter, PhaseTerms, Root
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.fusion.groups import Domain
 from fusegen.fusion.producers import domain_axes, reduced_dims
@@ -33,13 +33,13 @@ from fusegen.schedule.access import AccessPattern, Anchor, divisor, merge_axes
 from fusegen.schedule.column_pairs import interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, grouped_by_reduction, lifted
 from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
-_KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.MULTI_PASS: Keep.NOTHING}
+_KEEP = {Persistence.REGISTERS: HeldValues.ALL, Persistence.STAGED: HeldValues.ROW, Persistence.MULTI_PASS: HeldValues.NOTHING}
 """Element values that live across phases: registers hold those of a short row, shared memory those of a staged one."""
 
 _SMALLEST_COPY = 4
@@ -67,16 +67,22 @@ def lower_rows(context: Context) -> list[Launch]:
 
 
 def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[Store]]:
-    return {part: _column_stores(context, part, dict(math.moves)) for part in math.states[node]}
+    return {part: _column_stores(context, part, dict(math.axis_map)) for part in math.states[node]}
 
 
 def _evaluate(context: Context) -> RowMath:
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
     evaluator = Evaluator(
-        graph, axes, context.stored, lambda p, at: _reduction(graph, p), context.rounded, context.contracted, context.inverted
+        graph,
+        axes,
+        context.stored,
+        lambda p, at: _reduction(graph, p),
+        context.rounded,
+        context.contracted,
+        context.reciprocal_divisions,
     )
-    is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.anchors}
+    is_order = {p: graph.nodes[p].family is Family.ORDER for p in context.group.core_nodes}
     orders = [p for p, known in is_order.items() if known and p not in context.group.inputs]  # unless another kernel sorts them
     states = grouped_by_reduction(graph, [p for p, known in is_order.items() if not known])
     statistics: dict[int, tuple[int, ...]] = {}
@@ -99,10 +105,15 @@ def _evaluate(context: Context) -> RowMath:
             term = evaluator.value(output, index)
             stored = context.stores(output, index, axes)
             roots += [
-                Root(kind, len(stores) + k, (evaluator.stored(term, context.dtype(s.buffer)),), s.buffer in context.stored.values())
+                Root(
+                    kind,
+                    len(stores) + k,
+                    (evaluator.without_final_cast(term, context.dtype(s.buffer)),),
+                    s.buffer in context.stored.values(),
+                )
                 for k, s in enumerate(stored)
             ]
-            stores += [Store(s.buffer, evaluator.place(s.offset, s.gathers)) for s in stored]
+            stores += [Store(s.buffer, evaluator.write_offset(s.offset, s.gathers)) for s in stored]
     needed = [*(t for r in roots for t in r.terms), *(t for reduced in statistics.values() for t in reduced)]
     leaves = leaves_of(evaluator.terms, list(dict.fromkeys(needed)), evaluator.checks())
     return _merged(context, evaluator.terms, roots, leaves, states, statistics, stores, axes)
@@ -116,7 +127,7 @@ def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position)
     at = tuple(point[d] if d in dims else i for d, i in enumerate(own))
     value = evaluator.value(operand, broadcast_index(graph.nodes[operand].shape, at))
     index = linearize([point[d] for d in dims], [context.group.domain.shape[d] for d in dims])
-    number = terms.put(Term(Leaf.COORDINATE, (), DType.INT64, index))
+    number = terms.add(Term(Leaf.COORDINATE, (), DType.INT64, index))
     return lifted(terms, graph.nodes[node].op, terms.convert(value, element_type(graph, graph.nodes[node])), number)
 
 
@@ -177,7 +188,7 @@ def _merged(
     )
     substituted = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
     rows, columns = (frozenset(axes.symbols[d] for d in dims) for dims in (domain.rows, domain.columns))
-    leaves = leaves.moved(moves)
+    leaves = leaves.substituted(moves)
     touched = [(s.buffer, s.offset) for s in (substituted[r.key] for r in roots if r.kind == "write")]
     reads = [r for r in leaves.reads.values() if not r.drawn and not r.conditions]  # conditional offsets may be below 0
     reads.sort(key=lambda r: not _along(r.offset, row_axes))  # operands shared by all rows may start anywhere
@@ -194,7 +205,7 @@ def _merged(
         column_axes=column_axes,
         rows=rows,
         columns=columns,
-        moves=moves,
+        axis_map=moves,
         anchor=anchor,
         segments=segments,
         segment=segment,
@@ -231,7 +242,7 @@ def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
 
 
 def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
-    phases = _split(math, Keep.ALL)
+    phases = _split(math, HeldValues.ALL)
     itemsizes = [context.dtype(r.buffer).itemsize for r in math.leaves.reads.values() if _along(r.offset, math.column_axes)]
     itemsizes += [context.dtype(math.stores[r.key].buffer).itemsize for r in math.roots if r.kind == "write"]
     features = RowFeatures(
@@ -245,25 +256,25 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         read=_read_of_row(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),
         row_step=_row_step(context, math),
-        sendable=_is_sendable(math),
+        may_exchange=_is_sendable(math),
         segment=math.segment,
         interleaved_bytes=_interleaved_bytes(context, math),
-        indexed=any(sympy.sympify(read.offset).has(Loaded, Checked) for read in _fragments_of_row(math)),
-        deferred=_deferred(context, math),
+        indexed=any(sympy.sympify(read.offset).has(LoadedIndex, CheckedIndex) for read in _fragments_of_row(math)),
+        late_bytes=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in phases for p in phase.held if p not in math.leaves.reads),
     )
-    plan = context.chosen(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
+    plan = context.choose(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
     return plan, _split(math, _KEEP[plan.persistence])
 
 
-def _split(math: RowMath, keep: Keep) -> list[PhaseTerms]:
-    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, math.segments, keep).split(math.roots)
+def _split(math: RowMath, held_values: HeldValues) -> list[PhaseTerms]:
+    return PhaseSplitter(math.terms, math.rows, math.columns, math.statistics, math.segments, held_values).split(math.roots)
 
 
 def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> float:
     """Returns the maximum registers per element between two phases. Reads count from the start, since they are prefetched."""
-    last_use = {position: number for number, phase in enumerate(phases) for position in (*phase.reads, *phase.given)}
+    last_use = {position: number for number, phase in enumerate(phases) for position in (*phase.reads, *phase.earlier)}
     first = {position: number for number, phase in enumerate(phases) for position in phase.held}
     first |= {position: 0 for phase in phases for position in phase.reads if _along_row(math, position)}
     borders = range(len(phases))

@@ -45,7 +45,7 @@ def reduction_group(graph: Graph, root: int, materialized: Materialized) -> Grou
         wider = [wide for wide in below if _is_segment_of(graph, reduction, wide)]
         for along in (*wider, reduction):
             for group in _candidates(graph, root, along, materialized):
-                if {along, reduction}.issubset(group.anchors):
+                if {along, reduction}.issubset(group.core_nodes):
                     return group
     return None
 
@@ -135,10 +135,10 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, materialized
             return None
         for index in indices:
             walk(graph, root, index, axes, accepts, producers, stored)
-    families = {graph.nodes[p].family for p in producers.anchors}
-    if Family.ORDER in families and any(domain.is_segment(reduced_dims(graph, p)) for p in producers.anchors):
+    families = {graph.nodes[p].family for p in producers.core_nodes}
+    if Family.ORDER in families and any(domain.is_segment(reduced_dims(graph, p)) for p in producers.core_nodes):
         return None  # sorts and segments need different plans
-    return Group(ROW, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
+    return Group(ROW, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.core_nodes)))
 
 
 def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, materialized: Materialized) -> Group | None:
@@ -161,7 +161,7 @@ def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, materiali
             producers.inputs[operand] = None
         else:
             walk(graph, operand, at, axes, accepts, producers, materialized)
-    rows = tuple(sorted(producers.anchors))
+    rows = tuple(sorted(producers.core_nodes))
     kind = ROW_COLUMN if rows else COLUMN
     return Group(kind, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted({*rows, *roots})))
 
@@ -174,7 +174,7 @@ def split_rows_and_columns(graph: Graph, group: Group) -> tuple[Group, ...]:
     columns = tuple(p for p in group.outputs if sums_columns(graph, p, group.domain))
     rows = tuple(p for p in group.outputs if p not in columns)
     available = frozenset((*group.inputs, *rows))
-    reductions = set(group.anchors) - set(columns)
+    reductions = set(group.core_nodes) - set(columns)
     of_columns = column_group(graph, columns, group.domain, available | reductions)
     if of_columns is None:
         return (group,)
@@ -247,15 +247,15 @@ def _combined(
     if any(part is None for part in parts):
         return None
     groups = [part for part in parts if part is not None]
-    anchors = union(*(p.anchors for p in groups))
-    kind = ROW if not columns else ROW_COLUMN if set(anchors) - set(columns) or rows else COLUMN
-    return Group(kind, (*rows, *columns), union(*(p.inputs for p in groups)), domain, anchors)
+    core_nodes = union(*(p.core_nodes for p in groups))
+    kind = ROW if not columns else ROW_COLUMN if set(core_nodes) - set(columns) or rows else COLUMN
+    return Group(kind, (*rows, *columns), union(*(p.inputs for p in groups)), domain, core_nodes)
 
 
 def _goes_by_segments(graph: Graph, rows: Group) -> bool:
     axes = domain_axes(rows.domain)
     indices = [index for output in rows.outputs for index in row_elements(graph, output, rows.domain, axes)]
-    is_of_segments = any(rows.domain.is_segment(reduced_dims(graph, anchor)) for anchor in rows.anchors)
+    is_of_segments = any(rows.domain.is_segment(reduced_dims(graph, anchor)) for anchor in rows.core_nodes)
     return is_of_segments or any(is_per_segment(rows.domain, index, axes) for index in indices)
 
 

@@ -22,7 +22,7 @@ _CHEAP = 3
 """Most simple operations for which a value is recomputed instead of held."""
 
 
-class Keep(Enum):
+class HeldValues(Enum):
     """Selects the element values that stay in registers from phase to phase."""
 
     ALL = "all"
@@ -57,9 +57,9 @@ class PhaseTerms:
         segment_terms: terms computed once per segment from segment reductions.
         row_terms: terms of the row computed at its start.
         reads: element reads loaded in it.
-        given: element terms from an earlier phase.
+        earlier: element terms from an earlier phase.
         held: element terms computed or loaded here and used later.
-        row_given: terms of the row that its element math uses.
+        row_earlier: terms of the row that its element math uses.
     """
 
     roots: list[Root] = field(default_factory=list)
@@ -67,9 +67,9 @@ class PhaseTerms:
     segment_terms: list[int] = field(default_factory=list)
     row_terms: list[int] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
-    given: list[int] = field(default_factory=list)
+    earlier: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
-    row_given: list[int] = field(default_factory=list)
+    row_earlier: list[int] = field(default_factory=list)
 
 
 class PhaseSplitter:
@@ -82,7 +82,7 @@ class PhaseSplitter:
         statistics: maps each reduction's node to the terms that it reduces, one per component.
         segments: maps each node reduced over segments to the first node of its state. Its result differs along the row, so each
             phase that uses it computes it.
-        keep: element values that live across phases; others are recomputed in each phase.
+        held_values: element values that live across phases; others are recomputed in each phase.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class PhaseSplitter:
         column_axes: Collection[sympy.Symbol],
         statistics: Mapping[int, tuple[int, ...]],
         segments: Mapping[int, int],
-        keep: Keep,
+        held_values: HeldValues,
     ) -> None:
         self.terms = terms
         self.row_axes, self.column_axes = frozenset(row_axes), frozenset(column_axes)
         self.statistics, self.segments = statistics, segments
-        self.keep = keep
+        self.held_values = held_values
         self._depths: list[int] = []
         self._elements: list[bool] = []
         self._varying: list[bool] = []
@@ -122,7 +122,7 @@ class PhaseSplitter:
                 if root.kind == "row_write" and self.terms.items[root.terms[0]].op is Leaf.CONSTANT:
                     phase.row_terms.append(root.terms[0])  # gives the constant a name
         for phase in phases:
-            for name in ("segments", "segment_terms", "row_terms", "reads", "given", "held", "row_given"):
+            for name in ("segments", "segment_terms", "row_terms", "reads", "earlier", "held", "row_earlier"):
                 setattr(phase, name, sorted(set(getattr(phase, name))))
         return phases
 
@@ -173,13 +173,13 @@ class PhaseSplitter:
         if term.op is Leaf.ORDERED:  # the previous phase leaves it in registers
             first[position] = number
             phases[self.depth(position) - 1].held.append(position)
-            phase.given.append(position)
+            phase.earlier.append(position)
             return ()
         if known is not None and self._is_kept(position):
             phases[known].held.append(position)
-            phase.given.append(position)
+            phase.earlier.append(position)
             return ()
-        if known is None or self.keep is Keep.NOTHING:
+        if known is None or self.held_values is HeldValues.NOTHING:
             first[position] = number
         if isinstance(term.payload, BufferRead):
             phase.reads.append(position)
@@ -194,9 +194,13 @@ class PhaseSplitter:
     def _is_kept(self, position: int) -> bool:
         """True if a value is worth a register: coordinates and a few additions are cheaper to recompute."""
         term = self.terms.items[position]
-        if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED) or not self._varying[position]:
+        if (
+            self.held_values is HeldValues.NOTHING
+            or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED)
+            or not self._varying[position]
+        ):
             return False
-        if self.keep is Keep.ROW:
+        if self.held_values is HeldValues.ROW:
             return (
                 isinstance(term.payload, BufferRead) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)
             )
@@ -212,9 +216,9 @@ class PhaseSplitter:
     def _add_row(self, position: int, number: int, phases: list[PhaseTerms]) -> None:
         if self.terms.items[position].op is Leaf.CONSTANT:
             return
-        phases[number].row_given.append(position)
+        phases[number].row_earlier.append(position)
         phases[self.depth(position)].row_terms.append(position)
-        reads = (t for t in self.terms.below((position,)) if isinstance(self.terms.items[t].payload, BufferRead))
+        reads = (t for t in self.terms.producers((position,)) if isinstance(self.terms.items[t].payload, BufferRead))
         phases[0].row_terms += reads
 
 
@@ -267,7 +271,7 @@ class ValueNames:
             word = "mean"
         else:
             is_root = self.terms.items[position].op is Op.RSQRT
-            word = "rstd" if is_root and any(map(self._has_mean, self.terms.below((position,)))) else "row_value"
+            word = "rstd" if is_root and any(map(self._has_mean, self.terms.producers((position,)))) else "row_value"
         return self._assigned(position) or word
 
     def of_element(self, position: int) -> str:

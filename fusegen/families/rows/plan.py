@@ -81,11 +81,11 @@ class RowPlan(Plan):
         return self.tiled and self.persistent_blocks == self.cluster
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.tiled:
             blocks = counted(self.persistent_blocks, "block") + (" of one cluster" if self.finishes and self.cluster > 1 else "")
             each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.vec} elements per thread"
-            return f"tiles of {self.span} columns: {blocks}, {each}" + _ALIGNED_VECTORS * self.unaligned
+            return f"tiles of {self.columns_per_step} columns: {blocks}, {each}" + _ALIGNED_VECTORS * self.unaligned
         elements = f"{self.vectors_per_thread} x {self.vec}" if self.vectors_per_thread else f"passes of {self.vec}"
         rows = f", {self.rows} rows per block" if self.rows > 1 else ""
         rows = f", {self.blocks_per_sm} blocks per SM" if self.stage_vectors and self.blocks_per_sm > 1 else rows
@@ -108,12 +108,12 @@ class RowPlan(Plan):
         return max(1, self.threads // 32)
 
     @property
-    def meeting(self) -> int:
+    def combining_lanes(self) -> int:
         """The number of lanes that combine the warps' partial results: `warps` rounded up to a power of two."""
         return 1 << (self.warps - 1).bit_length()
 
     @property
-    def span(self) -> int:
+    def columns_per_step(self) -> int:
         """Columns that the threads of a row cover with one vector each. A shifted tile covers one vector less, at any alignment."""
         return (self.threads - (self.tiled and self.unaligned)) * self.vec
 
@@ -191,7 +191,7 @@ class RowBody(Body):
     Attributes:
         row_axes, column_axes: the merged axes.
         checks: indices to check against their range that no access mentions.
-        kept: fragments shared by all rows, loaded before the first one.
+        cached: fragments shared by all rows, loaded before the first one.
         partials: accesses of the column sums' workspace, whose row is the block number.
         shared: scratch of each row reduction's component; column sums; stages of the first phase's fragments; a barrier for each
             reduction across a cluster.
@@ -204,7 +204,7 @@ class RowBody(Body):
     column_axes: Axes
     phases: tuple[Phase, ...]
     checks: tuple[IndexCheck, ...]
-    kept: tuple[Access, ...]
+    cached: tuple[Access, ...]
     partials: tuple[Access, ...]
     shared: SharedArrays
     plan: RowPlan
@@ -215,7 +215,7 @@ class RowBody(Body):
     can_be_part = True
 
     @property
-    def chosen(self) -> Plan:
+    def chosen_plan(self) -> Plan:
         return self.plan
 
     @property
@@ -230,9 +230,9 @@ class RowBody(Body):
     def counts(self) -> tuple[Dim, ...]:
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         if self.plan.tiled:
-            return f"{kind}, tiles of {self.plan.span} columns"
+            return f"{kind}, tiles of {self.plan.columns_per_step} columns"
         split = f", each split over a cluster of {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
         return f"{kind}, {counted(len(self.phases), 'phase')}, {_PERSISTENCE_TEXT[self.plan.persistence]}{split}"
 
@@ -277,5 +277,5 @@ class ColumnBody(Body):
     shared: SharedArrays
     plan: ColumnPlan
 
-    def words(self, kind: str) -> str:
+    def describe(self, kind: str) -> str:
         return "adds the partial column sums of all blocks"

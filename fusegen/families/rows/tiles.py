@@ -82,7 +82,7 @@ def shifted_tile_plans(
     unroll = _unroll(vec, read)
     plans = (RowPlan(t, r, vec, 1, _IN_REGISTERS, False, 1, tiled=True, unaligned=True, unroll=unroll) for t, r in shapes)
     room = target.shared_bytes // 2  # leaves the other half to a second block
-    fitting = (tile for tile in plans if padded(tile.rows * tile.span) * sums * _REGISTER <= room)
+    fitting = (tile for tile in plans if padded(tile.rows * tile.columns_per_step) * sums * _REGISTER <= room)
     return tuple(plan for tile in fitting for plan in _shared(tile, columns, target))
 
 
@@ -93,8 +93,8 @@ def _unroll(vec: int, read: Sequence[int]) -> int:
 
 def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowPlan]:
     """Yields the plan of a tile for each number of blocks that may share its rows."""
-    exact = columns is not None and columns % tile.span == 0 and not tile.unaligned
-    for parts, cluster in _sharing(None if columns is None else -(-columns // tile.span), target):
+    exact = columns is not None and columns % tile.columns_per_step == 0 and not tile.unaligned
+    for parts, cluster in _sharing(None if columns is None else -(-columns // tile.columns_per_step), target):
         if tile.rows > 1 or cluster == 1:
             yield replace(tile, exact=exact, persistent_blocks=parts, cluster=cluster)
 
@@ -212,7 +212,7 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, sms: int)
     """Returns the time of a launch and of the one that combines its partial sums, in µs."""
     if not work.rows or not work.columns:
         return prices.start
-    tiles = math.ceil(work.columns / plan.span)
+    tiles = math.ceil(work.columns / plan.columns_per_step)
     blocks = tiles * plan.persistent_blocks
     waves = blocks / _room(plan, work, sms)
     batches = math.ceil(work.rows / (plan.persistent_blocks * plan.rows * plan.unroll))
@@ -223,7 +223,7 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, sms: int)
     total = prices.start + math.pow(moving**_OVERLAP + waiting**_OVERLAP, 1 / _OVERLAP)
     total += blocks / sms * prices.block + math.log2(plan.rows) * prices.row
     if plan.rows > 1:
-        total += prices.exchanged * math.ceil(waves) * plan.rows * plan.span * work.sums / _EXCHANGED
+        total += prices.exchanged * math.ceil(waves) * plan.rows * plan.columns_per_step * work.sums / _EXCHANGED
     if not plan.finishes:
         return total + prices.combine + plan.persistent_blocks * work.columns * work.sums * 4 / _MILLION * prices.partial
     return total + (plan.cluster > 1) * (prices.cluster + prices.doubled * math.log2(plan.cluster))
@@ -232,7 +232,7 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, sms: int)
 def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork) -> float:
     is_misaligned = plan.unaligned or plan.vec * work.itemsize < _WIDEST
     shares_sectors = is_misaligned and (plan.block < _LARGEST_BLOCK or plan.persistent_blocks > 1)
-    wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.span * work.itemsize)
+    wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.columns_per_step * work.itemsize)
     return work.moved * prices.megabyte * (1 + wasted) / _MILLION
 
 

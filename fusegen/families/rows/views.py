@@ -10,7 +10,7 @@ import sympy
 from fusegen.emit.views import CallView, FragmentView, Offsets, ReductionView, argument_text, call_view, fragment, view
 from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, Segments
 from fusegen.schedule.access import Access
-from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathFunction, MathParameter, Origin
 
 
@@ -33,10 +33,10 @@ class PhaseView:
         row_call: math on the row's statistics.
         loads: fragments loaded at the start of this phase.
         late: fragments loaded right before their use.
-        steady: the fragments in `late` without conditions, whose offset depends on no index that is read.
+        prefetchable: the fragments in `late` without conditions, whose offset depends on no index that is read.
         uses: fragments of the row that the math uses, loaded in this or an earlier phase.
-        kept: fragments that the math uses and that are held over all rows.
-        given: values computed in earlier phases, with their types.
+        cached: fragments that the math uses and that are held over all rows.
+        earlier_values: values computed in earlier phases, with their types.
         segments: reductions over segments before the math on each element.
         call: math on each element.
         copies: results that need no math, with their types and text.
@@ -51,10 +51,10 @@ class PhaseView:
     row_call: CallView | None
     loads: tuple[FragmentView, ...]
     late: tuple[FragmentView, ...]
-    steady: tuple[FragmentView, ...]
+    prefetchable: tuple[FragmentView, ...]
     uses: tuple[FragmentView, ...]
-    kept: tuple[FragmentView, ...]
-    given: tuple[tuple[str, str], ...]
+    cached: tuple[FragmentView, ...]
+    earlier_values: tuple[tuple[str, str], ...]
     segments: tuple[SegmentsView, ...]
     call: CallView | None
     copies: tuple[tuple[str, str, str], ...]
@@ -87,7 +87,7 @@ class PhaseView:
 def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
     lane_axis = body.column_axes.symbols[-1]
     reads = {name: a for phase in body.phases for a in phase.reads for name in a.variables}
-    kept = {name: a for a in body.kept for name in a.variables}
+    kept = {name: a for a in body.cached for name in a.variables}
     held = {p.name: p for phase in body.phases for p in phase.held}
     return [_phase(phase, offsets, reads, kept, held, lane_axis) for phase in body.phases]
 
@@ -114,10 +114,10 @@ def _phase(
         row_call=call_view(phase.row_call, offsets, None) if phase.row_call else None,
         loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
         late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
-        steady=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
+        prefetchable=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
         uses=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(reads[name] for name in arrays if name in reads)),
-        kept=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(kept[name] for name in arrays if name in kept)),
-        given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
+        cached=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(kept[name] for name in arrays if name in kept)),
+        earlier_values=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
         segments=tuple(_segments(s, offsets, lane_axis) for s in phase.segments),
         call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
         copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in in_arrays),
@@ -145,7 +145,7 @@ def _segments(segments: Segments, offsets: Offsets, lane_axis: sympy.Symbol) -> 
 
 
 def _is_steady(late: Access, offsets: Offsets) -> bool:
-    is_plain = not late.conditions and not sympy.sympify(late.offset).has(Loaded, Checked)
+    is_plain = not late.conditions and not sympy.sympify(late.offset).has(LoadedIndex, CheckedIndex)
     return is_plain and offsets.pointers[late.buffer].stream is None
 
 
@@ -179,7 +179,7 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
 
 
 def row_accesses(body: RowBody) -> list[Access]:
-    return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
+    return [*body.cached, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
 def write_accesses(body: RowBody) -> list[Access]:

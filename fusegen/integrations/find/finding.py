@@ -31,7 +31,7 @@ class Finding:
         pattern: the kind of chain.
         name: the name of the declared kernel.
         operations: the operations that torch launches, in order.
-        places: the source location of the last operation, for each occurrence.
+        locations: the source location of the last operation, for each occurrence.
         launches_before, launches_after: launches per occurrence, in torch eager and in fusegen.
         bytes_before, bytes_after: bytes moved per occurrence.
         read_again: bytes of repeated reads of inputs, which fusegen saves, per occurrence.
@@ -46,7 +46,7 @@ class Finding:
     pattern: FindingKind
     name: str
     operations: tuple[str, ...]
-    places: tuple[SourceLocation, ...]
+    locations: tuple[SourceLocation, ...]
     launches_before: int
     launches_after: int
     bytes_before: int
@@ -62,7 +62,7 @@ class Finding:
     @property
     def count(self) -> int:
         """The number of occurrences."""
-        return len(self.places)
+        return len(self.locations)
 
     @property
     def seconds_saved_in_all(self) -> float:
@@ -76,7 +76,7 @@ class Finding:
         eager = f"{_launches(self.launches_before)} ({', '.join(self.operations)})"
         more = f" and {self.count - 1} more" if self.count > 1 else ""
         return [
-            f"at {self.places[0]}{more}{f': {self.places[0].text}' if self.places[0].text else ''}",
+            f"at {self.locations[0]}{more}{f': {self.locations[0].text}' if self.locations[0].text else ''}",
             f"torch: {eager}, {human_bytes(self.bytes_before)}{again}{measured}",
             f"fusegen: {_launches(self.launches_after)}, {human_bytes(self.bytes_after)}",
             f"saves {_microseconds(self.seconds_saved)} each, expected",
@@ -170,7 +170,7 @@ class Findings(Sequence[Finding]):
             (
                 finding.name, f"×{finding.count}", f"{finding.launches_before} → {finding.launches_after}",
                 f"{human_bytes(finding.bytes_before)} → {human_bytes(finding.bytes_after)}",
-                _microseconds(finding.seconds_saved_in_all), str(finding.places[0]),
+                _microseconds(finding.seconds_saved_in_all), str(finding.locations[0]),
             )
             for finding in self
         ]  # fmt: skip
@@ -219,11 +219,11 @@ RIGHT = ("times", "launches", "saves")
 
 
 def _plain(finding: Finding) -> dict[str, object]:
-    places = [asdict(location) | {"text": location.text} for location in finding.places]
+    locations = [asdict(location) | {"text": location.text} for location in finding.locations]
     fields: dict[str, object] = asdict(finding)
     return fields | {
         "pattern": finding.pattern.value,
-        "places": places,
+        "locations": locations,
         "count": finding.count,
         "arguments": dict(finding.arguments),
     }

@@ -26,7 +26,7 @@ from fusegen.integrations.fx.cut import (
     regions_of,
     selects_result,
 )
-from fusegen.integrations.fx.function import IMPORTS, RegionFunction, Unwritable, function_name, region_function
+from fusegen.integrations.fx.function import IMPORTS, NoSourceText, RegionFunction, function_name, region_function
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])
@@ -101,7 +101,7 @@ class Search:
         union = region_of(sorted(nodes, key=self._order.__getitem__), self._kinds)
         try:
             costs = [self._costs.of(region) for region in (union, first, second)]
-        except Unwritable:
+        except NoSourceText:
             return None
         if any(cost is None for cost in costs):
             return None
@@ -121,7 +121,7 @@ class Search:
         for region in candidates:
             try:
                 function = region_function(region.nodes, region.results)
-            except Unwritable:
+            except NoSourceText:
                 continue
             cost = self._costs.of(region)
             if cost is not None and (saved := cost.seconds_saved(self._bandwidth)) > most * 1.001:
@@ -178,7 +178,7 @@ class Search:
     def _cost_of(self, node: fx.Node) -> EagerCost | None:
         try:
             key = key_of(CutRegion((node,), (node,)))
-        except Unwritable:
+        except NoSourceText:
             return None
         if key not in self._eager:
             function = region_function([node], [node])
@@ -202,7 +202,7 @@ def _finding(costs: Sequence[Cost], bandwidth: float, note: str) -> Finding:
         pattern=_pattern(first),
         name=function.name,
         operations=first.eager.operations,
-        places=tuple(_location(cost.region) for cost in costs),
+        locations=tuple(_location(cost.region) for cost in costs),
         launches_before=_measured_launches(first.region) or first.eager.launches,
         launches_after=first.launches,
         bytes_before=first.eager.moved,
@@ -354,7 +354,7 @@ def key_of(region: CutRegion) -> tuple[object, ...]:
     """A key that is equal for regions with the same text and inputs of equal shapes, strides and dtypes.
 
     Raises:
-        Unwritable: a node has no source text.
+        NoSourceText: a node has no source text.
     """
     function = region_function(region.nodes, region.results, "x")
     return (function.text, *facts_of(list(function.parameters)))

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.errors import ArgumentError, FusegenError
-from fusegen.integrations.fx.capture import VALUE, ModelRecorder, SourceLocation, as_function, quiet_fakes
+from fusegen.integrations.fx.capture import VALUE, ModelRecorder, SourceLocation, as_function, silence_fake_errors
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _PYTHON = re.compile(r"(?P<file>[^<>()]+\.py)\((?P<line>\d+)\): ")
@@ -246,7 +246,7 @@ def replay(operators: Sequence[ProfiledOperator]) -> fx.Graph:
     """Builds the graph of a trace's operators, with the keys above in ``meta``, without operators that cannot be called again."""
     recorder = ModelRecorder(None, ())
     recent = _Recent(recorder)
-    with quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
+    with silence_fake_errors(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
         for operator in operators:
             recorder.location = operator.location
             before = len(recorder.calls)

@@ -53,7 +53,7 @@ def capture(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
     args, kwargs = _arguments(source, batch)
     run = _Interpreter(source).run if isinstance(source, fx.GraphModule) else source
     try:
-        with restored(source), quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with restored(source), silence_fake_errors(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             device = _device_of(source)
             fakes = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
             return _recorded(source, run, *fakes)
@@ -70,7 +70,7 @@ def capture(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
 
 
 @contextlib.contextmanager
-def quiet_fakes() -> Iterator[None]:
+def silence_fake_errors() -> Iterator[None]:
     """Silences torch's log of the traceback when an operator refuses fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
@@ -134,14 +134,14 @@ def _name(source: Any) -> str:
     return str(getattr(source, "__name__", type(source).__name__))
 
 
-def hinted(size: Any) -> int:
+def example_size(size: Any) -> int:
     """Returns a size as a number; for a symbol, the example's size."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def meta_like(value: Tensor) -> Tensor:
     """A meta tensor with the shape, strides and dtype of a tensor; symbols become the example's sizes."""
-    size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
+    size, stride = [example_size(s) for s in value.shape], [example_size(s) for s in value.stride()]
     return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
 
 
@@ -156,7 +156,7 @@ def _like(value: Tensor, fake: FakeTensorMode, model: torch.device) -> Tensor:
         return value  # a parameter of the model, which is not copied
     device = model if value.is_meta else value.device
     with fake:
-        size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
+        size, stride = [example_size(s) for s in value.shape], [example_size(s) for s in value.stride()]
         return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.integrations.fx.capture import VALUE, WRITES, meta_like
-from fusegen.integrations.fx.function import Unwritable, function_name, region_function
+from fusegen.integrations.fx.function import NoSourceText, function_name, region_function
 from fusegen.ir.ops import Family, Op
 from fusegen.target import Target
 
@@ -70,7 +70,7 @@ class NodeCosts:
     def _traced(self, node: fx.Node) -> tuple[NodeCost, str]:
         try:
             region = region_function([node], [node])
-        except Unwritable as error:
+        except NoSourceText as error:
             return NodeCost.OPAQUE, f"no source text for {error}"
         values = [example_of(parameter) for parameter in region.parameters]
         if not any(isinstance(value, Tensor) for value in values):

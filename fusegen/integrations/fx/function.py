@@ -71,7 +71,7 @@ def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], parame
         parameter: a prefix of all parameter names, so that equal regions get equal texts; by default names are descriptive.
 
     Raises:
-        Unwritable: a node has no source text.
+        NoSourceText: a node has no source text.
     """
     names = _Names()
     name = names.take(_name_of([function_name(node) for node in nodes]))
@@ -194,7 +194,7 @@ _REFLECTED = {"radd": "+", "rsub": "-", "rmul": "*", "rdiv": "/", "rtruediv": "/
 _PREFIXES = (("torch.nn.functional.", "F."), ("torch.Tensor.", ""), ("torch.", "torch."))
 
 
-class Unwritable(Exception):
+class NoSourceText(Exception):
     """A call of something other than a named torch function, or with an argument that has no source text."""
 
 
@@ -212,14 +212,14 @@ def expression(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
     """The expression of a ``call_function`` or ``call_method`` node, given the names of its inputs.
 
     Raises:
-        Unwritable: there is none.
+        NoSourceText: there is none.
     """
     args = [_text(arg, names) for arg in node.args]
     named = [f"{name}={_text(arg, names)}" for name, arg in node.kwargs.items() if not _is_default(node.target, name, arg)]
     if node.op == "call_method":
         return _method(str(node.target), args, named)
     if node.op != "call_function" or isinstance(node.target, str):
-        raise Unwritable(node.op)
+        raise NoSourceText(node.op)
     name = function_name(node)
     if name == "getitem" and len(args) == 2:
         return f"{args[0]}[{_index(node.args[1], names)}]"
@@ -265,7 +265,7 @@ def _call(function: Callable[..., Any], args: Sequence[str], named: Sequence[str
     path = resolve_name(function) or ""
     match = next(((prefix, short) for prefix, short in _PREFIXES if path.startswith(prefix)), None)
     if match is None:
-        raise Unwritable(str(function))
+        raise NoSourceText(str(function))
     prefix, short = match
     name = path.removeprefix(prefix)
     if name.endswith(".__get__"):
@@ -273,13 +273,13 @@ def _call(function: Callable[..., Any], args: Sequence[str], named: Sequence[str
     if prefix == "torch.Tensor.":
         return _method(name, args, named)
     if not all(component.isidentifier() and not component.startswith("_") for component in name.split(".")):
-        raise Unwritable(path)
+        raise NoSourceText(path)
     return f"{short}{name}({', '.join((*args, *named))})"
 
 
 def _method(name: str, args: Sequence[str], named: Sequence[str]) -> str:
     if not args or not hasattr(Tensor, name):
-        raise Unwritable(name)
+        raise NoSourceText(name)
     return f"{args[0]}.{name}({', '.join((*args[1:], *named))})"
 
 
@@ -308,4 +308,4 @@ def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
         return repr(value)
     if isinstance(value, (torch.dtype, torch.memory_format)):
         return str(value)
-    raise Unwritable(f"an argument of the type {type(value).__name__}")
+    raise NoSourceText(f"an argument of the type {type(value).__name__}")

@@ -55,7 +55,7 @@ class FusedForward(FusedCall):
         self._attribute = _attribute(module)
         self._given = vars(module).get(self._attribute)  # a forward pass that another tool or the user has set
 
-    def put(self) -> None:
+    def install(self) -> None:
         setattr(self.module, self._attribute, self)
 
     def remove(self) -> None:
@@ -215,8 +215,8 @@ def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
             call.previous = copy(call.previous)
             call.previous.module = module
         if isinstance(call, GraphedForward):
-            call.is_put = False
-        call.put()
+            call.is_installed = False
+        call.install()
     return calls
 
 

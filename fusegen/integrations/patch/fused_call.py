@@ -182,7 +182,7 @@ class FusedCall:
     def name(self) -> str:
         return type(self.module).__name__
 
-    def put(self) -> None:
+    def install(self) -> None:
         raise NotImplementedError
 
     def remove(self) -> None:

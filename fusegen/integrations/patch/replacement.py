@@ -65,7 +65,7 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
     intercept_attention()
     follow_copies()
     for call in calls.values():
-        call.put()
+        call.install()
     _count_layers(calls.values())
     report = Report(type(model).__name__, calls, GraphedForward(model, Pools()))
     report.cuda_graphs = cuda_graphs
@@ -278,7 +278,7 @@ class FusedLoss(FusedCall):
         self._function: Callable[..., Any] = model.loss_function  # type: ignore[assignment]
         self._kernel = _kernel(self._function)
 
-    def put(self) -> None:
+    def install(self) -> None:
         setattr(self.module, _ATTRIBUTE, self)
 
     def remove(self) -> None:

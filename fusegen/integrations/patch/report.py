@@ -52,14 +52,14 @@ class Report:
     @property
     def cuda_graphs(self) -> bool:
         """True if calls are replayed as CUDA graphs: of the whole model, or with gradients, of each layer. It can be set."""
-        return self._graphs.is_put
+        return self._graphs.is_installed
 
     @cuda_graphs.setter
     def cuda_graphs(self, enabled: bool) -> None:
-        if enabled == self._graphs.is_put:
+        if enabled == self._graphs.is_installed:
             return
         if enabled:
-            self._graphs.put()
+            self._graphs.install()
         else:
             self._graphs.remove()
         for call in self._layers:

@@ -20,14 +20,14 @@ from fusegen.passes.rewrite import copy_after_operands
 
 
 @dataclass(frozen=True)
-class InBlocks:
+class BlockwiseGraph:
     """A graph with loops; `large` holds the element counts of the values that are no longer materialized."""
 
     graph: Graph
     large: tuple[Dim, ...]
 
 
-def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks | None:
+def with_block_loops(graph: Graph, elsewhere: Collection[int], depth: int) -> BlockwiseGraph | None:
     """Moves large values of a graph (in primitives) into loops; None if there are none.
 
     Args:
@@ -42,7 +42,7 @@ def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks 
         looped = _WithLoop(graph, loop_of(graph, region, f"{graph.name}_rows_{count}", depth))
         count += 1
         graph, elsewhere = looped.graph, {looped.moved[p] for p in elsewhere if p in looped.moved}
-    return InBlocks(graph, tuple(dict.fromkeys(large))) if large else None
+    return BlockwiseGraph(graph, tuple(dict.fromkeys(large))) if large else None
 
 
 class _WithLoop:
@@ -56,7 +56,7 @@ class _WithLoop:
         self.moved: dict[int, int] = {}
         for position, node in graph:
             if node.op in (Op.INPUT, Op.SCALAR):
-                self.moved[position] = self._builder.put(node, graph.locations[position])
+                self.moved[position] = self._builder.add_node(node, graph.locations[position])
         outputs, writes = ([self._position(p) for p in requested] for requested in (graph.outputs, graph.writes))
         self.graph = self._builder.build(outputs, writes)
 
@@ -74,7 +74,7 @@ class _WithLoop:
         unrounded = self._unrounded.get(args[0]) if node.op is Op.CAST else None  # avoids a cast to 16 bits and back
         if unrounded is not None and self._builder.nodes[unrounded].dtype is node.dtype:
             return unrounded
-        return self._builder.put(replace(node, args=args), location)
+        return self._builder.add_node(replace(node, args=args), location)
 
     def _result(self, position: int, args: Sequence[int]) -> int:
         blocks, number = self._loop.blocks, self._results[position]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fusegen.dtypes import DType
 from fusegen.ir.blocks import Blocks, rows_of, start_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node
-from fusegen.ir.index_map import owner, row_major
+from fusegen.ir.index_map import first_version, row_major
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.blocks.region import BlockRegion, operand_dim, summed_dim
@@ -95,7 +95,7 @@ class _Body:
         args = tuple(self._argument(position, slot) for slot in range(len(node.args)))
         shape = node.shape if dim is None else (*node.shape[:dim], self.rows, *node.shape[dim + 1 :])
         attrs = tuple((name, shape if name == "shape" else value) for name, value in node.attrs)
-        return self.builder.put(replace(node, args=args, attrs=attrs, shape=shape), self.graph.locations[position])
+        return self.builder.add_node(replace(node, args=args, attrs=attrs, shape=shape), self.graph.locations[position])
 
     def _argument(self, position: int, slot: int) -> int:
         a = self.graph.nodes[position].args[slot]
@@ -138,12 +138,14 @@ class _Body:
 
     def _recomputed(self, position: int) -> int:
         node = self.graph.nodes[position]
-        return self.builder.put(replace(node, args=tuple(self._complete[a] for a in node.args)), self.graph.locations[position])
+        return self.builder.add_node(
+            replace(node, args=tuple(self._complete[a] for a in node.args)), self.graph.locations[position]
+        )
 
     def _operand(self, position: int) -> int:
         node = self.graph.nodes[position]
         self.operands.append(position)
         if node.op not in (Op.INPUT, Op.PUT):
             return self.builder.input(row_major(self._named("operand"), node.shape, node.dtype))
-        spec = self.graph.input_spec(str(self.graph.nodes[owner(self.graph, position)].attr("name")))
+        spec = self.graph.input_spec(str(self.graph.nodes[first_version(self.graph, position)].attr("name")))
         return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=self._named("operand")))

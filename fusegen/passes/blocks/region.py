@@ -45,7 +45,7 @@ def _elements(shape: Shape) -> int:
     return nominal(product(shape))
 
 
-class Impossible(Exception):
+class NotBlockwise(Exception):
     """The nodes cannot be computed row by row."""
 
 
@@ -77,7 +77,7 @@ def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
     builder = _RegionBuilder(graph, seed, dim)
     try:
         builder.grow()
-    except Impossible:
+    except NotBlockwise:
         return None
     region = builder.region
     large = region.large(graph)
@@ -120,7 +120,7 @@ class _RegionBuilder:
         self._add(seed, dim)
 
     def grow(self) -> None:
-        """Adds all required nodes, or raises `Impossible`."""
+        """Adds all required nodes, or raises `NotBlockwise`."""
         while self._new:
             position = self._new.pop()
             self._add_operands(position)
@@ -154,9 +154,9 @@ class _RegionBuilder:
 
     def _add(self, position: int, dim: int) -> None:
         if position in self.sums or not same(self.graph.nodes[position].shape[dim], self._empty.extent):
-            raise Impossible
+            raise NotBlockwise
         if self.dims.setdefault(position, dim) != dim:
-            raise Impossible
+            raise NotBlockwise
         self._new.append(position)
 
     def _add_user(self, operand: int, user: int) -> None:
@@ -176,10 +176,10 @@ class _RegionBuilder:
             dim = self._requested_dim(position, slot)
             if a in self.dims:
                 if dim != self.dims[a]:
-                    raise Impossible
+                    raise NotBlockwise
             elif a in self._heavy or self._reduces_large(a) or not self.graph.ancestors[a].isdisjoint(self.dims):
                 if dim is None:
-                    raise Impossible
+                    raise NotBlockwise
                 self._add(a, dim)
 
     def _requested_dim(self, position: int, slot: int) -> int | None:
@@ -194,7 +194,7 @@ class _RegionBuilder:
 def operand_dim(graph: Graph, position: int, slot: int, dim: int) -> int | None:
     """Returns the dim of an operand that splits into blocks together with a node's dim.
 
-    None if each block reads the complete operand; raises `Impossible` if the node does not split.
+    None if each block reads the complete operand; raises `NotBlockwise` if the node does not split.
     """
     node, operand = graph.nodes[position], graph.nodes[graph.nodes[position].args[slot]]
     if operand.weak or not operand.shape:
@@ -211,15 +211,15 @@ def operand_dim(graph: Graph, position: int, slot: int, dim: int) -> int | None:
         return None if is_complete and node.family is not Family.INDEXING else _along(node, dim, aligned_dim)
     if node.family in (Family.REDUCTION, Family.SCAN) or node.op in (Op.SLICE, Op.CONCAT):
         return _along(node, dim, dim)
-    raise Impossible
+    raise NotBlockwise
 
 
 def _along(node: Node, dim: int, row_dim: int) -> int:
-    """Returns `row_dim` if the node treats the rows along a dim independently, else raises `Impossible`."""
+    """Returns `row_dim` if the node treats the rows along a dim independently, else raises `NotBlockwise`."""
     dims = cast(tuple[int, ...], dict(node.attrs).get("dims", ())) if node.family is Family.REDUCTION else ()
     is_indexed = dict(node.attrs).get("dim") == dim or (node.family is Family.SCAN and dim == len(node.shape) - 1)
     if is_indexed or dim in dims:
-        raise Impossible
+        raise NotBlockwise
     return row_dim
 
 
@@ -237,7 +237,7 @@ def _reshaped_dim(node: Node, operand: Node, dim: int) -> int:
         nontrivial = [[d for d in dims if not same(shape[d], 1)] for dims, shape in ((source, operand.shape), (result, node.shape))]
         if dim in result and nontrivial[1] == [dim] and len(nontrivial[0]) == 1:
             return nontrivial[0][0]
-    raise Impossible
+    raise NotBlockwise
 
 
 def summed_dim(graph: Graph, position: int, slot: int, dims: Mapping[int, int]) -> int | None:
@@ -250,11 +250,11 @@ def summed_dim(graph: Graph, position: int, slot: int, dims: Mapping[int, int]) 
 
 
 def result_dim(graph: Graph, position: int, operand: int, dim: int) -> int | None:
-    """Returns the dim of a node that corresponds to a dim of its operand; None if it sums over it; or raises `Impossible`."""
+    """Returns the dim of a node that corresponds to a dim of its operand; None if it sums over it; or raises `NotBlockwise`."""
     slots = [slot for slot, a in enumerate(graph.nodes[position].args) if a == operand]
     first, *remaining = (_result_dim_of(graph, position, slot, dim) for slot in slots)
     if any(result != first for result in remaining):
-        raise Impossible
+        raise NotBlockwise
     return first
 
 
@@ -275,4 +275,4 @@ def _result_dim_of(graph: Graph, position: int, slot: int, dim: int) -> int | No
         return result_rank - rank + dim
     if node.family in (Family.REDUCTION, Family.SCAN, Family.INDEXING) or node.op in (Op.SLICE, Op.CONCAT):
         return _along(node, dim, dim)
-    raise Impossible
+    raise NotBlockwise

@@ -110,7 +110,7 @@ def _marked_invertible(norm: TracedTensor) -> torch.Tensor:
     builder, position = norm._tracer.builder, norm._position
     node = builder.nodes[position]
     marked = replace(node, attrs=tuple(sorted({**dict(node.attrs), "invertible": True}.items())))
-    return cast_to(torch.Tensor, norm._tracer.value(builder.put(marked, builder.locations[position])))
+    return cast_to(torch.Tensor, norm._tracer.value(builder.add_node(marked, builder.locations[position])))
 
 
 @implements("native_layer_norm")

@@ -35,7 +35,7 @@ def _register_row(op: Op) -> None:
     names = [name for name, _ in row.parameters]
     defaults = dict(row.parameters)
 
-    @implements(*row.twins)
+    @implements(*row.torch_names)
     def handler(*args: Any, **kwargs: Any) -> TracedTensor:
         arguments = dict(zip([*_OPERANDS[:arity], *names, "inplace"], args, strict=False)) | kwargs
         inplace = arguments.pop("inplace", False) if len(args) <= arity + len(names) + 1 else None
@@ -64,7 +64,7 @@ def _register_row(op: Op) -> None:
 
 
 for _op in Op:
-    if _op.family is Family.POINTWISE and _op.row.twins:
+    if _op.family is Family.POINTWISE and _op.row.torch_names:
         _register_row(_op)
 
 

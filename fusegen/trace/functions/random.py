@@ -148,7 +148,7 @@ def _dropout_factor(input: TracedTensor, mask: TracedTensor, steps: Any) -> Trac
     """Returns 1 / (1 - p) or 0, marked as the input's dtype but not rounded to it."""
     tracer = input._tracer
     choices = (mask._position, tracer.lift(_scale(steps))._position, tracer.lift(0.0)._position)
-    return tracer.value(tracer.builder.put(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), location()))
+    return tracer.value(tracer.builder.add_node(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), location()))
 
 
 def _dropping_values(p: Any) -> Any:

@@ -39,9 +39,9 @@ def chain(x: Tensor, scale: Tensor) -> Tensor:
 def test_equal_layers_are_one_finding_with_all_their_places() -> None:
     found = fg.find(Layers(3), batch())
     gelu = next(finding for finding in found if "tanh" in finding.name)
-    assert [place.module for place in gelu.places] == ["layers.0", "layers.1", "layers.2"]
-    assert gelu.places[0].text.startswith("hidden = 0.5 * hidden")
-    assert gelu.places[0].file.endswith("models.py")
+    assert [place.module for place in gelu.locations] == ["layers.0", "layers.1", "layers.2"]
+    assert gelu.locations[0].text.startswith("hidden = 0.5 * hidden")
+    assert gelu.locations[0].file.endswith("models.py")
 
 
 def test_a_finding_counts_launches_and_bytes() -> None:

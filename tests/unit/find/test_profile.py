@@ -45,7 +45,7 @@ def test_a_trace_of_a_gpu_shows_its_chains_with_their_times() -> None:
     for finding in (attention, gelu):
         assert finding.seconds_before is not None
         assert 0 < finding.seconds_saved < finding.seconds_before
-    assert gelu.places[0].module == "Block_0" and gelu.places[0].file == "find_fusions.py"
+    assert gelu.locations[0].module == "Block_0" and gelu.locations[0].file == "find_fusions.py"
     assert gelu.note
 
 

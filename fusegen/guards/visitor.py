@@ -36,7 +36,7 @@ import torch
 
 from fusegen.errors import TraceError
 from fusegen.guards.changes import side_effect_of
-from fusegen.guards.places import AccessKind, StateLocation
+from fusegen.guards.locations import AccessKind, StateLocation
 from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 from fusegen.guards.watch import (
     FUNCTIONS_OF,
@@ -91,7 +91,7 @@ _BUILTINS: dict[str, Any] = vars(builtins)
 _STREAMS = (io.IOBase, queue.SimpleQueue)
 
 
-class Reach:
+class StateVisitor:
     """Visits calls and values, each once, and records the state that they read in `notes`.
 
     `function` is under trace itself, so its code and defaults are not recorded.
@@ -151,8 +151,8 @@ class Reach:
             self._modules(frame, names)
             self._globals(frame.f_globals, names)
             self._mentioned_attributes(self._holders, new)
-            self._missing_attributes(self._tensors, names.asked - self._optional_names)
-            self._optional_names |= names.asked
+            self._missing_attributes(self._tensors, names.maybe_missing - self._optional_names)
+            self._optional_names |= names.maybe_missing
 
     def _environment(self, name: object) -> None:
         held = cast(Any, os.environ)._data
@@ -180,7 +180,7 @@ class Reach:
                 self._notes.note(StateLocation(sys.modules, AccessKind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
         self._notes.missing(sys.modules, module_names)
         for name in names.modules:
-            self.see(sys.modules.get(name), name.rpartition(".")[2])
+            self.visit(sys.modules.get(name), name.rpartition(".")[2])
 
     def _effects(self, frame: FrameType, names: CodeNames) -> None:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -243,7 +243,7 @@ class Reach:
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
             classes |= {type(value): None for value in values}
         for cls in classes:
-            self.see(cls, cls.__name__)
+            self.visit(cls, cls.__name__)
             for key in _mentioned_in(cls, names.attributes, computes=names.computes):
                 self._class_attribute(cls, key)
             if not of_library(cls):
@@ -252,7 +252,7 @@ class Reach:
                 self._notes.note(StateLocation(abc.get_cache_token, AccessKind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in values:
             if is_a(holder, (FunctionType, torch.Tensor)) and not _is_internal(holder):
-                self._notes.missing(vars(holder), names.asked)
+                self._notes.missing(vars(holder), names.maybe_missing)
             if is_a(holder, FunctionType):
                 all_parts = "signature" in names.attributes or "signature" in names.variables
                 for part in (_FUNCTION_PARTS if all_parts else frozenset()) | (_FUNCTION_PARTS | _METADATA) & names.attributes:
@@ -263,7 +263,7 @@ class Reach:
 
     def _users_class(self, cls: type, frame: FrameType, names: CodeNames) -> None:
         """Records metadata that code reads of a class, and optional attributes that the class lacks."""
-        for key in names.asked:
+        for key in names.maybe_missing:
             if not key.startswith("__") and not hasattr(cls, key):
                 self._notes.note(StateLocation(cls, AccessKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:
@@ -308,7 +308,7 @@ class Reach:
 
     # Values: one method per type.
 
-    def see(self, value: Any, name: str) -> None:
+    def visit(self, value: Any, name: str) -> None:
         """Visits a value and the values reachable from it. Raises for iterators, since reads consume them."""
         if id(value) in self._seen or is_plain(value):
             return
@@ -317,14 +317,14 @@ class Reach:
         if len(self._queue) == 1:  # not in a nested call
             self._visit_waiting()
 
-    def has_seen(self, value: Any) -> bool:
+    def has_visited(self, value: Any) -> bool:
         return id(value) in self._seen
 
     def _visit_waiting(self) -> None:
         """Visits all waiting values. Nested calls of `see` only append."""
         try:
             for value, name in self._queue:
-                visit = next((visit for kind, visit in self._VISITORS if is_a(value, kind)), Reach._object)
+                visit = next((visit for kind, visit in self._VISITORS if is_a(value, kind)), StateVisitor._object)
                 visit(self, value, name)
         finally:
             self._queue.clear()
@@ -359,8 +359,8 @@ class Reach:
                     self._notes.note(StateLocation(holder, AccessKind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
     def _bound_method(self, method: MethodType, name: str) -> None:
-        self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
-        self.see(method.__func__, name)
+        self.visit(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
+        self.visit(method.__func__, name)
 
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
@@ -392,7 +392,7 @@ class Reach:
         if is_a(value, weakref.ProxyTypes):
             self._notes.watch.add(value.__class__)
         elif is_a(value, weakref.ref):
-            self.see(value(), name)
+            self.visit(value(), name)
         reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
         if reads_slot or (inner is None and is_closed(type(value)) and hasattr(type(value), "__len__")):
             what = f"the kernel reads {name!r}, a {type(value).__name__}, whose changes cannot be detected"
@@ -408,7 +408,7 @@ class Reach:
             self._iterator(value, name)
         for part in FUNCTIONS_OF:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
-                self.see(inside, name)
+                self.visit(inside, name)
         if is_a(value, functools.singledispatchmethod):
             self._notes.note(StateLocation(value.dispatcher, AccessKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # its reads count even if its result is cached
@@ -427,9 +427,9 @@ class Reach:
         for key, element in items:
             if is_a(element, torch.Tensor) and key is not None:
                 self._notes.note(StateLocation(container, AccessKind.ITEM, key), element, f"{name}_{key}")
-            self.see(element, f"{name}_{key}" if key is not None else name)
+            self.visit(element, f"{name}_{key}" if key is not None else name)
 
-    _VISITORS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (
+    _VISITORS: tuple[tuple[type | tuple[type, ...], Callable[[StateVisitor, Any, str], None]], ...] = (
         (torch.Tensor, _own_attributes),
         (FunctionType, _function),
         (MethodType, _bound_method),

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from fusegen.guards.values import contents, has_identity, is_a, is_plain, matcher, same, weak
+from fusegen.guards.values import contents, equality_test, has_identity, is_a, is_plain, same, weak_reference
 from fusegen.guards.watch import is_closed
 from fusegen.native import NativeChoice
 
@@ -85,7 +85,7 @@ _GETTERS: dict[AccessKind, Callable[[Any, Any], Any]] = {
 class StateRead:
     """A read during tracing. For a container, `holds` tells whether its contents are unchanged; it is None for other values."""
 
-    slot: StateLocation
+    location: StateLocation
     value: Any
     holds: Callable[[Any], bool] | None = None
     was_empty: bool = False
@@ -118,7 +118,7 @@ def find_paths(
     for position, value in arguments.items():
         _record_paths(known, value, f"argument {position}")
     for read in reads:
-        path = _path(known, read.slot)
+        path = _path(known, read.location)
         if path is not None:
             _record_paths(known, read.value, path)
     return tuple(_path(known, slot) for slot in slots)
@@ -220,7 +220,7 @@ class Conditions:
         self._add_location(StateLocation(held, AccessKind.ITEM, key), held[key])
 
     def read(self, read: StateRead) -> None:
-        slot = read.slot
+        slot = read.location
         if (id(slot.owner), (slot.kind, slot.key)) not in self._known:
             self._known.add((id(slot.owner), (slot.kind, slot.key)))
             self._add_location(slot, read.value)
@@ -255,7 +255,7 @@ class Conditions:
     def _reference(self, value: object) -> weakref.ref[Any] | None:
         """Returns the weak reference to an object, or None if it is held strongly."""
         if id(value) not in self._references:
-            self._references[id(value)] = weak(value) if self._is_weak(value) else None
+            self._references[id(value)] = weak_reference(value) if self._is_weak(value) else None
         return self._references[id(value)]
 
     def _add_location(self, slot: StateLocation, value: Any) -> None:
@@ -278,7 +278,7 @@ class Conditions:
             for key in keys:
                 self.item(value, key)
         elif len(inside) <= _MAX_ELEMENTS or all(map(is_plain, inside)):
-            self.holds(matcher(value), value)
+            self.holds(equality_test(value), value)
         elif hasattr(value, "__len__"):
             self._places.append((StateLocation(value, AccessKind.LENGTH), len(value)))
 
@@ -293,7 +293,7 @@ def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[A
 class _Condition:
     """A condition: the expected value of a location. Weak fields hold references."""
 
-    slot: StateLocation
+    location: StateLocation
     value: Any
     is_owner_weak: bool = False
     is_value_weak: bool = False
@@ -306,7 +306,7 @@ def _native_check(module: ModuleType, asked: Sequence[_Condition], layouts: Sequ
 
 
 def _native_place(asked: _Condition) -> tuple[int, Any, Any]:
-    kind, owner, key = asked.slot.kind, asked.slot.owner, asked.slot.key
+    kind, owner, key = asked.location.kind, asked.location.owner, asked.location.key
     return _NATIVE_KINDS.index(kind), owner, (_DICTIONARIES[kind], key) if kind in _DICTIONARIES else key
 
 
@@ -314,7 +314,7 @@ def _python_check(asked: Sequence[_Condition], layouts: Sequence[_Layout]) -> Ca
     """Returns the check without the native module. It resolves getters once: each call of a model checks hundreds of conditions."""
     tensors, expected_layouts = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
     rows = [
-        (_GETTERS[each.slot.kind], each.slot.owner, each.is_owner_weak, each.slot.key, each.value, each.is_value_weak)
+        (_GETTERS[each.location.kind], each.location.owner, each.is_owner_weak, each.location.key, each.value, each.is_value_weak)
         for each in asked
     ]
 
@@ -375,14 +375,14 @@ class Counterparts:
             self._attributes[id(vars(original))] = vars(counterpart)
         return all(self.add(*pair) for pair in _pairs(original, counterpart))
 
-    def put(self, original: Any, counterpart: Any) -> None:
+    def map_function(self, original: Any, counterpart: Any) -> None:
         """Maps a function to a counterpart without comparing them."""
         self._counterparts[id(original)] = original, counterpart
         self._taken.add(id(counterpart))
 
     def read(self, read: StateRead) -> StateRead | None:
         """Returns the counterpart's read, or None if it reads another value or has no counterpart."""
-        slot, owner = read.slot, self._owner(read.slot.owner)
+        slot, owner = read.location, self._owner(read.location.owner)
         if slot.kind is AccessKind.CACHE or owner is None:  # a cache may hold results for specific objects
             return None
         if read.holds is not None and not read.holds(read.value):  # the container has changed since
@@ -394,7 +394,7 @@ class Counterparts:
             return None
         if not self.add(read.value, value):
             return None
-        return StateRead(location, value, None if read.holds is None else matcher(value), read.was_empty)
+        return StateRead(location, value, None if read.holds is None else equality_test(value), read.was_empty)
 
     def _owner(self, owner: Any) -> Any:
         if id(owner) in self._counterparts:

@@ -32,7 +32,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.blocks.region import regions
-from fusegen.passes.rewrite import part_of
+from fusegen.passes.rewrite import subgraph_of
 
 Recompute: TypeAlias = Literal["auto", "all", "none"]
 """The rule that selects the values to recompute in a backward pass."""
@@ -86,7 +86,7 @@ def saved_values(
 def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
     """Returns the values that are computed in blocks of rows and never materialized whole, in the graph or in the forward pass
     alone."""
-    forward, origins = part_of(graph, tuple(results))
+    forward, origins = subgraph_of(graph, tuple(results))
     in_forward = (origins[p] for region in regions(forward) for p in region.large(forward))
     return frozenset(in_forward).union(p for region in regions(graph) for p in region.large(graph))
 

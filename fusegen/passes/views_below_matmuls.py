@@ -67,4 +67,6 @@ class _RowView:
         return self._builder.add(self._view.op, [position], location=self._location, **attrs)
 
     def _put(self, new: int, args: tuple[int, ...]) -> int:
-        return self._builder.put(replace(self._builder.nodes[new], args=args, shape=self._view.shape), self._builder.locations[new])
+        return self._builder.add_node(
+            replace(self._builder.nodes[new], args=args, shape=self._view.shape), self._builder.locations[new]
+        )
