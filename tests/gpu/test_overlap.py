@@ -63,7 +63,7 @@ def alike(got: Any, wanted: Any) -> bool:
 def one_after_the_other(function: Callable[..., Any], inputs: Sequence[Sequence[Tensor]], patch: pytest.MonkeyPatch) -> list[Any]:
     """Results of the same kernels without overlap."""
     with patch.context() as patched:
-        patched.setattr("fusegen.compiler.lower.overlapping", lambda steps, _: tuple(steps))
+        patched.setattr("fusegen.compiler.lower.mark_overlaps", lambda steps, _: tuple(steps))
         forget_programs()
         kernel = fg.kernel(function)
         results = [kernel(*each) for each in inputs]
