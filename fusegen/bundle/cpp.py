@@ -276,7 +276,7 @@ class TracedOperator:
         sizes: tuple[str, ...] | None = None,
         numbers: tuple[tuple[str, DType], ...] | None = None,
     ) -> tuple[CompiledProgram, ...]:
-        """Returns a program for each range of row counts. It takes the function's sizes and numbers unless others are passed."""
+        """Returns a program for each range of row counts. By default they take the function's sizes and numbers."""
         programs = []
         for rows, specialization in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
             specialized = compiled.with_specialization(specialization)

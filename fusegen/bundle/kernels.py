@@ -212,7 +212,7 @@ def _check_autocast(signature: Signature, values: Sequence[Any]) -> None:
     current, built = autocast_dtype(kind), None if signature.autocast is None else signature.autocast.torch
     if current is not built:
         states = ("off" if dtype is None else f"on with {dtype}" for dtype in (current, built))
-        raise Mismatch("torch.autocast is {}, built for {}".format(*states))
+        raise Mismatch("torch.autocast is {}, but was {} at the build".format(*states))
 
 
 def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:

@@ -45,8 +45,8 @@ class CallGuards:
 
 
 def program_lines(call: LaunchPlan, assumed: CallGuards, entries: Sequence[LaunchEntry]) -> list[str]:
-    """Returns the body of a function of tensors ``t``, sizes ``z``, numbers ``n`` and results ``out``; it returns false if a
-    guard fails.
+    """Returns the lines of the emitted function's body. The function takes tensors ``t``, sizes ``z``, numbers ``n`` and
+    results ``out``, and returns false if a guard fails.
     """
     names = [name for name, _ in assumed.tensors]
     text = CallText(call, entries, computed_name)

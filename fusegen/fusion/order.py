@@ -37,7 +37,7 @@ def in_order(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], 
 
 
 def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
-    """True if group `later` depends on group `earlier`, directly or not. A group may depend on itself."""
+    """True if group `later` depends on group `earlier`, directly or not. It depends on itself if it is in a cycle."""
     writers = {output: n for n, group in enumerate(groups) for output in group.outputs}
     stack, seen = [later], {later}
     while stack:

@@ -258,14 +258,14 @@ class GraphRecording:
 
 @dataclass
 class PlainGraph:
-    """A recorded call without gradients.
+    """A recorded call that autograd does not differentiate.
 
     Attributes:
         facts: tells whether the state that the call read is unchanged.
         memories: the memory of the call's caches.
         advances: for each cache, increments of the lengths that it stores as Python numbers.
         roots: modules that the call reads, except for arguments.
-        step: the gradients and optimizers of a training step.
+        step: the gradients and optimizers of a whole training step; None if the call is not one.
     """
 
     pool: GraphPool

@@ -174,10 +174,11 @@ def with_padded_mask(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @contextmanager
 def without_trivial_masks(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Lets transformers skip causal masks in a recorded call as it does eagerly.
+    """Lets the `transformers` library skip causal masks during a capture, as it does in eager calls.
 
     Transformers inspects mask values to skip masks that hide only later tokens. A capture cannot inspect them, so it would build
-    the mask, and attention would be slower. Calls without masks, caches and positions have no values to inspect.
+    the mask, and attention would be slower. A call without masks, caches and positions has a causal mask
+    whatever the values.
     """
     masks = sys.modules.get("transformers.masking_utils")
     for name in _FIXED_VALUES if masks is not None else ():

@@ -226,7 +226,7 @@ def _always_fails(values: Sequence[Any]) -> None:
 
 
 class _Writer:
-    """Writes the check function: one line per read, which returns None if the read differs."""
+    """Writes the check function: each line reads a recorded value again, and returns None if it has changed."""
 
     def __init__(
         self,

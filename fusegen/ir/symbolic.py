@@ -84,7 +84,7 @@ def stride_symbol(name: str) -> sympy.Symbol:
 
 
 class RunTimeNumber(sympy.Symbol):  # type: ignore[misc]
-    """An integer scalar of a call, by the scalar's name."""
+    """An integer whose value is the call's scalar argument of this name."""
 
 
 def product(dims: Iterable[Dim]) -> Dim:

@@ -365,7 +365,8 @@ def bytes_of(call: LaunchPlan, sizes: Mapping[str, int]) -> int:
 def peak_of(call: LaunchPlan, sizes: Mapping[str, int]) -> str:
     """Returns the peak bytes of live temporaries as a formula of sizes, or "" if it is 0.
 
-    The peak's step is that of the given sizes. The workspace rounds each value up to a multiple of 256 bytes.
+    The formula is that of the step with the highest usage at `sizes`; at other sizes, another step may use more. The workspace
+    rounds each value up to a multiple of 256 bytes.
     """
     slots = slots_of(call, sizes)
     steps = {slot.first for slot in slots}

@@ -79,7 +79,7 @@ def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, 
         require_shapes(gate=(gate, "*"), up=(up, "*"))
         return gate, up
     if gate.shape[-1] % 2:
-        raise ArgumentError(f"a packed gate cannot have {gate.shape[-1]} features", hint="give an even number, or up as well")
+        raise ArgumentError(f"a packed gate cannot have {gate.shape[-1]} features", hint="give an even number, or pass `up` too")
     if interleaved:
         return gate[..., ::2], gate[..., 1::2]
     first, second = gate.chunk(2, -1)

@@ -86,8 +86,8 @@ class LoweredCase:
     def run(self, arguments: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
         """Runs the case.
 
-        On the device's own target the kernel is called like by a user. Text for another target is compiled for the device and
-        launched.
+        A case for the device's own target calls the kernel as a user does. Source for another target is compiled for this device
+        and launched.
         """
         own = target_of(device)
         if self.variant is None or own.name == self.target.name:

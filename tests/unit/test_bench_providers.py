@@ -287,6 +287,6 @@ def test_what_cannot_be_captured_says_what_was_wrong(gpu: FakeGpu, monkeypatch: 
             raise ValueError("it waits for the device")
 
     monkeypatch.setattr(torch.cuda, "graph", broken)
-    with pytest.raises(CaptureError, match="no CUDA graph can hold it: ValueError: it waits for the device"):
+    with pytest.raises(CaptureError, match="it cannot be captured in a CUDA graph: ValueError: it waits for the device"):
         timing._captured(call)
     assert gpu.log[-1] == "not current", "torch goes back to no stream by itself"

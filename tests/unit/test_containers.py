@@ -107,7 +107,7 @@ def test_passes_by_leaves() -> None:
     result, saved = by_cache.forward(*arguments())
     torch.testing.assert_close(result, nested(*arguments()))
     torch.testing.assert_close(by_cache.backward(saved, torch.ones_like(A))[0], A)
-    with pytest.raises(ArgumentError, match=r"(?s)have another structure than at first.*try: "):
+    with pytest.raises(ArgumentError, match=r"(?s)have another structure than in the first call.*try: "):
         by_cache.forward([A], *arguments()[1:])
 
 

@@ -145,8 +145,8 @@ def test_explain_lists_what_is_saved(target: str) -> None:
     shapes = [torch.empty(t.shape, device="meta") for t in of_chain()]
     texts = [fg.vjp(fg.kernel(chain, recompute=rule), *shapes, 5, target=target).forward.lower().explain() for rule in RULES]
     arguments = "\n   x: f32 (12, 32), 1.5 KiB, an argument\n   weight: f32 (32,), 128 B, an argument\n"
-    assert "saved for the backward pass: 1.8 KiB, 0 B beside arguments and results" + arguments in texts[0]
-    assert "1.8 KiB, 96 B beside arguments and results" + arguments in texts[1]
+    assert "saved for the backward pass: 1.8 KiB, 0 B besides arguments and results" + arguments in texts[0]
+    assert "1.8 KiB, 96 B besides arguments and results" + arguments in texts[1]
     assert "\n   rsqrt: f32 (12, 1), 48 B" in texts[1]
     assert "\n   ge: bool (12, 32), 384 B" in texts[2]
 
@@ -154,7 +154,7 @@ def test_explain_lists_what_is_saved(target: str) -> None:
 def test_explain_tells_a_result() -> None:
     text = fg.vjp(fg.kernel(lambda x: torch.exp(x)), torch.empty(8, 4, device="meta"), target="cpu").forward.lower().explain()
     assert text.endswith(
-        "saved for the backward pass: 128 B, 0 B beside arguments and results\n   exp: f32 (8, 4), 128 B, a result"
+        "saved for the backward pass: 128 B, 0 B besides arguments and results\n   exp: f32 (8, 4), 128 B, a result"
     )
 
 

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def test_every_spec_has_all_classes_of_cases(spec: Spec) -> None:
     assert spec.sizes, "the example must take its sizes as parameters: `def _example(dtype, rows: int = 16384, …)`"
     found = {case.name: case for case in cases(spec, spec.dtypes[-1])}
-    general = {CANONICAL, "odd", "unaligned", "padded rows", "transposed", "every second", "expanded", "empty", "64-bit"}
+    general = {CANONICAL, "odd", "unaligned", "padded rows", "transposed", "every second element", "expanded", "empty", "64-bit"}
     assert general | {values.value for values in DataValues if values is not DataValues.ORDINARY} <= set(found)
     canonical = {name: TensorLayout.of(v) for name, v in spec.example(spec.dtypes[-1].torch).items() if is_meta(v)}
     assert {name: found[CANONICAL].arguments[name] for name in canonical} == canonical

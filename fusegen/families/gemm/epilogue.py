@@ -149,7 +149,7 @@ def _group_at(graph: Graph, root: int, matmul: int, materialized: Collection[int
 
 
 def _companions(graph: Graph, root: int, matmul: int, materialized: Collection[int], pipeline: Pipeline) -> tuple[int, ...]:
-    """Returns the other matmuls with the same first operand that end in the root."""
+    """Returns the other matmuls that share the first operand of `matmul` and whose results `root` is computed from."""
     companions = (
         m for m in matmuls_below(graph, root, materialized) if m != matmul and _joins(graph, pipeline, matmul, m, (root,))
     )

@@ -1,4 +1,4 @@
-"""Kernels that reduce along rows, reduce columns, or both."""
+"""Kernels that reduce each row, each column, or both."""
 
 from __future__ import annotations
 

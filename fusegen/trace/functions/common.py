@@ -22,7 +22,7 @@ def tracer_of(*values: object) -> Tracer:
     """Returns the tracer of the first traced value, searching lists and tuples too."""
     tracer = tracer_among(values)
     if tracer is None:
-        raise TraceError("no argument is a traced tensor", hint="pass a tensor of the kernel")
+        raise TraceError("no argument is a traced tensor", hint="pass a parameter of the kernel, or a tensor computed from one")
     return tracer
 
 

@@ -189,8 +189,8 @@ def cross_entropy(
 ) -> TracedTensor:
     """The negative log softmax at the target class, or its mean weighted by class probabilities.
 
-    Smoothing s gives the target one of C classes the probability 1 - s + s / C, the others s / C. Szegedy et al., Rethinking the
-    Inception Architecture for Computer Vision (arXiv 1512.00567), section 7.
+    With C classes and smoothing s, the target class has the probability 1 - s + s / C, and each other class s / C. Szegedy et al.,
+    Rethinking the Inception Architecture for Computer Vision (arXiv 1512.00567), section 7.
     """
     reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)

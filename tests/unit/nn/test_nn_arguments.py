@@ -132,7 +132,7 @@ def test_attention_has_the_options_of_its_kernel() -> None:
         block(x, cos=x)
     with pytest.raises(ArgumentError, match="only one of cos and sin"):
         fnn.FusedQKVLinear(16, 4)(x, cos=randn(5, 4))
-    with pytest.raises(ArgumentError, match=r"a mask of torch\.int64"):
+    with pytest.raises(ArgumentError, match=r"the mask is torch\.int64"):
         block(x, mask=torch.ones(2, 1, 1, 5, dtype=torch.int64))
 
 
