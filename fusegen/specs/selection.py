@@ -86,7 +86,7 @@ def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
     """Masks scores, (tokens, experts), with -inf outside the groups with the greatest sums of their top two."""
     experts = scores.shape[-1]
     if groups != 1 and (groups < 1 or experts % groups or experts < 2 * groups):
-        raise ArgumentError(f"{groups} groups do not divide {experts} experts", hint="give a divisor that leaves 2 experts a group")
+        raise ArgumentError(f"cannot split {experts} experts into {groups} groups of 2 or more", hint="give a divisor")
     if not 1 <= chosen <= groups or k > chosen * (experts // groups):
         hint = f"give a number from 1 to {groups}, so that the groups have k experts"
         raise ArgumentError(f"chosen_groups={chosen} of {groups} cannot give k={k} of {experts} experts", hint=hint)

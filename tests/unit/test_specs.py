@@ -168,8 +168,8 @@ def refused() -> dict[str, Callable[[], object]]:
     router, ids = partial(ops.moe_router, logits, scoring="sigmoid"), partial(ops.rotary_position_ids, q, q, positions)
     return {
         "k=17 is impossible with 16 experts": lambda: ops.moe_router(logits, 17),
-        "groups=3 do not split 16 experts": lambda: router(2, groups=3),
-        "groups=16 do not split 16 experts": lambda: router(2, groups=16),
+        "cannot split 16 experts into 3 groups": lambda: router(2, groups=3),
+        "cannot split 16 experts into 16 groups": lambda: router(2, groups=16),
         "chosen_groups=5 of 4": lambda: router(2, groups=4, chosen_groups=5),
         "cannot give k=9": lambda: router(9, groups=4, chosen_groups=2),
         "softmax takes no bias or groups": lambda: ops.moe_router(logits, 2, chosen_groups=2),
