@@ -26,7 +26,7 @@ from fusegen.program.call import bytes_of, peak_of, plan_workspace
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.target import Target
-from fusegen.units import human_bytes
+from fusegen.units import counted, human_bytes
 
 
 def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, MatmulChoice]) -> str:
@@ -169,8 +169,7 @@ def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.sms
     if _IDLE * blocks >= target.sms or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
         return []
-    count = "1 block" if blocks == 1 else f"{blocks} blocks"
-    return [f"warning: {count} for {target.sms} SMs: most SMs idle"]
+    return [f"warning: {counted(blocks, 'block')} for {target.sms} SMs: most SMs idle"]
 
 
 def _approximate(program: Program, step: Step) -> list[str]:

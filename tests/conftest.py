@@ -76,7 +76,7 @@ def _without_known_programs() -> None:
 
 @pytest.fixture
 def accept(request: pytest.FixtureRequest) -> bool:
-    """Whether stored texts are to be replaced."""
+    """True if stored texts are to be replaced."""
     return bool(request.config.getoption("--accept"))
 
 

@@ -19,6 +19,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TargetError
 from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
+from fusegen.units import counted
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, verify_own
 from fusegen.verify.lowering import can_run
@@ -95,15 +96,15 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
     runnable = _targets(options.target, device)
     rows: list[SpecResult] = []
     written: list[Path] = []
-    pending = [spec.name for spec in specs if not set(dtypes).isdisjoint(spec.dtypes)]
     try:
         for finished in verify(specs, dtypes, runnable, device, terminal.progress, names, known):
             written += save(finished) if save is not None else []
             rows += finished
-            pending.remove(finished[0].spec.name)
     except BaseException:
         if rows and not options.json:
             _print(rows, written, terminal)
+        done = {row.spec.name for row in rows}
+        pending = [s.name for s in specs if s.name not in done and not set(dtypes).isdisjoint(s.dtypes)]
         terminal.note(f"not verified: {', '.join(pending)}")
         raise
     if options.json:
@@ -141,8 +142,13 @@ def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
         TargetError: a target does not exist, or the device cannot run its code.
     """
     own = target_of(device)
+    if names is None and device.type != "cuda":
+        return [own]
     if names is None:
-        return [target for target in map(targets.target, TARGETS) if can_run(target, own)] if device.type == "cuda" else [own]
+        runnable = [target for target in map(targets.target, TARGETS) if can_run(target, own)]
+        if not runnable:
+            raise TargetError(f"this GPU cannot run code for {', '.join(TARGETS)}", hint=f"pass --target {own.name} --dry-run")
+        return runnable
     for name in names:
         if not can_run(targets.target(name), own):
             raise TargetError(f"this machine cannot run code for {name}", hint=f"it runs {own.name}")
@@ -162,7 +168,9 @@ def _print(rows: Sequence[SpecResult], written: Sequence[Path], terminal: Termin
     if any(outcome.skipped == LOST for row in rows for _, outcome in row.cases):
         terminal.line(f"{LOST}: all cases after it", "red")
     folder = f" below {written[0].parents[2]}" if written else ""
-    terminal.line(f"{len(written)} records written{folder}; a record is written only if all cases of its spec and target pass")
+    terminal.line(
+        f"{counted(len(written), 'record')} written{folder}; a record is written only if all cases of its spec and target pass"
+    )
 
 
 def _head(row: SpecResult) -> tuple[str, str, str]:

@@ -224,5 +224,5 @@ class Arithmetic:
 
 
 def _infinities(up: Tensor, down: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Whether some of the one are plus infinity, and some of the other minus infinity."""
+    """Returns where some of `up` are plus infinity, and where some of `down` are minus infinity."""
     return (up == INF).sum(dims, keepdim=True) > 0, (down == -INF).sum(dims, keepdim=True) > 0

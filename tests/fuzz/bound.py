@@ -348,7 +348,7 @@ def _as_float(x: Value) -> Float:
 
 
 def _truth(x: Value) -> Exact:
-    """Whether values are not zero."""
+    """True where values are not zero."""
     if isinstance(x, Exact):
         return Exact(x.value != 0, x.sure)
     can = x.nan | (x.num & ((x.lo != 0) | (x.hi != 0)))

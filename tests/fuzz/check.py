@@ -1,4 +1,4 @@
-"""Whether a program comes out right: torch's shapes and dtypes, and values that rounding allows around the float64 oracle."""
+"""Checks the results of a program: torch's shapes and dtypes, and values that rounding allows around the float64 oracle."""
 
 from __future__ import annotations
 

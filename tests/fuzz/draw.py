@@ -145,7 +145,7 @@ def _shape(draw: Draw, tiny: bool) -> tuple[int, ...]:
 
 
 def _has_channels(shape: Sequence[int]) -> bool:
-    """Whether it starts with a product or with attention."""
+    """True if it starts with a matmul or with attention."""
     return len(shape) in (2, 4) and shape[-1] == _CHANNELS and shape[-2] in (64, 16, 17)
 
 
@@ -453,7 +453,7 @@ _MASK = f"(({_ROWS}) & (torch.arange({{1}}.shape[-2], device={{0}}.device) % 5 !
 
 
 def _attends(a: Tensor, b: Tensor, *, v: bool = False) -> bool:
-    """Whether b can be keys of the queries a, or values of the keys a."""
+    """True if b can be keys of the queries a, or values of the keys a."""
     same = a.dtype is b.dtype and a.dim() == b.dim() and (a.shape[:-2], a.shape[-1]) == (b.shape[:-2], b.shape[-1])
     return same and (not v or a.shape == b.shape)
 

@@ -107,7 +107,7 @@ class Identity:
         return Extreme(a, tuple(self.concrete(node.attr("dims"))), node.op is Op.AMIN)
 
     def sums_weights(self, node: Node) -> bool:
-        """Whether a node is a sum over exp(v - amax(v)), one term of which is 1."""
+        """True if a node is a sum over exp(v - amax(v)), one term of which is 1."""
         weights = self.graph.nodes[node.args[0]] if node.op is Op.SUM else node
         shifted = self.graph.nodes[weights.args[0]] if weights.op in (Op.EXP, Op.EXP2) else node
         if shifted.op is not Op.SUB:

@@ -173,7 +173,7 @@ def check(statements: Sequence[str], refused: str = "False") -> None:
 
 
 def _difference(ours: Exception | None, theirs: Exception | None) -> str | None:
-    """Whether one raises and the other does not, or something that helps nobody."""
+    """Describes the difference if only one of them raises, or ours raises a raw error; else None."""
     if theirs is not None:
         fine = isinstance(ours, (FusegenError, type(theirs)))
         return None if fine else f"gives a result or {ours!r}, where torch raises {theirs!r}"

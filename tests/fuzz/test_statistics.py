@@ -39,7 +39,7 @@ def test_statistics(scenarios: int, first_seed: int, on_device: str, target: str
 
 
 def _is_ours(behind: Behind, inputs: tuple[Tensor, ...], target: str) -> bool:
-    """Whether kernels of ours compute everything where there are many rows."""
+    """True if generated kernels compute everything at many rows."""
     many = (torch.empty(4096, *inputs[0].shape[1:], dtype=torch.bfloat16, device="meta"), *(t.to("meta") for t in inputs[1:]))
     steps = fg.kernel(behind.__call__).lower(*many, target=target).program.steps
     return not any(isinstance(step, LibraryMatmul) for step in steps)

@@ -122,7 +122,7 @@ class _Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone or out of time."""
+        """True if the process is gone or out of time."""
         return not self.process.is_alive() or self.left == 0.0
 
     def outcome(self) -> Outcome:

@@ -102,7 +102,7 @@ def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether results are the same bits in the same structure."""
+    """True if results are the same bits in the same structure."""
     if one is None:
         return other is None
     if isinstance(one, Tensor):

@@ -260,7 +260,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 @pytest.mark.parametrize(("words", "unbuffered"), [(("--help",), ""), (("cache", "info", "--json"), "1")])
 def test_a_full_disk(words: Sequence[str], unbuffered: str) -> None:
-    """Whether Python writes at once or holds back what is printed."""
+    """One error, with and without buffering by Python."""
     done = process(*words, shell="> /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
 

@@ -139,7 +139,7 @@ def package_of(module: str) -> str:
 
 
 def is_allowed(importer: str, imported: str) -> bool:
-    """Whether a package may import another one."""
+    """True if a package may import another one."""
     return importer == imported or (LEVEL[imported] < LEVEL[importer] and (importer, imported) not in FORBIDDEN)
 
 

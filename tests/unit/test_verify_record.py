@@ -112,10 +112,17 @@ def test_an_interrupted_run_keeps_the_records_of_finished_specs(tmp_path: Path, 
     merge(path, "cpu", "gelu", {"f32": DtypeRecord(WHERE, {})})
     words = ("verify", "gelu", "swiglu", "rms_norm", "--dtype", "bf16", "--record", str(tmp_path))
     stopped = run(*words)
-    assert stopped.code == 1 and "1 records written" in stopped.out
+    assert stopped.code == 1 and "1 record written" in stopped.out
     assert stopped.err.splitlines()[-2:] == ["not verified: swiglu, rms_norm", "error: interrupted"]
     assert set(read(path)) == {"f32", "bf16"} and not path_of(tmp_path, "cpu", "swiglu").exists()
     assert run(*words, "--json").out == ""
+
+
+def test_a_gpu_that_runs_no_shipped_code_is_told_what_it_can_check(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(command, "target_of", lambda _: target("sm_80"))
+    stopped = run("verify", "gelu", "--dry-run")
+    assert stopped.code == 2 and "this GPU cannot run code for sm_90a" in stopped.err and "--target sm_80 --dry-run" in stopped.err
 
 
 def test_what_is_no_record_is_said_to_be_none(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def matmul_time(
 
 
 def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...]) -> float:
-    """Returns the time of one launch for few rows, which is that of reading all operands; the first one is read by every tile."""
+    """Returns the time of one launch for few rows, which is bound by moving all matrices once."""
     more = costs.few_rows_more ** (math.ceil(sizes[0].rows / 8) - 1)
     return costs.few_rows_start + more * sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
 

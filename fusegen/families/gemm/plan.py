@@ -130,7 +130,8 @@ class FewRowsPlan(Plan):
         tile_m: rows of a tile, a multiple of 8.
         tile_n: columns of each matmul in a tile, a multiple of 16.
         warps: warps of a block, which divide the depth.
-        stages: chunks of the depth that a warp has in flight.
+        stages: chunks of 64 of the depth that a warp has in flight.
+        blocks_per_sm: blocks per SM that registers must leave room for.
         products: matrices that are multiplied with the same first operand.
     """
 
@@ -140,7 +141,6 @@ class FewRowsPlan(Plan):
     stages: int
     blocks_per_sm: int
     products: int = 1
-    group: int = 1
 
     @property
     def threads(self) -> int:
