@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fusegen.compiler.backends import device_of
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.specialize import GraphPlanner, Specialization
+from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.fusion import Group
@@ -92,10 +94,16 @@ class Lowered:
 
         A kernel below the GPU's ridge point is bound by bandwidth, above it by arithmetic. It is bound by launch latency if its
         work at peak rates takes less time than a launch.
+
+        Records of `fg.tune` that apply to these sizes on this machine come last: calls use them.
         """
-        text = explain(self.program, self.sizes, self.choices)
-        saved = self._saved_text()
-        return f"{text}\n{saved}" if saved else text
+        parts = explain(self.program, self.sizes, self.choices), self._measured_text(), self._saved_text()
+        return "\n".join(part for part in parts if part)
+
+    def _measured_text(self) -> str:
+        device = device_of(self.target)
+        text = "" if device is None else records_text(self._compiled, self.sizes, device)
+        return f"measured by fg.tune; calls of these sizes use:\n{text}" if text else ""
 
     @property
     def workspace_bytes(self) -> int:

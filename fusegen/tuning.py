@@ -13,16 +13,24 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, Method
-from fusegen.compiler.backends import machine_of
+from fusegen.compiler.backends import Machine, machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import TuningKey, TuningRecord, add_records, recorded_plan, records, tuning_key, write_record
+from fusegen.compiler.tuned import (
+    TuningKey,
+    TuningRecord,
+    add_records,
+    recorded_plan,
+    records,
+    times_text,
+    tuning_key,
+    write_record,
+)
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
-from fusegen.schedule.context import Pins
-from fusegen.schedule.kernel import Plan
+from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.precision import has_discontinuities
-from fusegen.schedule.program import Launch
+from fusegen.schedule.program import Choice
 from fusegen.timing import RoundTimes, interleaved
 
 _MARGIN = 0.98  # fraction of the default plan's time: a smaller gain may be noise
@@ -32,8 +40,9 @@ _TOLERANCES = {
 }  # fmt: skip
 """Relative RMS difference allowed between the results of two plans: plans sum in different orders."""
 
-_DISCONTINUOUS_SHARE = 1e-4
-"""Share of elements that may differ at a discontinuity, such as a power-of-two scale or the index of equal values."""
+_DISCONTINUOUS_SHARE, _ROUNDED_SHARE = 1e-3, 2e-2
+"""Shares of elements that may differ at a discontinuity, such as a power-of-two scale or the index of equal values: between plans,
+and between programs, which round other intermediate values to 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +89,8 @@ class TunedLaunch:
         write_record(self.key, TuningRecord.of(self.key.extents, plan, _words(self.candidates), pinned=True))
 
     def __str__(self) -> str:
-        rows, columns = self.key.extents
-        lines = [f"{self.name}, {rows} x {columns}:"]
-        for each in self.candidates:
-            time = f"{each.times.median:10.1f} us" if each.times else f"{each.error:>13}"
-            lines.append(f"{'->' if each.plan == self.plan else '  '} {time}  {each.plan.description}")
-        return "\n".join(lines)
+        times = [(each.plan.description, each.times.median if each.times else each.error or "") for each in self.candidates]
+        return times_text(self.name, self.key.extents, times, self.plan.description)
 
 
 @dataclass(frozen=True)
@@ -173,45 +178,86 @@ def _words(candidates: Sequence[Candidate]) -> list[tuple[str, float]]:
     return [(each.plan.description, each.times.median) for each in candidates if each.times]
 
 
+class _Pins:
+    """Answers the planner's choices with the candidates chosen so far, and lists all choices that it asks for."""
+
+    def __init__(self, machine: Machine, device: torch.device) -> None:
+        self.machine, self.device = machine, device
+        self.plans: dict[TuningKey, Plan] = {}
+        self.choices: dict[TuningKey, Choice] = {}
+
+    def __call__(self, choice: Choice) -> Plan | None:
+        key = self.key(choice)
+        self.choices.setdefault(key, choice)
+        return self.plans.get(key)
+
+    def key(self, choice: Choice) -> TuningKey:
+        return tuning_key(choice, self.machine.target, self.device)
+
+
 class _Tuner:
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
         self.machine = machine_of(device)
         self.variant, self.captured = dispatcher.variants.variant_of(values, self.machine.target, device)
         self.sizes = dispatcher.variants.sizes(self.variant, values, self.captured)
-        self.pins: dict[tuple[int, ...], Plan] = {}
+        self.pins = _Pins(self.machine, device)
+        self.launches: dict[TuningKey, TunedLaunch] = {}
+        self.begun: set[TuningKey] = set()
 
     def tuning(self) -> Tuning:
-        return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
+        self._tune()
+        return Tuning(tuple(self.launches[key] for key in self._choices()))
 
-    def _launch(self, launch: Launch) -> TunedLaunch:
-        key = tuning_key(self.variant.program, launch, self.sizes, self.device)
-        candidates = self._measured(launch)
-        plan = _pinned(key, launch.candidates) or _fastest(candidates)
-        self.pins[launch.group.outputs] = plan
-        return TunedLaunch(launch.kernel.name, key, candidates, plan)
+    def _choices(self) -> dict[TuningKey, Choice]:
+        """The choices of the program with all candidates chosen so far."""
+        self.pins.choices.clear()
+        self.variant.specializer.at(self.sizes, self.pins)
+        return dict(self.pins.choices)
 
-    def _measured(self, launch: Launch) -> tuple[Candidate, ...]:
+    def _tune(self) -> None:
+        """Measures one choice after the other. A candidate that is a program first gets the best plans of its own launches."""
+        while choice := next((choice for key, choice in self._choices().items() if key not in self.begun), None):
+            key = self.pins.key(choice)
+            self.begun.add(key)
+            for program in (plan for plan in choice.candidates if isinstance(plan, Implementation)):
+                self.pins.plans[key] = program
+                self._tune()
+            candidates = self._measured(choice)
+            plan = _pinned(key, choice.candidates) or _fastest(candidates)
+            self.pins.plans[key] = plan
+            self.launches[key] = TunedLaunch(choice.name, key, candidates, plan)
+
+    def _measured(self, choice: Choice) -> tuple[Candidate, ...]:
         calls: dict[str, Callable[[], Any]] = {}
-        expected: list[Any] | None = None
-        plans = _in_order(launch)
-        variants = [self._variant_with_pins({**self.pins, launch.group.outputs: plan}) for plan in plans]
+        first: list[Any] = []
+        plans = _compared(choice)
+        variants = [self._variant_with(choice, plan) for plan in plans]
         self.machine.prepare([source for variant in variants for source in variant.sources])
         for number, (plan, variant) in enumerate(zip(plans, variants, strict=True)):
             call = self._call(variant)
             returned, written = call()
             results = tree_leaves((returned, written))
-            if expected is None:
-                expected = results
+            if not number:
+                first = results
             elif not self.variant.call.keys:  # random bits differ from call to call
-                share = _DISCONTINUOUS_SHARE if has_discontinuities(self.variant.graph) else 0.0
-                _check_alike(launch.kernel.name, plan, results, expected, share)
+                self._check(choice.name, plans[0], plan, results, first)
             calls[str(number)] = call
         times = interleaved(calls, self.device, quick=True)
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
-    def _variant_with_pins(self, pins: Pins) -> Variant:
-        return self.variant.with_specialization(self.variant.specializer.at(self.sizes, pins))
+    def _check(self, name: str, first: Plan, plan: Plan, results: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Compares the results of two candidates."""
+        share = _DISCONTINUOUS_SHARE if has_discontinuities(self.variant.graph) else 0.0
+        if any(isinstance(each, Implementation) for each in (first, plan)):
+            results, expected = _in_16_bits(results), _in_16_bits(expected)
+            share = _ROUNDED_SHARE if share else 0.0
+        _check_alike(name, plan, results, expected, share)
+
+    def _variant_with(self, choice: Choice, plan: Plan) -> Variant:
+        plans = {**self.pins.plans, self.pins.key(choice): plan}
+        measured = lambda other: plans.get(self.pins.key(other))  # noqa: E731
+        return self.variant.with_specialization(self.variant.specializer.at(self.sizes, measured))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
         """Returns a function that runs a variant on copies of the mutated tensors, and returns its results and the copies."""
@@ -223,8 +269,8 @@ class _Tuner:
         return lambda: (bound(values, self.captured), written)
 
 
-def _in_order(launch: Launch) -> list[Plan]:
-    return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
+def _compared(choice: Choice) -> tuple[Plan, ...]:
+    return choice.candidates
 
 
 def _records_at(key: TuningKey) -> list[TuningRecord]:
@@ -249,6 +295,17 @@ def _fastest(candidates: Sequence[Candidate]) -> Plan:
         return first.plan
     time, plan = min(timed, key=lambda pair: pair[0])
     return plan if first.times is None or time < _MARGIN * first.times.median else first.plan
+
+
+def _in_16_bits(results: Sequence[Any]) -> list[Tensor]:
+    """Returns the results without indices and other integers: programs round other intermediate values to 16 bits, which can change
+    an index. 8-bit integers are quantized values."""
+    tensors = [result for result in results if isinstance(result, Tensor)]
+    return [t if t.itemsize == 1 and t.is_floating_point() else t.bfloat16() for t in tensors if _is_approximate(t)]
+
+
+def _is_approximate(result: Tensor) -> bool:
+    return result.is_floating_point() or result.dtype in (torch.int8, torch.uint8)
 
 
 def _check_alike(name: str, plan: Plan, results: Sequence[Any], expected: Sequence[Any], share: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import ModuleType
@@ -17,7 +18,7 @@ from fusegen import target as targets
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
 from fusegen.emit.environment import unit_text
-from fusegen.errors import IndexRangeError, LaunchError
+from fusegen.errors import FusegenError, IndexRangeError, LaunchError
 from fusegen.extension.native import LibrarySources, ensure_native, library_of
 from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
@@ -51,6 +52,16 @@ def target_of(device: torch.device) -> Target:
         ArgumentError: the device is neither a CPU nor an NVIDIA GPU.
     """
     return _EMULATED if device.type == "cpu" and settings().emulate else devices.target_of(device)
+
+
+def device_of(target: Target) -> torch.device | None:
+    """A device of this machine with some target; None if there is none."""
+    gpus = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_available() else []
+    for device in (*gpus, torch.device("cpu")):
+        with suppress(FusegenError):  # the GPU of another vendor
+            if target_of(device) == target:
+                return device
+    return None
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
 from fusegen.runtime.arguments import WIDE
-from fusegen.schedule.context import Pins
 from fusegen.schedule.names import stride_name
-from fusegen.schedule.program import Program
+from fusegen.schedule.program import Measured, Program
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target
@@ -291,19 +290,15 @@ class SpecializationCache:
         """
         return self._get(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
-    def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnySpecialization:
-        """The specialization for some sizes with measured plans. It only runs: `explain` never shows it.
+    def measured(self, sizes: Mapping[str, int], records: str, measured: Measured) -> AnySpecialization:
+        """The specialization for some sizes with measured candidates. It only runs: `lower` never shows it.
 
         Args:
             sizes: values of all sizes and strides.
             records: digest of all measurements.
-            pins: returns the measured plans of a program, by the outputs of their groups.
+            measured: returns the measured candidate of a choice.
         """
-
-        def plan() -> Specialization:
-            return self.specializer.at(sizes, pins(self.planned(sizes).program))
-
-        return self._get(self._name(sizes, records), plan, is_measured=True)
+        return self._get(self._name(sizes, records), lambda: self.specializer.at(sizes, measured), is_measured=True)
 
     def planned(self, sizes: Mapping[str, int]) -> Specialization:
         """The specialization for some sizes, with its graph, groups and program."""

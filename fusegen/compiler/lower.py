@@ -53,7 +53,7 @@ def lower(
     fast, contracted = approximations(graph, groups, memory), contractions(graph, groups)
     steps: list[Step] = []
     for number, group in enumerate(groups):
-        name = identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
+        name = kernel_name(graph, groups, number)
         context = Context(
             graph,
             group,
@@ -73,6 +73,10 @@ def lower(
         _check_shared(group_steps, target)
         steps += group_steps
     return Program(graph, target, memory.specs, mark_overlaps(fuse_horizontally(steps, target), target), tuple(memory.results))
+
+
+def kernel_name(graph: Graph, groups: Sequence[Group], number: int) -> str:
+    return identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:

@@ -10,12 +10,22 @@ from threading import RLock
 from typing import Any, TypeAlias, cast
 
 from fusegen import families
-from fusegen.compiler.lower import emit, lower, with_equal_blocks
+from fusegen.compiler.lower import emit, kernel_name, lower, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import preferred, program_time
 from fusegen.families.attention import matmuls_of_attention
-from fusegen.families.attention.cost import attentions_of, takes_library
-from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, MatmulChoice, choose, class_of, depth_of, rows_of
+from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
+from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.gemm.heuristics import (
+    CLASSES,
+    ExpectedSizes,
+    MatmulChoice,
+    choose,
+    class_of,
+    depth_of,
+    measured_choice,
+    rows_of,
+)
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.rows import is_faster_split
@@ -33,8 +43,8 @@ from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, row_s
 from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
-from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Program, row_bytes, sum_bytes
+from fusegen.schedule.kernel import LIBRARY, Plan
+from fusegen.schedule.program import Measured, Program, choice_of, row_bytes, sum_bytes
 from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
@@ -148,28 +158,28 @@ class GraphPlanner:
         self._lock = lock or new_lock()
         self.graph, self._target, self._index64, self._choose, self._bodies = graph, target, index64, choose, bodies
         self._specializations: dict[tuple[object, ...], Specialization] = {}
-        self._with_first_plans: dict[tuple[object, ...], Specialization] = {}
+        self._decisions: dict[tuple[int, ...], _MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: dict[tuple[int, Group, int, int], MatmulChoice] = {}
 
-    def at(self, sizes: Mapping[str, int], pins: Pins = _NO_PINS) -> Specialization:
+    def at(self, sizes: Mapping[str, int], measured: Measured | None = None) -> Specialization:
         """The specialization for some sizes.
 
-        A launch takes its pinned plan, else the candidate with the lowest expected time, else its first candidate.
+        Each choice takes its measured candidate, else the one with the lowest expected time, else the first.
 
         Args:
-            pins: measured or requested plans, by the outputs of their groups.
+            measured: returns measured or pinned candidates.
         """
         with self._lock:
-            return self._planned(self._classes(sizes), sizes, pins)
+            return self._planned(self._classes(sizes), sizes, measured)
 
     def choices(self, sizes: Mapping[str, int]) -> dict[int, MatmulChoice]:
         """Maps each matmul that a generated kernel could compute to the choice made for these sizes; positions are those of the
         fused graph."""
         with self._lock:
-            decision = self._decision(self.expected(sizes))
+            decision = self._expected_decision(self._classes(sizes))
         positions = zip(self._matmuls, decision.fused.matmuls, strict=True)
         return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
@@ -181,33 +191,33 @@ class GraphPlanner:
             sizes: used to plan all other launches.
         """
         for ranges in itertools.product(*self._ranges()):
-            yield dict(zip(self._rows, ranges, strict=True)), self._planned(tuple(r[-1] for r in ranges), sizes, _NO_PINS)
+            yield dict(zip(self._rows, ranges, strict=True)), self._planned(tuple(r[-1] for r in ranges), sizes)
 
     # Plans of launches.
 
-    def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Specialization:
-        bodies = self._bodies(sizes)
-        fused = self._first(classes, _NO_SPLIT, bodies).program.launches
+    def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None = None) -> Specialization:
+        bodies, decision = self._bodies(sizes), self._expected_decision(classes)
+        if measured is not None:
+            decision = self._decision(self._expected(classes), sizes, measured)
+        fused = self._specialization(decision, _NO_SPLIT, bodies).program.launches
         split = frozenset(launch.group.outputs for launch in fused if is_faster_split(launch, sizes, self._target))
         plans: dict[tuple[int, ...], Plan] = {}
-        for launch in self._first(classes, split, bodies).program.launches:
-            plan = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
+        for launch in self._specialization(decision, split, bodies).program.launches:
+            plan = preferred(launch, sizes, self._target)
             if plan is not None and plan != launch.plan:
                 plans[launch.group.outputs] = plan
-        specialization = self._specialization(classes, split, bodies, plans)
+        planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
+        pins = {} if measured is None else dict(_measured_plans(planned.program, sizes, measured))
+        return self._with_pins(decision, split, bodies, plans, pins) if pins else planned
+
+    def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
+        """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""
+        specialization = self._specialization(decision, split, bodies, {**plans, **pins})
         equal = with_equal_blocks(specialization.program.steps, self._target)
         unpinned = {outputs: plan for outputs, plan in equal.items() if outputs not in pins}
-        return self._specialization(classes, split, bodies, plans | unpinned) if unpinned else specialization
+        return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}) if unpinned else specialization
 
-    def _first(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Specialization:
-        """The specialization with the first candidate of each launch."""
-        key = classes, split, _body_ids(bodies)
-        if key not in self._with_first_plans:
-            self._with_first_plans[key] = self._specialization(classes, split, bodies)
-        return self._with_first_plans[key]
-
-    def _specialization(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
-        decision = self._decision(self._expected(classes))
+    def _specialization(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
         key = decision.key, split, frozenset(pins.items()), _body_ids(bodies)
         if key not in self._specializations:
             self._specializations[key] = self._lowered(decision, split, bodies, pins)
@@ -231,18 +241,31 @@ class GraphPlanner:
         """The size classes that choices of matmuls depend on."""
         return self._expected(self._classes(sizes))
 
-    def _decision(self, expected: ExpectedSizes) -> _MatmulDecision:
-        """Leaves matmuls to the library until each remaining matmul launch is expected to be faster than the library."""
+    def _expected_decision(self, classes: tuple[int, ...]) -> _MatmulDecision:
+        """The decision by the cost model alone."""
+        if classes not in self._decisions:
+            self._decisions[classes] = self._decision(self._expected(classes), {}, None)
+        return self._decisions[classes]
+
+    def _decision(self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None) -> _MatmulDecision:
+        """Leaves matmuls to the library until each remaining matmul launch is expected or measured to be faster than the
+        library."""
         by_library: frozenset[int] = frozenset()
         choices: dict[int, MatmulChoice] = {}
         while True:
             fused = self._fuse(by_library)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
             launches = {group: self._choice(fused, group, expected) for group in _with_cost(fused.groups)}
+            if measured is not None:
+                for number, group in enumerate(fused.groups):
+                    if group.kind is CONTRACTION:
+                        name, default = kernel_name(fused.graph, fused.groups, number), launches.get(group, MatmulChoice(None))
+                        launch = fused.graph, group, self._target, expected, sizes
+                        launches[group] = measured_choice(name, *launch, default, measured)
             choices |= {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
             if not slower:
-                plans = {group.core_nodes: choice.plan for group, choice in launches.items()}
+                plans = {group.core_nodes: choice.plan for group, choice in launches.items() if choice.plan is not None}
                 return _MatmulDecision(by_library, fused, plans, choices)
             by_library |= slower
 
@@ -278,7 +301,7 @@ class GraphPlanner:
 
     def _ranges(self) -> list[list[range]]:
         """For each of these sizes, the ranges within which all choices stay the same."""
-        keys = {c: self._decision(self._expected(c)).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
+        keys = {c: self._expected_decision(c).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
         return [self._merged(axis, keys) for axis in range(len(self._rows))]
 
     def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
@@ -293,6 +316,16 @@ class GraphPlanner:
                 ranges.append(range(first, last + 1))
             previous = current
         return ranges
+
+
+def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measured) -> Iterator[tuple[tuple[int, ...], Plan]]:
+    """Yields the measured plans of launches, by the outputs of their groups."""
+    for launch in program.launches:
+        if launch.plan is not None and len(launch.candidates) > 1:
+            candidates = (launch.plan, *(plan for plan in launch.candidates if plan != launch.plan))
+            plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
+            if plan is not None:
+                yield launch.group.outputs, plan
 
 
 def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -361,26 +394,33 @@ class Specializer:
             self._library = Specializer(library, target, index64=index64, lock=self._lock)
         self.base = self._planner(None, (), with_loops=False)
 
-    def at(self, sizes: SizeValues, pins: Pins = _NO_PINS) -> Specialization:
-        """The specialization for some sizes; for `pins`, see `GraphPlanner.at`."""
-        return self.planner(sizes).at(sizes, pins)
+    def at(self, sizes: SizeValues, measured: Measured | None = None) -> Specialization:
+        """The specialization for some sizes; for `measured`, see `GraphPlanner.at`."""
+        return self.planner(sizes, measured).at(sizes, measured)
 
-    def planner(self, sizes: SizeValues, *, is_general: bool = False) -> GraphPlanner:
+    def planner(self, sizes: SizeValues, measured: Measured | None = None, *, is_general: bool = False) -> GraphPlanner:
         """The planner for some sizes, and for all others with the same bounds and divisors.
 
         Args:
             is_general: True for a planner whose specializations serve all sizes, with loops if these sizes need them.
         """
         with self._lock:
-            return self._chosen(sizes, is_general=is_general)
+            return self._chosen(sizes, measured, is_general=is_general)
 
-    def _chosen(self, sizes: SizeValues, *, is_general: bool) -> GraphPlanner:
-        if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.sms):
-            return self._library._chosen(sizes, is_general=is_general)
+    def _chosen(self, sizes: SizeValues, measured: Measured | None, *, is_general: bool) -> GraphPlanner:
+        if self._library is not None and self._takes_library(self._library.base.graph, sizes, measured):
+            return self._library._chosen(sizes, measured, is_general=is_general)
         without = self._cut_or_whole(sizes, is_general=is_general, with_loops=False)
         if self._loops is None or not self._needs_loops(self._loops, without.at(sizes).program, sizes):
             return without
         return self._cut_or_whole(sizes, is_general=is_general, with_loops=True)
+
+    def _takes_library(self, library: Graph, sizes: SizeValues, measured: Measured | None) -> bool:
+        """True if torch is measured or expected to compute the attentions faster."""
+        attentions = [size(sizes) for size in self._attentions]
+        is_expected = takes_library(attentions, self._target.sms)
+        plan = None if measured is None else measured(attention_choice(library, attentions, by_library=is_expected))
+        return is_expected if plan is None else plan == LIBRARY
 
     def _needs_loops(self, loops: BlockwiseGraph, program: Program, sizes: SizeValues) -> bool:
         """True if a program materializes a value that is too large, and that the loops would compute in blocks."""

@@ -50,8 +50,8 @@ KINDS = (
          re.compile(r"\.\w+-\w+-\w+\.json-\w+")),
     CacheFolder("plans", "plans of kernels, with their text", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
     CacheFolder("templates", "templates of kernels, compiled", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
-    CacheFolder("tuned", "plans that fg.tune measured", re.compile(r"[0-9a-f]{32}/\d+x\d+\.json"),
-         re.compile(r"[0-9a-f]{32}/\.\d+x\d+\.json-\w+")),
+    CacheFolder("tuned", "plans that fg.tune measured", re.compile(r"[0-9a-f]{32}/\d+(x\d+)+\.json"),
+         re.compile(r"[0-9a-f]{32}/\.\d+(x\d+)+\.json-\w+")),
 )  # fmt: skip
 
 

@@ -74,6 +74,20 @@ class Plan:
         raise NotImplementedError(type(self).__name__)
 
 
+@dataclass(frozen=True)
+class Implementation(Plan):
+    """A candidate that is a program of its own: generated kernels, or functions of the library."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        return self.name
+
+
+GENERATED, LIBRARY = Implementation("generated kernel"), Implementation("library")
+
+
 class Body:
     """The content of a kernel: a frozen dataclass per pipeline. Horizontal fusion requires `can_be_part`."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias, cast
 
 import sympy
 
-from fusegen.fusion.groups import Group, computed
+from fusegen.fusion.groups import Domain, Group, computed
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula, numbers_of
 from fusegen.ir.graph import Graph, Node
@@ -71,7 +71,8 @@ class Launch:
         block: threads per block.
         shared_bytes: dynamic shared memory per block.
         extra: size arguments before the kernel's own.
-        candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one.
+        candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one, and for matmuls
+            whose plan is chosen before they are lowered.
         overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
         part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
     """
@@ -359,18 +360,58 @@ _DIMS = ("dim", "dims", "part")
 """Attributes of nodes that are not sizes; bools are not sizes either."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A choice between candidates that `fg.tune` can measure: plans of a launch, or programs.
+
+    Attributes:
+        name: the name of the kernel.
+        digest: digest of the computation at any size.
+        extents: the sizes of the computation.
+        candidates: the candidates; the one that is taken without measurements comes first.
+        outputs: the outputs of the launch; empty for a choice between programs.
+    """
+
+    name: str
+    digest: str
+    extents: tuple[int, ...]
+    candidates: tuple[Plan, ...]
+    outputs: tuple[int, ...] = ()
+
+
+Measured: TypeAlias = Callable[[Choice], Plan | None]
+"""Returns the measured or pinned candidate of a choice; None if there is none."""
+
+
+def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], candidates: Sequence[Plan]) -> Choice:
+    """Returns the choice between plans of a launch. The extents are rows and columns; for matmuls rows, columns of each part, and
+    depth."""
+    dims = _matmul_extents(graph, group) if group.parts else _domain_extents(group.domain)
+    values = tuple(formula(dim)(sizes) for dim in dims)
+    return Choice(name, group_digest(graph, group), values, tuple(candidates), group.outputs)
+
+
 def group_digest(graph: Graph, group: Group) -> str:
-    """Returns a digest of a group's computation at any size: operations, dtypes, dims, and which dims have one element."""
+    """Returns a digest of a group's computation at any size: operations, dtypes, dims, layouts of matmuls, and which dims have one
+    element."""
     return hashlib.sha256("\n".join(_digest_lines(graph, group)).encode()).hexdigest()[:32]
 
 
 def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
     """Returns the rows and columns that a launch iterates over; without reductions, the last dim counts as columns."""
-    domain = launch.group.domain
+    rows, columns = _domain_extents(launch.group.domain)
+    return formula(rows)(sizes), formula(columns)(sizes)
+
+
+def _domain_extents(domain: Domain) -> tuple[Dim, Dim]:
     columns_dims = domain.columns or tuple(range(len(domain.shape)))[-1:]  # a tensor without dims is a row of one
     rows = product(extent for d, extent in enumerate(domain.shape) if d not in columns_dims)
-    columns = product(domain.shape[d] for d in columns_dims)
-    return formula(rows)(sizes), formula(columns)(sizes)
+    return rows, product(domain.shape[d] for d in columns_dims)
+
+
+def _matmul_extents(graph: Graph, group: Group) -> tuple[Dim, ...]:
+    first, *_ = matmuls = [graph.nodes[part.products[0]] for part in group.parts]
+    return product(first.shape[:-1]), *(node.shape[-1] for node in matmuls), graph.nodes[first.args[0]].shape[-1]
 
 
 def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
@@ -379,6 +420,8 @@ def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
     yield f"{group.kind.name} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
     if graph.fast_math:
         yield "fast math"
+    for operands in (group.match[matmul] for part in group.parts for matmul in part.products):
+        yield f"{operands.a_major} {operands.b_major}"
     for position, number in numbers.items():
         node = graph.nodes[position]
         description = f"{node.op} {[numbers[a] for a in node.args]} {_attributes(node)}" if position in inside else "input"

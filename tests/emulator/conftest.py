@@ -64,15 +64,16 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside `made_up_times`: only plans of different forms are compared with the first one; in the deep suite all plans."""
     if request.param != "all":
-        in_order = tuning._in_order
-        monkeypatch.setattr(tuning, "_in_order", lambda launch: list({_form(p): p for p in in_order(launch)[::-1]}.values())[::-1])
+        compared = tuning._compared
+        monkeypatch.setattr(tuning, "_compared", lambda choice: list({_form(p): p for p in compared(choice)[::-1]}.values())[::-1])
 
 
 def _form(plan: Plan) -> tuple[object, ...]:
     """What a plan's text depends on beside its numbers: of most of these, whether they are 0, 1 or more."""
     given = {each.name: getattr(plan, each.name) for each in fields(plan)}
     numbers = [value if name == "vec" or type(value) is not int else min(value, 2) for name, value in given.items()]
-    return type(plan), *numbers, (given["threads"] > 32) - (given["threads"] < 32), getattr(plan, "finishes", False)
+    threads = given.get("threads", 32)
+    return type(plan), *numbers, (threads > 32) - (threads < 32), getattr(plan, "finishes", False)
 
 
 @pytest.fixture

@@ -122,8 +122,9 @@ def _untimed(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, Ro
     return dict.fromkeys(calls, RoundTimes(0.0, 0.0, 0.0))
 
 
-def _alike_on_the_host(name: str, plan: Plan, *results: Sequence[Any]) -> None:
-    _check_alike(name, plan, *([t.cpu() if isinstance(t, Tensor) else t for t in each] for each in results))
+def _alike_on_the_host(name: str, plan: Plan, results: Sequence[Any], expected: Sequence[Any], share: float) -> None:
+    on_host = ([t.cpu() if isinstance(t, Tensor) else t for t in each] for each in (results, expected))
+    _check_alike(name, plan, *on_host, share)
 
 
 def run(share: int = 0, shares: int = 1) -> Iterator[str]:

@@ -27,7 +27,7 @@ from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import LibraryMatmul, Program
 from fusegen.source import Source
 from tests.unit.eager import randn
-from tests.unit.lowering import meta
+from tests.unit.lowering import meta, pinned
 
 ROWS = (1, 8, 33, 512, 8192)
 
@@ -152,7 +152,7 @@ def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
     (launch,) = low.program.launches
     first = launch.candidates[0]
     assert launch.plan != first, "two rows have more threads each than the first plan has"
-    (asked,) = low._planner.at(low.sizes, {launch.group.outputs: first}).program.launches
+    (asked,) = low._planner.at(low.sizes, pinned(launch, first)).program.launches
     assert asked.plan == first
 
 
@@ -162,7 +162,7 @@ def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() 
     rows, points = low.program.launches
     assert rows.block == points.block
     for plan in points.candidates[:4]:
-        form = low._planner.at(low.sizes, {points.group.outputs: plan})
+        form = low._planner.at(low.sizes, pinned(points, plan))
         assert form.program.launches[1].plan == plan
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.describe import explain
-from fusegen.families.gemm.heuristics import MatmulShape, mma_plan
+from fusegen.families.gemm.heuristics import MatmulShape, mma_plans
 from fusegen.families.gemm.pipelines import MMA_SYNC
 from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch, LibraryMatmul, Program
@@ -74,7 +74,7 @@ def test_plans_fit_the_machine(name: str) -> None:
     machine, parts = target(name), [(1, 1), (2, 1), (1, 96), (1, 128), (2, 64)]
     columns = [[2], [8], [200], [256, 64, 64], [4096]]
     for rows, each, (products, head) in itertools.product([1, 64, 500, 8192], columns, parts):
-        plan = mma_plan(MatmulShape(rows, each, 512, b_major="n", products=products, head=head), 8, 8, machine)
+        plan, *_ = mma_plans(MatmulShape(rows, each, 512, b_major="n", products=products, head=head), 8, 8, machine)
         assert plan.warp_n % head == 0 and plan.warp_n in MMA_SYNC.tile_widths(head, products)
         assert 2 <= plan.stages <= 4 and plan.blocks_per_sm * (plan.shared_bytes + 1024) <= machine.shared_bytes + 1024
         assert plan.warp_m * plan.warp_n * products // 32 <= 128, "accumulators spill"

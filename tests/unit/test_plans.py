@@ -21,6 +21,7 @@ from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.naming import case
 from tests.unit.gate import some
+from tests.unit.lowering import pinned
 from tests.unit.ptxas import figures
 
 REGISTERS = 65536  # of a multiprocessor; of a block as well
@@ -114,7 +115,7 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int) -> None
     plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
     assert plans
     for plan in plans:
-        form = low._planner.at(low.sizes, {launch.group.outputs: plan})
+        form = low._planner.at(low.sizes, pinned(launch, plan))
         assert figures(form.sources[0]).spilled == 0, plan
 
 

@@ -101,8 +101,8 @@ def test_a_process_reads_what_was_planned_by_the_same_measurements(
     fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    original = tuned._pins
-    monkeypatch.setattr(tuned, "_pins", lambda *given: asked.append(1) or original(*given))
+    original = tuned.recorded_plan
+    monkeypatch.setattr(tuned, "recorded_plan", lambda *given: asked.append(1) or original(*given))
     counts: list[int] = []
     x = randn(40, 500)
     for number in (2, 2, 3):

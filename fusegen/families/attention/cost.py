@@ -7,6 +7,7 @@ measurements (`docs/costs/attention-h100.json`). `tests/unit/test_attention_cost
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
+from fusegen.schedule.kernel import GENERATED, LIBRARY
+from fusegen.schedule.program import Choice
 
 _TILE = 128  # queries per block
 
@@ -47,11 +50,27 @@ def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], Attention
     Attentions with dropout are left out, since torch computes all of them. The result is empty if an attention has a bias, which
     the cost model does not cover.
     """
-    attentions = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
-    nodes = [node for node in attentions if not node.attr("dropout")]
+    nodes = _without_dropout(graph)
     if any(len(node.args) > 3 for node in nodes):
         return ()
     return tuple(_sized(graph, node) for node in nodes)
+
+
+def attention_choice(graph: Graph, sizes: Sequence[AttentionSize], *, by_library: bool) -> Choice:
+    """Returns the choice between generated kernels and torch for all these attentions together.
+
+    Args:
+        by_library: True if torch is expected to be faster.
+    """
+    digest = f"attention {[(node.dtype.short, node.attr('causal')) for node in _without_dropout(graph)]}"
+    dims = [(size.batch, size.heads, size.kv_heads, size.queries, size.keys, size.channels) for size in sizes]
+    candidates = (LIBRARY, GENERATED) if by_library else (GENERATED, LIBRARY)
+    return Choice(graph.name, digest, tuple(itertools.chain.from_iterable(dims)), candidates)
+
+
+def _without_dropout(graph: Graph) -> list[Node]:
+    attentions = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
+    return [node for node in attentions if not node.attr("dropout")]
 
 
 def _sized(graph: Graph, node: Node) -> Callable[[Mapping[str, int]], AttentionSize]:

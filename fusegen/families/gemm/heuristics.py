@@ -24,6 +24,8 @@ from fusegen.fusion.groups import Group, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
+from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
+from fusegen.schedule.program import Measured, choice_of
 from fusegen.target import Target
 
 # Classes of row counts: a plan depends on the class alone, so that few programs serve all sizes. A class covers the counts above
@@ -187,17 +189,17 @@ _MOST_MMA_STAGES = 4
 _SHARED_READS, _GLOBAL_READS = 8, 16  # time to read an element from shared and from global memory, in multiply-adds
 
 
-def mma_plan(shape: MatmulShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
-    """Returns the `mma.sync` plan of matmuls that share the first operand. The widths are elements per copy: a power of two up to
-    8."""
+def mma_plans(shape: MatmulShape, a_width: int, b_width: int, target: Target) -> tuple[MmaPlan, ...]:
+    """Returns the `mma.sync` plans of matmuls that share the first operand, the one with the lowest estimated time first. The
+    widths are elements per copy: a power of two up to 8."""
     allowed = MMA_SYNC.tile_widths(shape.head, shape.products)
     plans = [
         MmaPlan(*tile, 2, _GROUP, shape.a_major, shape.b_major, a_width, b_width, shape.products)
         for tile in _MMA_TILES
         if tile[3] in allowed and tile[2] * tile[3] * shape.products <= _MOST_ACCUMULATED
     ]
-    plan = min((plan for plan in plans if plan.copies_evenly), key=lambda plan: _mma_time(shape, plan, target.sms))
-    return replace(plan, stages=_mma_stages(plan, target))
+    ranked = sorted((plan for plan in plans if plan.copies_evenly), key=lambda plan: _mma_time(shape, plan, target.sms))
+    return tuple(replace(plan, stages=_mma_stages(plan, target)) for plan in ranked)
 
 
 def _mma_stages(plan: MmaPlan, target: Target) -> int:
@@ -220,18 +222,52 @@ _MARGIN = 0.97  # ratio of times below which the library is chosen; at about equ
 
 @dataclass(frozen=True)
 class MatmulChoice:
-    """The choice between a generated kernel with its best plan and the library, with estimated times in µs; None if not
-    estimated."""
+    """The choice between a generated kernel and the library, with estimated times in µs; None if not estimated.
 
-    plan: CostedPlan
+    Attributes:
+        plan: the best plan of a generated kernel; None if its lowering chooses.
+        measured: the measured or pinned candidate, which takes precedence over estimates.
+    """
+
+    plan: CostedPlan | None
     generated_time: float | None = None
     library_time: float | None = None
+    measured: Plan | None = None
 
     @property
     def takes_library(self) -> bool:
+        if self.measured is not None:
+            return self.measured == LIBRARY
         return (
             self.generated_time is not None and self.library_time is not None and self.library_time < _MARGIN * self.generated_time
         )
+
+    def with_measured(self, candidate: Plan) -> MatmulChoice:
+        plan = candidate if isinstance(candidate, CostedPlan) else self.plan
+        return replace(self, plan=plan, measured=candidate)
+
+
+def measured_choice(
+    name: str,
+    graph: Graph,
+    group: Group,
+    target: Target,
+    expected: ExpectedSizes,
+    sizes: Mapping[str, int],
+    default: MatmulChoice,
+    measured: Measured,
+) -> MatmulChoice:
+    """Chooses the measured candidate: a plan of a generated kernel, or the library. Without one, returns the default."""
+    plans: list[Plan] = [GENERATED]
+    if default.plan is not None:
+        shape = shape_of(graph, group, expected)
+        ranked = sorted(candidates(shape, target), key=lambda plan: expected_time(shape, plan, target))
+        plans = [default.plan, *(plan for plan in ranked if plan != default.plan)]
+    choice = choice_of(name, graph, group, sizes, (LIBRARY, *plans) if default.takes_library else (*plans, LIBRARY))
+    if default.plan is None:  # the launch's plan is a choice of its own
+        choice = replace(choice, digest=f"{choice.digest} implementation", outputs=())
+    candidate = measured(choice)
+    return default if candidate is None else default.with_measured(candidate)
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:

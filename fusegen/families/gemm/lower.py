@@ -9,7 +9,7 @@ from math import gcd
 import sympy
 
 from fusegen.families.gemm.epilogue import has_element_per_head, result_index
-from fusegen.families.gemm.heuristics import ExpectedSizes, mma_plan, shape_of
+from fusegen.families.gemm.heuristics import ExpectedSizes, mma_plans, shape_of
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands
 from fusegen.families.gemm.placement import Placement, place_output, tensor_map
 from fusegen.families.gemm.plan import (
@@ -78,6 +78,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
         shared_bytes=layout.plan.shared_bytes,
         traffic=context.traffic(),
         extra=(formula(products.rows), formula(context.graph.nodes[node.args[0]].shape[-1]), *layout.extra),
+        candidates=context.candidates,
     )
     return [launch, *(copy for result in lowered for copy in result.copies)]
 
@@ -216,9 +217,8 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 def _warp_layout(products: LaunchMatmuls) -> MatmulLayout:
     context = products.context
     a_width, *b_widths = (_copy_width(context, view) for view in _matrices(products))
-    return _address_layout(
-        products, mma_plan(shape_of(context.graph, context.group, ExpectedSizes({})), a_width, min(b_widths), context.target)
-    )
+    plans = mma_plans(shape_of(context.graph, context.group, ExpectedSizes({})), a_width, min(b_widths), context.target)
+    return _address_layout(products, context.choose(plans))
 
 
 def _few_rows_layout(products: LaunchMatmuls) -> MatmulLayout:

@@ -9,6 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.kernel import Body, Plan
 from fusegen.schedule.math import LaneFunction, Reduction
+from fusegen.units import counted
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class ContractionPlan(Plan):
     blocks_per_sm: int = 1
     producer_registers: int = 24
     consumer_registers: int = 240
+
+    @property
+    def description(self) -> str:
+        return f"tiles of {self.tile_m} x {self.tile_n}: {self.consumers + 1} warpgroups, {self.stages} stages"
 
     @property
     def tile_m(self) -> int:
@@ -72,6 +77,11 @@ class MmaPlan(Plan):
     b_width: int = 8
     products: int = 1
     blocks_per_sm: int = 2
+
+    @property
+    def description(self) -> str:
+        warps = f"{self.warps_m} x {self.warps_n} warps"
+        return f"tiles of {self.tile_m} x {self.tile_n}: {warps}, {self.stages} stages, copies of {self.a_width} and {self.b_width}"
 
     @property
     def tile_m(self) -> int:
@@ -141,6 +151,11 @@ class FewRowsPlan(Plan):
     stages: int
     blocks_per_sm: int
     products: int = 1
+
+    @property
+    def description(self) -> str:
+        layout = f"{self.warps} warps share the depth, {counted(self.blocks_per_sm, 'block')} per SM"
+        return f"few rows, tiles of {self.tile_m} x {self.tile_n}: {layout}"
 
     @property
     def threads(self) -> int:
@@ -239,6 +254,10 @@ class ContractionBody(Body):
     parts: tuple[MatmulPart, ...]
     plan: MatmulPlan
     matrices: tuple[int, ...] = ()
+
+    @property
+    def chosen_plan(self) -> Plan:
+        return self.plan
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
