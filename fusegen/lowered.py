@@ -101,8 +101,7 @@ class Lowered:
         return "\n".join(part for part in parts if part)
 
     def _measured_text(self) -> str:
-        device = device_of(self.target)
-        text = "" if device is None else records_text(self._compiled, self.sizes, device)
+        text = records_text(self._compiled, self.sizes, device_of(self.target))
         return f"measured by fg.tune; calls of these sizes use:\n{text}" if text else ""
 
     @property

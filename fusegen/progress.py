@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -98,10 +98,10 @@ class _Line:
 
 
 class _Bar:
-    def __init__(self, console: object) -> None:
+    def __init__(self, console: object, action: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = TextColumn("compiling {task.description}", markup=False), BarColumn(24), TimeRemainingColumn()
+        columns = TextColumn(f"{action} {{task.description}}", markup=False), BarColumn(24), TimeRemainingColumn()
         settings = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
         self._bar = Progress(*columns, console=console, **settings)  # type: ignore[arg-type]
         self._task, self._shown = self._bar.add_task("", visible=False), ""
@@ -109,13 +109,13 @@ class _Bar:
         atexit.register(self.close)  # restores the terminal's cursor: the thread ends with the process
 
     @classmethod
-    def of_terminal(cls) -> _Bar | None:
+    def of_terminal(cls, action: str = "compiling") -> _Bar | None:
         """Creates a bar if stderr is a terminal or a notebook; else None."""
         from rich.console import Console
 
         console = Console(stderr=True)
         is_drawn = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
-        return cls(console) if is_drawn else None
+        return cls(console, action) if is_drawn else None
 
     def show(self, name: str, layers: Layers | None) -> None:
         title = name if layers is None else layers.name
@@ -128,6 +128,9 @@ class _Bar:
             text = f"{layers.name}, {layers.done} of {layers.count} done"
             self._bar.update(self._task, total=layers.count, completed=layers.done, description=text, visible=True)
         self._bar.refresh()
+
+    def show_share(self, text: str, share: float) -> None:
+        self._bar.update(self._task, total=1.0, completed=share, description=text, visible=True, refresh=True)
 
     def close(self) -> None:
         self._bar.stop()
@@ -145,6 +148,26 @@ def first_call(name: str) -> Iterator[None]:
         yield
     finally:
         _PROGRESS.end()
+
+
+@contextmanager
+def measuring(name: str, calls: int) -> Iterator[Callable[[int, int, int], None]]:
+    """Wraps the measurement of a kernel's calls: shows a bar on terminals and in notebooks. The yielded function takes the number
+    of the current call, its measured choices, and all its choices."""
+    is_shown = settings().progress and not _PROGRESS.is_silent and sys.stderr is not None
+    bar = _Bar.of_terminal("measuring") if is_shown else None
+
+    def report(number: int, done: int, known: int) -> None:
+        if bar is not None:
+            text = name if calls == 1 else f"{name}, call {number + 1} of {calls}"
+            bar.show_share(text, (number + done / known) / calls)
+
+    try:
+        with silence():
+            yield report
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 def set_layers(layers: Layers | None) -> None:

@@ -35,6 +35,8 @@ class Settings:
         native: build and use the native module (``FUSEGEN_NATIVE``; not part of any key).
         progress: report compilation on stderr (``FUSEGEN_PROGRESS``; not part of any key). Under ``torchrun`` only the first
             process of a machine does.
+        tuning_path: files and folders with more tuning records, separated like those of ``PATH`` (``FUSEGEN_TUNING_PATH``; the
+            records are part of the key of a plan). They may be read-only.
     """
 
     cache_dir: Path
@@ -44,6 +46,7 @@ class Settings:
     compiler: Compiler = "nvrtc"
     native: bool = True
     progress: bool = True
+    tuning_path: tuple[Path, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -56,6 +59,7 @@ def settings() -> Settings:
         compiler=_compiler(),
         native=_flag("FUSEGEN_NATIVE", default="1"),
         progress=_flag("FUSEGEN_PROGRESS", default="1") and os.environ.get("LOCAL_RANK", "0") == "0",
+        tuning_path=tuple(map(Path, filter(None, os.environ.get("FUSEGEN_TUNING_PATH", "").split(os.pathsep)))),
     )
 
 

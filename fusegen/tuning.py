@@ -1,11 +1,12 @@
-"""``fg.tune``: measures the candidate plans of a kernel for given arguments; later calls use the fastest."""
+"""``fg.tune``: measures the candidates of a kernel's choices for given arguments; later calls use the fastest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,26 +14,33 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, Method
-from fusegen.compiler.backends import Machine, machine_of
+from fusegen.compiler.backends import device_of, machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.tuned import (
     TuningKey,
     TuningRecord,
     add_records,
+    device_name,
+    is_pinned,
+    nearest_record,
     recorded_plan,
-    records,
     times_text,
     tuning_key,
     write_record,
 )
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
+from fusegen.progress import measuring
 from fusegen.runtime.arguments import Values
 from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.precision import has_discontinuities
 from fusegen.schedule.program import Choice
 from fusegen.timing import RoundTimes, interleaved
 
+Report: TypeAlias = Callable[[int, int], None]
+"""Takes the number of measured choices, and of all that are known so far."""
+
+_NEARLY = 1.05  # ratio to the fastest quick time up to which a candidate is measured again
 _MARGIN = 0.98  # fraction of the default plan's time: a smaller gain may be noise
 _TOLERANCES = {
     torch.float8_e5m2: 2**-3, torch.float8_e4m3fn: 2**-4,
@@ -47,7 +55,7 @@ and between programs, which round other intermediate values to 16 bits."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate plan of a launch.
+    """A candidate of a choice: a plan of a launch, or a program.
 
     Attributes:
         times: times of a whole call with the plan, in µs; None if it could not be timed.
@@ -61,13 +69,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TunedLaunch:
-    """A launch and the times of its candidates.
+    """A choice and the times of its candidates.
 
     Attributes:
         name: the name of the kernel.
-        key: the kind of launch, the device and the extents.
-        candidates: the candidate plans, the default plan first.
-        plan: the plan that later calls use.
+        key: the computation, the device and the extents.
+        candidates: the candidates, the default first.
+        plan: the candidate that later calls use.
     """
 
     name: str
@@ -95,7 +103,7 @@ class TunedLaunch:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The measurements of `tune`: launches with several candidates."""
+    """The measurements of `tune`: a launch, or the library's functions in its place, for each choice."""
 
     launches: tuple[TunedLaunch, ...]
 
@@ -103,29 +111,41 @@ class Tuning:
         return "\n".join(map(str, self.launches)) or "no launch has several plans"
 
 
-def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any) -> Tuning:
-    """Measures the candidate plans of a kernel for given arguments, and stores the fastest for later calls.
+def tune(
+    kernel: Kernel[..., Any] | Method[..., Any], *args: Any, calls: Iterable[Sequence[Any]] | None = None, **kwargs: Any
+) -> Tuning:
+    """Measures the candidates of each choice of a kernel for given arguments, and stores the fastest for later calls.
 
-    Launches are tuned one after the other: each tries all of its plans while the others use their best. The time is that of whole
-    calls; on a GPU it is device time of CUDA graphs with a cold L2 cache. Results are stored in the cache folder, keyed by the
-    computation of the launch, its extents and the device. Calls of other sizes, up to a factor of two away, use the plan of the
-    nearest size. In a distributed job (``torch.distributed``) rank 0 measures for all.
+    A choice is between plans of a launch, or between a generated kernel and the library. Choices are measured one after the other,
+    while the others use their best candidate. The time is that of whole calls; on a GPU it is device time of CUDA graphs with a
+    cold L2 cache. Results are stored in the cache folder, keyed by the computation, its extents and the device. Calls of other
+    sizes use the record of the nearest size; each extent may differ by a factor of two. In a distributed job
+    (``torch.distributed``) rank 0 measures for all.
 
     Args:
         args, kwargs: as in a call. Tensors that the kernel writes to are not changed.
+        calls: the positional arguments of several calls, instead of ``args``: ``calls=[(x[:n], weight) for n in (1, 16)]``. Pass a
+            parameter that is called ``calls`` by position.
 
     Raises:
         ArgumentError: invalid arguments, as in a call; or arguments without values, such as meta tensors.
         SettingsError: the cache cannot be written to.
-        VerificationError: two plans give different results.
+        VerificationError: two candidates give different results.
     """
     if isinstance(kernel, Method):
-        return tune(kernel.kernel, kernel.instance, *args, **kwargs)
+        instance = (kernel.instance,)
+        return tune(kernel.kernel, *instance, *args, calls=calls and [(*instance, *each) for each in calls], **kwargs)
     if not isinstance(kernel, Kernel):
         raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
-    dispatcher = kernel._dispatcher_of(kwargs)
-    dispatcher, values = dispatcher.resolve_call(args, kwargs)
-    tuning = _measured_by_rank_0(lambda: _stored(_measured(dispatcher, values)))
+    all_calls = [args] if calls is None else [tuple(each) for each in calls]
+    with measuring(kernel._dispatcher.name, len(all_calls)) as report:
+        tunings = [_tuned(kernel, each, kwargs, partial(report, number)) for number, each in enumerate(all_calls)]
+    return Tuning(tuple(launch for tuning in tunings for launch in tuning.launches))
+
+
+def _tuned(kernel: Kernel[..., Any], args: Sequence[Any], kwargs: dict[str, Any], report: Report) -> Tuning:
+    dispatcher, values = kernel._dispatcher_of(kwargs).resolve_call(args, kwargs)
+    tuning = _measured_by_rank_0(lambda: _stored(_measured(dispatcher, values, report)))
     dispatcher.executable.forget()
     return tuning
 
@@ -136,16 +156,43 @@ def measured(kernel: Kernel[..., Any], *args: Any) -> Tuning:
     return _measured(dispatcher, dispatcher.arguments(args, {}))
 
 
-def _measured(dispatcher: Dispatcher, values: Values) -> Tuning:
+def candidates(
+    kernel: Kernel[..., Any] | Method[..., Any], *args: Any, target: str | None = None, device: str | None = None, **kwargs: Any
+) -> Tuning:
+    """The choices of a call and their candidates, with times of earlier measurements. It needs no GPU, nor does `TunedLaunch.pin`.
+
+    Args:
+        args, kwargs: as in a call; tensors may be meta or fake.
+        target: as in `Kernel.lower`.
+        device: the name of the GPU that pins apply to, e.g. ``"NVIDIA H200"``; by default this machine's device with the target, or
+            all devices with the target if there is none.
+    """
+    low = kernel.lower(*args, target=target, **kwargs)
+    name = device_name(low.target, device_of(low.target)) if device is None else f"{low.target.name}, {device}"
+    launches: dict[TuningKey, TunedLaunch] = {}
+
+    def recorded(choice: Choice) -> Plan | None:
+        key = tuning_key(choice, name)
+        record, plan = nearest_record(key, choice.candidates) or (None, None)
+        times = dict(record.times) if record is not None and record.extents == key.extents else {}
+        plans = tuple(_recorded_candidate(each, times.get(each.description)) for each in choice.candidates)
+        launches[key] = TunedLaunch(choice.name, key, plans, plan or choice.candidates[0])
+        return plan
+
+    low._compiled.specializer.at(low.sizes, recorded)
+    return Tuning(tuple(launches.values()))
+
+
+def _measured(dispatcher: Dispatcher, values: Values, report: Report = lambda *_: None) -> Tuning:
     dispatcher.check(values)
     with torch.no_grad():
-        return _Tuner(dispatcher, values, _device(values)).tuning()
+        return _Tuner(dispatcher, values, _device(values), report).tuning()
 
 
 def _stored(tuning: Tuning) -> Tuning:
     """Writes the measurements to the cache, except where the user has pinned a plan."""
     for each in tuning.launches:
-        if not any(entry.pinned for entry in _records_at(each.key)):
+        if not is_pinned(each.key):
             write_record(each.key, TuningRecord.of(each.key.extents, each.plan, _words(each.candidates)))
     return tuning
 
@@ -181,8 +228,8 @@ def _words(candidates: Sequence[Candidate]) -> list[tuple[str, float]]:
 class _Pins:
     """Answers the planner's choices with the candidates chosen so far, and lists all choices that it asks for."""
 
-    def __init__(self, machine: Machine, device: torch.device) -> None:
-        self.machine, self.device = machine, device
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.plans: dict[TuningKey, Plan] = {}
         self.choices: dict[TuningKey, Choice] = {}
 
@@ -192,16 +239,16 @@ class _Pins:
         return self.plans.get(key)
 
     def key(self, choice: Choice) -> TuningKey:
-        return tuning_key(choice, self.machine.target, self.device)
+        return tuning_key(choice, self.device)
 
 
 class _Tuner:
-    def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
-        self.dispatcher, self.values, self.device = dispatcher, values, device
+    def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device, report: Report) -> None:
+        self.dispatcher, self.values, self.device, self.report = dispatcher, values, device, report
         self.machine = machine_of(device)
         self.variant, self.captured = dispatcher.variants.variant_of(values, self.machine.target, device)
         self.sizes = dispatcher.variants.sizes(self.variant, values, self.captured)
-        self.pins = _Pins(self.machine, device)
+        self.pins = _Pins(device_name(self.machine.target, device))
         self.launches: dict[TuningKey, TunedLaunch] = {}
         self.begun: set[TuningKey] = set()
 
@@ -219,6 +266,7 @@ class _Tuner:
         """Measures one choice after the other. A candidate that is a program first gets the best plans of its own launches."""
         while choice := next((choice for key, choice in self._choices().items() if key not in self.begun), None):
             key = self.pins.key(choice)
+            self.report(len(self.launches), len({*self.pins.choices, *self.begun}))
             self.begun.add(key)
             for program in (plan for plan in choice.candidates if isinstance(plan, Implementation)):
                 self.pins.plans[key] = program
@@ -230,23 +278,32 @@ class _Tuner:
 
     def _measured(self, choice: Choice) -> tuple[Candidate, ...]:
         calls: dict[str, Callable[[], Any]] = {}
-        first: list[Any] = []
+        references: dict[bool, tuple[Plan, list[Any]]] = {}  # of a launch's plans, and of programs
         plans = _compared(choice)
         variants = [self._variant_with(choice, plan) for plan in plans]
         self.machine.prepare([source for variant in variants for source in variant.sources])
         for number, (plan, variant) in enumerate(zip(plans, variants, strict=True)):
-            call = self._call(variant)
+            call, is_program = self._call(variant), isinstance(plan, Implementation)
             returned, written = call()
             results = tree_leaves((returned, written))
-            if not number:
-                first = results
-            elif not self.variant.call.keys:  # random bits differ from call to call
-                self._check(choice.name, plans[0], plan, results, first)
+            reference = references.get(is_program) or references.get(not is_program)
+            if reference is not None and not self.variant.call.keys:  # random bits differ from call to call
+                self._check(choice.name, plan, results, *reference)
+            references.setdefault(is_program, (plan, results))
             calls[str(number)] = call
-        times = interleaved(calls, self.device, quick=True)
+        times = self._times(calls)
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
-    def _check(self, name: str, first: Plan, plan: Plan, results: Sequence[Any], expected: Sequence[Any]) -> None:
+    def _times(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, RoundTimes | Exception]:
+        """The times of all candidates. On a GPU, those that are about as fast as the fastest are measured again, more often."""
+        times = interleaved(calls, self.device, quick=True)
+        medians = {name: each.median for name, each in times.items() if isinstance(each, RoundTimes)}
+        near = [name for name, time in medians.items() if time <= _NEARLY * min(medians.values())]
+        if self.device.type == "cuda" and len(near) > 1:
+            times |= interleaved({name: calls[name] for name in near}, self.device)
+        return times
+
+    def _check(self, name: str, plan: Plan, results: Sequence[Any], first: Plan, expected: Sequence[Any]) -> None:
         """Compares the results of two candidates."""
         share = _DISCONTINUOUS_SHARE if has_discontinuities(self.variant.graph) else 0.0
         if any(isinstance(each, Implementation) for each in (first, plan)):
@@ -273,18 +330,18 @@ def _compared(choice: Choice) -> tuple[Plan, ...]:
     return choice.candidates
 
 
-def _records_at(key: TuningKey) -> list[TuningRecord]:
-    return [entry for entry in records(key) if entry.extents == key.extents]
-
-
 def _pinned(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
-    return recorded_plan(key, candidates) if any(entry.pinned for entry in _records_at(key)) else None
+    return recorded_plan(key, candidates) if is_pinned(key) else None
 
 
 def _candidate(plan: Plan, times: RoundTimes | Exception) -> Candidate:
     if isinstance(times, Exception):
         return Candidate(plan, None, f"{type(times).__name__}: {times}".partition("\n")[0])
     return Candidate(plan, times)
+
+
+def _recorded_candidate(plan: Plan, time: float | None) -> Candidate:
+    return Candidate(plan, None, "not measured") if time is None else Candidate(plan, RoundTimes(time, time, time))
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Plan:

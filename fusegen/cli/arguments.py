@@ -54,8 +54,8 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
-    shape_help = "shapes of tensors (x=16384x4096:bf16 w=4096) and sizes of named dims (rows=512)"
+def add_inputs(parser: argparse.ArgumentParser, several: str = "") -> None:
+    shape_help = f"shapes of tensors (x=16384x4096:bf16 w=4096) and sizes of named dims (rows=512){several}"
     parser.add_argument("--shape", metavar="NAME=SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=shape_help)
     parser.add_argument(
         "--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="values of other arguments (eps=1e-6)"

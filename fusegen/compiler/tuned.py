@@ -2,7 +2,7 @@
 
 The cache has a folder for each kind of choice and device, with a file for each measured extents, so that processes can measure at
 the same time. Other extents take the plan of the nearest record that is a candidate there; each extent may differ by a factor of
-two. Removing the files is safe.
+two. Removing the files is safe. ``FUSEGEN_TUNING_PATH`` names further folders, and exported files.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.files import cache_writes, read_regular, write_atomically
+from fusegen.files import cache_writes, read_json, read_regular, write_atomically, write_for_user
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Choice, Measured
 from fusegen.settings import cache_folder, settings
@@ -30,7 +31,7 @@ from fusegen.target import Target
 C = TypeVar("C", bound=CompiledGraph)
 
 FORMAT = 3
-_FOLDER = "tuned"
+_FOLDER, _ANY_DEVICE = "tuned", "any device"
 _NEAR = 1.0  # a record also applies to extents within this many powers of two
 _ACTIVE_UNTUNED: set[object] = set()  # one token for each active `without_tuning_records`
 
@@ -88,10 +89,18 @@ _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
 """Records that another rank measured: its cache may be on another disk."""
 
 
-def tuning_key(choice: Choice, target: Target, device: torch.device) -> TuningKey:
+def tuning_key(choice: Choice, device: str) -> TuningKey:
     """The key of a choice's records."""
-    machine = f"{target.name}, {_device_name(device)}"  # both names: the emulator runs a GPU's programs on a CPU
-    return TuningKey(choice.digest, machine, choice.extents)
+    return TuningKey(choice.digest, device, choice.extents)
+
+
+def device_name(target: Target, device: torch.device | None) -> str:
+    """The name of a device in keys: its target and its own name, because the emulator runs a GPU's programs on a CPU.
+
+    Args:
+        device: None for the records of all devices with the target.
+    """
+    return f"{target.name}, {_ANY_DEVICE if device is None else _device_name(device)}"
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
@@ -115,25 +124,26 @@ def with_measured_plans(compiled: C, sizes: Mapping[str, int], device: torch.dev
     digest = "" if _ACTIVE_UNTUNED else _digest()
     if not digest:
         return compiled
-    measured = recorded_plans(compiled.target, device)
-    return compiled.with_specialization(compiled.cache.measured(sizes, f"{_device_name(device)} {digest}", measured))
+    name = device_name(compiled.target, device)
+    return compiled.with_specialization(compiled.cache.measured(sizes, f"{name} {digest}", recorded_plans(name)))
 
 
-def recorded_plans(target: Target, device: torch.device) -> Measured:
+def recorded_plans(device: str) -> Measured:
     """Returns the function that gives the recorded candidate of each choice."""
-    return lambda choice: recorded_plan(tuning_key(choice, target, device), choice.candidates)
+    return lambda choice: recorded_plan(tuning_key(choice, device), choice.candidates)
 
 
-def records_text(compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> str:
+def records_text(compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device | None) -> str:
     """The records that calls of these sizes use, with the times of all candidates; empty if there are none."""
     texts: list[str] = []
 
     def measured(choice: Choice) -> Plan | None:
-        match = _nearest(tuning_key(choice, compiled.target, device), choice.candidates)
+        match = nearest_record(tuning_key(choice, device_name(compiled.target, device)), choice.candidates)
         if match is None:
             return None
         record, plan = match
-        texts.append(times_text(choice.name, record.extents, record.times, plan.description) + "\n   pinned" * record.pinned)
+        times = record.times or [(plan.description, "not measured")]
+        texts.append(times_text(choice.name, record.extents, times, plan.description) + "\n   pinned" * record.pinned)
         return plan
 
     if not _ACTIVE_UNTUNED and _digest():
@@ -158,24 +168,28 @@ def times_text(name: str, extents: Extents, times: Sequence[tuple[str, float | s
 def _digest() -> str:
     """A text that changes with any record; empty without records."""
     files = []
-    for path in (settings().cache_dir / _FOLDER).glob("*/*.json"):
-        with suppress(FileNotFoundError):  # removed meanwhile
-            files.append((path.parent.name, path.name, path.stat().st_mtime_ns))
+    for path in (path for root in _roots() for path in (root, *root.glob("*/*.json"))):
+        with suppress(OSError):  # removed meanwhile
+            if path.suffix == ".json":
+                files.append((str(path), path.stat().st_mtime_ns))
     return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
 
 def recorded_plan(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
     """The plan of the nearest record whose plan is a candidate; None if there is no such record near."""
-    match = _nearest(key, candidates)
+    match = nearest_record(key, candidates)
     return None if match is None else match[1]
 
 
-def _nearest(key: TuningKey, candidates: Sequence[Plan]) -> tuple[TuningRecord, Plan] | None:
+def nearest_record(key: TuningKey, candidates: Sequence[Plan]) -> tuple[TuningRecord, Plan] | None:
     """The nearest record whose plan is a candidate, and that candidate."""
-    near = sorted(((_distance(record.extents, key.extents), record) for record in records(key)), key=lambda pair: pair[0])
-    by_fields = {json.dumps(plan_fields(plan)): plan for plan in candidates}
-    plans = ((record, by_fields.get(json.dumps(record.plan))) for distance, record in near if distance <= _NEAR)
-    return next(((record, plan) for record, plan in plans if plan is not None), None)
+    known = [record for record in records(key) if _distance(record.extents, key.extents) <= _NEAR]
+    fields = [(plan, plan_fields(plan)) for plan in candidates]
+    for record in sorted(known, key=lambda record: _distance(record.extents, key.extents)):
+        plan = next((plan for plan, values in fields if values == record.plan), None)
+        if plan is not None:
+            return record, plan
+    return None
 
 
 def _distance(one: Extents, other: Extents) -> float:
@@ -187,12 +201,33 @@ def _distance(one: Extents, other: Extents) -> float:
 
 
 def records(key: TuningKey) -> list[TuningRecord]:
-    """All records of this kind of choice on this kind of device, for any extents."""
-    files = sorted((settings().cache_dir / _FOLDER / key.folder).glob("*.json"))
-    by_extents = {record.extents: record for record in map(_read, files) if record is not None}
-    by_extents = {extents: record for extents, record in by_extents.items() if len(extents) == len(key.extents)}
-    of_this_job = {k.extents: record for k, record in _OF_THIS_JOB.items() if (k.launch, k.device) == (key.launch, key.device)}
-    return list((by_extents | of_this_job).values())
+    """All records of this kind of choice for any extents, on this kind of device or on any device with its target. Of several for
+    the same extents, a pinned one is taken, else that of this job, of the cache, or of the first folder."""
+    found: dict[Extents, TuningRecord] = {}
+    for record in _known(key):
+        if len(record.extents) == len(key.extents) and (
+            record.extents not in found or record.pinned > found[record.extents].pinned
+        ):
+            found[record.extents] = record
+    return list(found.values())
+
+
+def _known(key: TuningKey) -> Iterator[TuningRecord]:
+    """All records of a key's launch, on its device or any device. They may have any number of extents."""
+    keys = [key, replace(key, device=f"{key.device.partition(', ')[0]}, {_ANY_DEVICE}")]
+    kinds = [(each.launch, each.device) for each in keys]
+    yield from (record for each, record in _OF_THIS_JOB.items() if (each.launch, each.device) in kinds)
+    for root in _roots():
+        if root.is_file():
+            others = _read_exported(root, root.stat().st_mtime_ns)
+            yield from (record for each, record in others if (each.launch, each.device) in kinds)
+        for file in (file for each in keys for file in sorted((root / each.folder).glob("*.json"))):
+            yield from (record for _, record in _read(file))
+
+
+def _roots() -> tuple[Path, ...]:
+    """The folders with records, and exported files."""
+    return settings().cache_dir / _FOLDER, *settings().tuning_path
 
 
 def write_record(key: TuningKey, record: TuningRecord) -> None:
@@ -202,9 +237,47 @@ def write_record(key: TuningKey, record: TuningRecord) -> None:
         SettingsError: the cache cannot be written to.
     """
     folder = cache_folder("tuned")
-    document = {"format": FORMAT, "launch": key.launch, "device": key.device, "entry": asdict(record)}
     with cache_writes(folder):
-        write_atomically(folder / key.folder / key.file, (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(folder / key.folder / key.file, _text({"format": FORMAT, **_document(key, record)}).encode())
+
+
+def export_records(path: Path) -> int:
+    """Writes all records of the cache to one file, for `import_records` and ``FUSEGEN_TUNING_PATH``. Returns their number.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    files = sorted((settings().cache_dir / _FOLDER).glob("*/*.json"))
+    documents = [_document(key, record) for file in files for key, record in _read(file)]
+    write_for_user(path, _text({"format": FORMAT, "records": documents}), hint="name a file in a folder that you can write to")
+    return len(documents)
+
+
+def import_records(path: Path) -> int:
+    """Writes the records of an exported file to the cache, except for those that would replace a pinned plan. Returns their number.
+
+    Raises:
+        ArgumentError: the file cannot be read.
+        SettingsError: the cache cannot be written to.
+    """
+    imported = read_json(path, "file of tuning records", FORMAT, _keyed, hint="fusegen tune --export FILE writes one")
+    new = [(key, record) for key, record in imported if record.pinned or not is_pinned(key)]
+    for key, record in new:
+        write_record(key, record)
+    return len(new)
+
+
+def is_pinned(key: TuningKey) -> bool:
+    """True if the plan for exactly these extents is pinned."""
+    return any(record.pinned for record in records(key) if record.extents == key.extents)
+
+
+def _document(key: TuningKey, record: TuningRecord) -> dict[str, Any]:
+    return {"launch": key.launch, "device": key.device, "entry": asdict(record)}
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1) + "\n"
 
 
 def add_records(of_other_rank: Mapping[TuningKey, TuningRecord]) -> None:
@@ -212,22 +285,32 @@ def add_records(of_other_rank: Mapping[TuningKey, TuningRecord]) -> None:
     _OF_THIS_JOB.update(of_other_rank)
 
 
-def _read(path: Path) -> TuningRecord | None:
-    """The record of a file; None with a warning if the file holds something else; None if it was removed meanwhile."""
+def _read(path: Path) -> list[tuple[TuningKey, TuningRecord]]:
+    """The records of a file with their keys; empty with a warning if it holds something else, empty if it was removed meanwhile."""
     try:
         document = json.loads(read_regular(path))
-        return _parsed(document["entry"]) if document["format"] == FORMAT else None
+        return _keyed(document) if document["format"] == FORMAT else []
     except FileNotFoundError:
-        return None
+        return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         warnings.warn(f"{path} is not a tuning record and is ignored ({error})", stacklevel=2)
-        return None
+        return []
 
 
-def _parsed(data: Mapping[str, Any]) -> TuningRecord:
+@lru_cache(maxsize=16)
+def _read_exported(path: Path, _changed: int) -> list[tuple[TuningKey, TuningRecord]]:
+    return _read(path)
+
+
+def _keyed(document: Mapping[str, Any]) -> list[tuple[TuningKey, TuningRecord]]:
+    """The records of a document: one, or a list of exported ones."""
+    if "records" in document:
+        return [keyed for each in document["records"] for keyed in _keyed(each)]
+    data = document["entry"]
     extents = tuple(map(int, data["extents"]))
     times = tuple((str(text), float(time)) for text, time in data["times"])
-    return TuningRecord(extents, dict(data["plan"]), times, bool(data["pinned"]))
+    record = TuningRecord(extents, dict(data["plan"]), times, bool(data["pinned"]))
+    return [(TuningKey(str(document["launch"]), str(document["device"]), extents), record)]
 
 
 def _device_name(device: torch.device) -> str:

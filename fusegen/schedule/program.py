@@ -16,7 +16,7 @@ from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula, numbers_of
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import memory_shape
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
 from fusegen.program.call import (
     Buffer,
@@ -384,10 +384,9 @@ Measured: TypeAlias = Callable[[Choice], Plan | None]
 
 
 def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], candidates: Sequence[Plan]) -> Choice:
-    """Returns the choice between plans of a launch. The extents are rows and columns; for matmuls rows, columns of each part, and
-    depth."""
-    dims = _matmul_extents(graph, group) if group.parts else _domain_extents(group.domain)
-    values = tuple(formula(dim)(sizes) for dim in dims)
+    """Returns the choice between plans of a launch. The extents are rows and columns, of each part of a matmul launch, and the
+    depths of all matmuls with other operands."""
+    values = tuple(formula(dim)(sizes) for dim in _choice_extents(graph, group))
     return Choice(name, group_digest(graph, group), values, tuple(candidates), group.outputs)
 
 
@@ -409,9 +408,13 @@ def _domain_extents(domain: Domain) -> tuple[Dim, Dim]:
     return rows, product(domain.shape[d] for d in columns_dims)
 
 
-def _matmul_extents(graph: Graph, group: Group) -> tuple[Dim, ...]:
-    first, *_ = matmuls = [graph.nodes[part.products[0]] for part in group.parts]
-    return product(first.shape[:-1]), *(node.shape[-1] for node in matmuls), graph.nodes[first.args[0]].shape[-1]
+def _choice_extents(graph: Graph, group: Group) -> tuple[Dim, ...]:
+    matmuls = [graph.nodes[p] for p in group.core_nodes if graph.nodes[p].family is Family.CONTRACTION]
+    depths = tuple(graph.nodes[node.args[0]].shape[-1] for node in matmuls)
+    if group.parts:  # all matmuls have the same first operand
+        columns = (graph.nodes[part.products[0]].shape[-1] for part in group.parts)
+        return product(matmuls[0].shape[:-1]), *columns, depths[0]
+    return *_domain_extents(group.domain), *depths
 
 
 def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:

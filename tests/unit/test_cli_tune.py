@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+import fusegen as fg
 from fusegen import tuning
 from fusegen.cli import tune
+from fusegen.settings import settings
 from fusegen.timing import RoundTimes, TimedCall
 from tests.naming import case
 from tests.unit.commands import Run
+from tests.unit.lowering import meta
 
 FILE = """
 import torch.nn.functional as F
@@ -27,7 +32,16 @@ def soft(x, by: float):
 @fg.kernel
 def product(x, w):
     return x @ w
+
+@fg.kernel
+def biased(x, w, b):
+    return F.relu(F.linear(x, w, b))
 """
+
+
+def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w, b))
+
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -103,12 +117,53 @@ def test_without_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, own_cache: Pat
 
 
 @pytest.mark.usefixtures("gpu")
+def test_several_sizes(run: Run, own_cache: Path) -> None:
+    result = run("tune", "mine.py:soft", "--shape", "x=8x500,40x500,8x3000", "--arg", "by=2.0")
+    assert result.code == 0 and all(f"soft, {size}:" in result.out for size in ("8 x 500", "40 x 500", "8 x 3000"))
+    assert {file.name for file in (own_cache / "tuned").glob("*/*")} == {"8x500.json", "40x500.json", "8x3000.json"}
+
+
+LISTED = ("tune", "mine.py:biased", "--shape", "x=512x256", "w=256x256", "b=256", "--target", "sm_90a")
+
+
+def test_candidates_are_listed_and_pinned_without_a_gpu(run: Run) -> None:
+    listed = run(*LISTED, "--list")
+    assert listed.code == 0 and "biased, 512 x 256 x 256:" in listed.out and "not measured  library" in listed.out
+    pinned = run(*LISTED, "--pin", "library")
+    assert pinned.code == 0 and "->  not measured  library" in pinned.out
+    assert run(*LISTED, "--list").out == pinned.out
+    low = fg.kernel(biased).lower(meta(512, 256), meta(256, 256), meta(256), target="sm_90a")
+    assert "->  not measured  library\n   pinned" in low.explain()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_records_move_in_one_file(run: Run, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(*WORDS)
+    (file,) = (own_cache / "tuned").glob("*/8x500.json")
+    text = file.read_text()
+    assert "exported 1 record" in run("tune", "--export", "records.json").out
+    file.unlink()
+    assert "->       50.0 us" not in run(*WORDS, "--list", "--target", "cpu").out
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEGEN_TUNING_PATH", str(tmp_path / "records.json"))
+        settings.cache_clear()
+        assert "->       50.0 us" in run(*WORDS, "--list", "--target", "cpu").out
+    settings.cache_clear()
+    assert "imported 1 record" in run("tune", "--import", "records.json").out
+    assert file.read_text() == text
+
+
+@pytest.mark.usefixtures("gpu")
 def test_mistakes(run: Run) -> None:
     for words, part in (
-        ((), "NAME"),
+        ((), "no kernel is named"),
         (("sotfmax",), "softmax"),
         (("mine.py:soft",), "--shape x="),
         (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape and --arg describe one kernel"),
+        ((*WORDS[1:], "--shape", "y=1,2,3", "z=1,2"), "different lengths"),
+        ((*WORDS[1:], "--target", "sm_90a"), "--list and --pin"),
+        ((*LISTED[1:], "--pin", "a plan"), "no candidate 'a plan'"),
+        (("--import", "mine.py"), "not a file of tuning records"),
     ):
         with case(words):
             refused = run("tune", *words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.tuned import with_measured_plans, without_tuning_records
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.schedule.kernel import Plan
+from fusegen.settings import settings
 from fusegen.timing import RoundTimes, TimedCall
 from tests.naming import case
 from tests.unit.eager import randn
@@ -191,6 +193,76 @@ def test_what_is_no_candidate_cannot_be_pinned(fastest: Callable[..., None]) -> 
     (other,) = fg.tune(fg.kernel(lambda x: x * 2), randn(40, 500)).launches
     with pytest.raises(ArgumentError, match="is not a plan of"):
         launch.pin(other.plan)
+
+
+def test_candidates_are_pinned_without_measuring(fastest: Callable[..., None]) -> None:
+    kernel, x = fg.kernel(softmax), randn(40, 500)
+    (launch,) = tuning.candidates(kernel, torch.empty(40, 500, device="meta"), target="cpu").launches
+    assert all(each.times is None for each in launch.candidates) and "not measured" in str(launch)
+    launch.pin(launch.candidates[2].plan)
+    assert plan_of(softmax, x) == launch.candidates[2].plan
+    fastest(1)
+    (measured,) = fg.tune(kernel, x).launches
+    assert measured.plan == launch.candidates[2].plan
+    (again,) = tuning.candidates(kernel, x).launches
+    assert again.plan == launch.candidates[2].plan
+
+
+def test_pins_for_all_devices_of_a_target(fastest: Callable[..., None]) -> None:
+    x = randn(40, 500)
+    (launch,) = tuning.candidates(fg.kernel(softmax), x, device="any device").launches
+    launch.pin(launch.candidates[2].plan)
+    assert plan_of(softmax, x) == launch.candidates[2].plan
+    fastest(1)
+    assert fg.tune(fg.kernel(softmax), x).launches[0].plan == launch.candidates[2].plan
+    (other,) = tuning.candidates(fg.kernel(softmax), x, device="64 threads").launches
+    other.pin(other.candidates[3].plan)
+    assert plan_of(softmax, x) == launch.candidates[2].plan
+
+
+# Several calls, folders and files.
+
+
+def test_several_calls_are_measured(fastest: Callable[..., None]) -> None:
+    fastest(3)
+    found = fg.tune(fg.kernel(softmax), calls=[(randn(rows, 500),) for rows in (8, 40)])
+    assert [launch.key.extents for launch in found.launches] == [(8, 500), (40, 500)]
+    assert not fg.tune(fg.kernel(softmax), calls=[]).launches
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
+def test_records_of_a_read_only_folder_or_file(
+    own_cache: Path, tmp_path: Path, fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_file: bool
+) -> None:
+    fastest(3)
+    x = randn(40, 500)
+    (launch,) = fg.tune(fg.kernel(softmax), x).launches
+    shared = tmp_path / ("shared.json" if is_file else "shared")
+    if is_file:
+        assert tuned.export_records(shared) == 1
+        shutil.rmtree(own_cache / "tuned")
+    else:
+        (own_cache / "tuned").rename(shared)
+    assert plan_of(softmax, x) == launch.candidates[0].plan
+    shared.chmod(0o555)
+    monkeypatch.setenv("FUSEGEN_TUNING_PATH", os.pathsep.join([str(tmp_path / "missing"), str(shared)]))
+    settings.cache_clear()
+    assert plan_of(softmax, x) == launch.plan
+    fastest(1)
+    assert plan_of(softmax, x) == launch.plan
+    (own,) = fg.tune(fg.kernel(softmax), x).launches
+    assert plan_of(softmax, x) == own.plan == own.candidates[1].plan, "the cache comes first"
+    shared.chmod(0o755)
+
+
+def test_an_import_replaces_no_pinned_plan(tmp_path: Path, fastest: Callable[..., None]) -> None:
+    fastest(3)
+    x = randn(40, 500)
+    (launch,) = fg.tune(fg.kernel(softmax), x).launches
+    assert tuned.export_records(tmp_path / "records.json") == 1
+    launch.pin(launch.candidates[2].plan)
+    assert tuned.import_records(tmp_path / "records.json") == 0
+    assert plan_of(softmax, x) == launch.candidates[2].plan
 
 
 # What calls may be.
