@@ -41,7 +41,7 @@ Report: TypeAlias = Callable[[int, int], None]
 """Takes the number of measured choices, and of all that are known so far."""
 
 _NEARLY = 1.05  # ratio to the fastest quick time up to which a candidate is measured again
-_MARGIN = 0.98  # fraction of the default plan's time: a smaller gain may be noise
+_MARGIN, _LEAST = 0.98, 0.995  # fractions of the default's time: a smaller gain may be noise, also if all rounds are faster
 _TOLERANCES = {
     torch.float8_e5m2: 2**-3, torch.float8_e4m3fn: 2**-4,
     torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30,
@@ -160,6 +160,8 @@ def candidates(
     kernel: Kernel[..., Any] | Method[..., Any], *args: Any, target: str | None = None, device: str | None = None, **kwargs: Any
 ) -> Tuning:
     """The choices of a call and their candidates, with times of earlier measurements. It needs no GPU, nor does `TunedLaunch.pin`.
+
+    These are the choices of the program that a call runs. Another program, such as the library's, has others once it is pinned.
 
     Args:
         args, kwargs: as in a call; tensors may be meta or fake.
@@ -346,12 +348,18 @@ def _recorded_candidate(plan: Plan, time: float | None) -> Candidate:
 
 def _fastest(candidates: Sequence[Candidate]) -> Plan:
     """Returns the fastest plan, or the default one if none is clearly faster."""
-    timed = [(each.times.median, each.plan) for each in candidates if each.times]
+    timed = [(each.times, each.plan) for each in candidates if each.times]
     first = candidates[0]
     if not timed:
         return first.plan
-    time, plan = min(timed, key=lambda pair: pair[0])
-    return plan if first.times is None or time < _MARGIN * first.times.median else first.plan
+    times, plan = min(timed, key=lambda pair: pair[0].median)
+    return plan if first.times is None or _is_clearly_faster(times, first.times) else first.plan
+
+
+def _is_clearly_faster(times: RoundTimes, default: RoundTimes) -> bool:
+    if times.high < default.low:  # in all rounds
+        return times.median < _LEAST * default.median
+    return times.median < _MARGIN * default.median
 
 
 def _in_16_bits(results: Sequence[Any]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen import target as targets
+from fusegen.compiler import backends
+from fusegen.families.gemm.plan import MatmulPlan
 from fusegen.families.rows.plan import Persistence, RowPlan
+from fusegen.schedule.kernel import LIBRARY
 from tests.unit.eager import agree, randn
 
 BF16 = torch.bfloat16
@@ -56,6 +61,28 @@ def test_all_plans_give_one_result(name: str) -> None:
     function, inputs = CASES[name]
     assert fg.tune(fg.kernel(function), *inputs).launches
     agree(function, inputs)
+
+
+def gated(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(F.linear(x, w)) * F.linear(x, v)
+
+
+def linear_gelu(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w))
+
+
+@pytest.mark.usefixtures("compared")
+@pytest.mark.parametrize("pipeline", ["wgmma", "mma.sync"])
+@pytest.mark.parametrize("function", [linear_gelu, gated])
+def test_all_plans_of_a_matmul_and_the_library_give_one_result(
+    function: Callable[..., Any], pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(targets.target("sm_90a"), wgmma=pipeline == "wgmma", products=(pipeline,), sms=1)
+    monkeypatch.setattr(backends, "_EMULATED", machine)
+    weights = [randn(72, 128, dtype=BF16) for _ in range(function.__code__.co_argcount - 1)]
+    found = fg.tune(fg.kernel(function), randn(12, 128, dtype=BF16), *weights).launches
+    plans = {each.plan for launch in found for each in launch.candidates}
+    assert LIBRARY in plans and sum(isinstance(plan, MatmulPlan) for plan in plans) >= 2
 
 
 def test_there_are_plans_of_every_kind() -> None:

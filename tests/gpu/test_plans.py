@@ -13,6 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.families.pointwise.plan import TilePlan
 from fusegen.families.rows.plan import RowPlan
+from fusegen.schedule.kernel import LIBRARY
 from tests.gpu.accuracy import check_function
 
 BF16 = torch.bfloat16
@@ -110,4 +111,27 @@ def test_plans_of_points_of_odd_rows(shape: tuple[int, int]) -> None:
     inputs = torch.randn(shape, device="cuda").to(BF16), torch.randn(shape[1], device="cuda").to(BF16)
     (launch,) = fg.tune(kernel, *inputs).launches
     assert all(each.times is not None for each in launch.candidates), str(launch)
+    check_function(kernel, kernel.function, inputs)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(1, 4096, 4096), (16, 1024, 8192), (64, 14336, 4096), (333, 1896, 3584), (1800, 1280, 4352)]
+)
+def test_plans_of_matmuls_and_the_library(rows: int, columns: int, depth: int) -> None:
+    kernel = fg.kernel(lambda x, w, b: F.gelu(F.linear(x, w, b)))
+    shapes = (rows, depth), (columns, depth), (columns,)
+    inputs = tuple((torch.randn(shape, device="cuda") * 0.1).to(BF16) for shape in shapes)
+    launches = fg.tune(kernel, *inputs).launches
+    for launch in launches:
+        assert all(each.times is not None for each in launch.candidates), str(launch)
+    assert LIBRARY in {each.plan for launch in launches for each in launch.candidates}
+    check_function(kernel, kernel.function, inputs)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 4096), (300, 300), (2048, 2048)])
+def test_attention_by_kernels_or_torch(queries: int, keys: int) -> None:
+    kernel = fg.kernel(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))
+    inputs = tuple(torch.randn(2, 8, count, 64, device="cuda").to(BF16) for count in (queries, keys, keys))
+    for launch in fg.tune(kernel, *inputs).launches:
+        assert all(each.times is not None for each in launch.candidates), str(launch)
     check_function(kernel, kernel.function, inputs)
