@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, Method
 from fusegen.compiler.backends import device_of, machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.dispatch import Dispatcher, observed
 from fusegen.compiler.tuned import (
     TuningKey,
     TuningRecord,
@@ -32,6 +32,8 @@ from fusegen.compiler.tuned import (
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.progress import measuring
 from fusegen.runtime.arguments import Values
+from fusegen.runtime.bound import Captured
+from fusegen.runtime.executable import forget_all
 from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.precision import has_discontinuities
 from fusegen.schedule.program import Choice
@@ -112,7 +114,7 @@ class Tuning:
 
 
 def tune(
-    kernel: Kernel[..., Any] | Method[..., Any], *args: Any, calls: Iterable[Sequence[Any]] | None = None, **kwargs: Any
+    kernel: Kernel[..., Any] | Method[..., Any] | nn.Module, *args: Any, calls: Iterable[Sequence[Any]] | None = None, **kwargs: Any
 ) -> Tuning:
     """Measures the candidates of each choice of a kernel for given arguments, and stores the fastest for later calls.
 
@@ -123,7 +125,8 @@ def tune(
     (``torch.distributed``) rank 0 measures for all.
 
     Args:
-        args, kwargs: as in a call. Tensors that the kernel writes to are not changed.
+        kernel: a kernel; or a module with kernels, such as a patched model, which runs once without gradients.
+        args, kwargs: as in a call. Tensors that a kernel writes to are not changed, but a module may change its state.
         calls: the positional arguments of several calls, instead of ``args``: ``calls=[(x[:n], weight) for n in (1, 16)]``. Pass a
             parameter that is called ``calls`` by position.
 
@@ -135,25 +138,62 @@ def tune(
     if isinstance(kernel, Method):
         instance = (kernel.instance,)
         return tune(kernel.kernel, *instance, *args, calls=calls and [(*instance, *each) for each in calls], **kwargs)
-    if not isinstance(kernel, Kernel):
-        raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
     all_calls = [args] if calls is None else [tuple(each) for each in calls]
-    with measuring(kernel._dispatcher.name, len(all_calls)) as report:
-        tunings = [_tuned(kernel, each, kwargs, partial(report, number)) for number, each in enumerate(all_calls)]
-    return Tuning(tuple(launch for tuning in tunings for launch in tuning.launches))
-
-
-def _tuned(kernel: Kernel[..., Any], args: Sequence[Any], kwargs: dict[str, Any], report: Report) -> Tuning:
-    dispatcher, values = kernel._dispatcher_of(kwargs).resolve_call(args, kwargs)
-    tuning = _measured_by_rank_0(lambda: _stored(_measured(dispatcher, values, report)))
-    dispatcher.executable.forget()
+    if isinstance(kernel, nn.Module):
+        bound = _bound_calls(kernel, all_calls, kwargs)
+    elif isinstance(kernel, Kernel):
+        bound = [_resolved(kernel, each, kwargs) for each in all_calls]
+    else:
+        raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
+    name = type(kernel).__name__ if isinstance(kernel, nn.Module) else kernel._dispatcher.name
+    tuning = _measured_by_rank_0(lambda: _stored(_measured(name, bound)))
+    forget_all()
     return tuning
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a kernel with all its arguments."""
+
+    dispatcher: Dispatcher
+    values: Values
+    variant: Variant
+    captured: Captured
+
+    @property
+    def device(self) -> torch.device:
+        return _device(self.values)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self.dispatcher.variants.sizes(self.variant, self.values, self.captured)
+
+
+def _resolved(kernel: Kernel[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+    dispatcher, values = kernel._dispatcher_of(kwargs).resolve_call(args, kwargs)
+    dispatcher.check(values)
+    device = _device(values)
+    return _Call(dispatcher, values, *dispatcher.variants.variant_of(values, machine_of(device).target, device))
+
+
+def _bound_calls(model: nn.Module, calls: Iterable[Sequence[Any]], kwargs: dict[str, Any]) -> list[_Call]:
+    """Runs a model, and returns one call of each of its programs and sizes."""
+    bound: dict[object, _Call] = {}
+
+    def observe(*call: Any) -> None:
+        each = _Call(*call)
+        bound.setdefault((id(each.variant.cache), *each.sizes.items()), each)
+
+    forget_all()
+    with observed(observe), torch.no_grad():
+        for args in calls:
+            model(*args, **kwargs)
+    return list(bound.values())
 
 
 def measured(kernel: Kernel[..., Any], *args: Any) -> Tuning:
     """Measures like `tune`, but stores nothing."""
-    dispatcher = kernel._dispatcher_of({})
-    return _measured(dispatcher, dispatcher.arguments(args, {}))
+    return _measured(kernel._dispatcher.name, [_resolved(kernel, args, {})])
 
 
 def candidates(
@@ -185,10 +225,12 @@ def candidates(
     return Tuning(tuple(launches.values()))
 
 
-def _measured(dispatcher: Dispatcher, values: Values, report: Report = lambda *_: None) -> Tuning:
-    dispatcher.check(values)
-    with torch.no_grad():
-        return _Tuner(dispatcher, values, _device(values), report).tuning()
+def _measured(name: str, calls: Sequence[_Call]) -> Tuning:
+    launches: dict[TuningKey, TunedLaunch] = {}
+    with torch.no_grad(), measuring(name, len(calls)) as report:
+        for number, call in enumerate(calls):
+            launches |= _Tuner(call, launches, partial(report, number)).tuned()
+    return Tuning(tuple(launches.values()))
 
 
 def _stored(tuning: Tuning) -> Tuning:
@@ -245,18 +287,23 @@ class _Pins:
 
 
 class _Tuner:
-    def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device, report: Report) -> None:
-        self.dispatcher, self.values, self.device, self.report = dispatcher, values, device, report
-        self.machine = machine_of(device)
-        self.variant, self.captured = dispatcher.variants.variant_of(values, self.machine.target, device)
-        self.sizes = dispatcher.variants.sizes(self.variant, values, self.captured)
-        self.pins = _Pins(device_name(self.machine.target, device))
-        self.launches: dict[TuningKey, TunedLaunch] = {}
-        self.begun: set[TuningKey] = set()
+    """Measures the choices of one call.
 
-    def tuning(self) -> Tuning:
+    Args:
+        known: choices that were measured for an earlier call.
+    """
+
+    def __init__(self, call: _Call, known: Mapping[TuningKey, TunedLaunch], report: Report) -> None:
+        self.call, self.variant, self.device, self.report = call, call.variant, call.device, report
+        self.machine, self.sizes = machine_of(call.device), call.sizes
+        self.pins = _Pins(device_name(self.machine.target, call.device))
+        self.pins.plans.update({key: launch.plan for key, launch in known.items()})
+        self.launches, self.begun = dict(known), {*known}
+
+    def tuned(self) -> dict[TuningKey, TunedLaunch]:
+        """The choices of the program with the fastest candidates."""
         self._tune()
-        return Tuning(tuple(self.launches[key] for key in self._choices()))
+        return {key: self.launches[key] for key in self._choices()}
 
     def _choices(self) -> dict[TuningKey, Choice]:
         """The choices of the program with all candidates chosen so far."""
@@ -320,12 +367,12 @@ class _Tuner:
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
         """Returns a function that runs a variant on copies of the mutated tensors, and returns its results and the copies."""
-        mutated = self.dispatcher.parameters.mutates
-        names = self.dispatcher.parameters.emitted_names
-        values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.values, strict=True)]
+        dispatcher, captured = self.call.dispatcher, self.call.captured
+        mutated, names = dispatcher.parameters.mutates, dispatcher.parameters.emitted_names
+        values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.call.values, strict=True)]
         written = [v for n, v in zip(names, values, strict=True) if n in mutated]
-        bound = self.dispatcher.bound(variant, values, self.captured, self.device)
-        return lambda: (bound(values, self.captured), written)
+        bound = dispatcher.bound(variant, values, captured, self.device)
+        return lambda: (bound(values, captured), written)
 
 
 def _compared(choice: Choice) -> tuple[Plan, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -56,7 +57,21 @@ from fusegen.trace.values import TracedTensor
 
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 
+Observer: TypeAlias = Callable[["Dispatcher", Values, Variant, Captured], None]
+
+_OBSERVERS: list[Observer] = []
+
 _MOST_LAYOUTS = 64  # layouts of container arguments that a kernel remembers
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """A context in which a function sees each call that is bound without gradients."""
+    _OBSERVERS.append(observer)
+    try:
+        yield
+    finally:
+        _OBSERVERS.remove(observer)
 
 
 @dataclass(frozen=True)
@@ -265,6 +280,8 @@ class Dispatcher(CallBinder):
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, captured, wrt), captured
+            for observer in _OBSERVERS:
+                observer(self, values, variant, captured)
             measured = with_measured_plans(variant, self.variants.sizes(variant, values, captured), device)
             return self.bound(measured, values, captured, device, without_history=bool(differentiated)), captured
 

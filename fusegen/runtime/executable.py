@@ -48,6 +48,9 @@ class CallBinder:
         raise NotImplementedError
 
 
+_LIVE: weakref.WeakSet[Executable] = weakref.WeakSet()
+
+
 class Executable:
     """Runs calls, and caches their programs."""
 
@@ -58,6 +61,7 @@ class Executable:
         self._key: Callable[[Values], CallKey] = _without_key
         self._lock = new_lock()
         self.inline_cache = InlineCache()
+        _LIVE.add(self)
 
     def __call__(self, values: Values) -> Any:
         """Runs a call with all of its arguments."""
@@ -97,7 +101,7 @@ class Executable:
             return self._binder.bind(values)
 
     def forget(self) -> None:
-        """Clears the cache, e.g. after tuning."""
+        """Clears the cache."""
         with self._lock:
             self._programs.clear()
             self.inline_cache = InlineCache()  # a new object, since a concurrent lookup may still write to the old one
@@ -128,6 +132,12 @@ class Executable:
             self._statics, self._key = statics, key_function(statics)
             if self._programs:
                 self.forget()
+
+
+def forget_all() -> None:
+    """Clears the caches of all executables, e.g. after tuning."""
+    for executable in tuple(_LIVE):
+        executable.forget()
 
 
 def _without_key(_: Values) -> CallKey:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import tuning
@@ -232,6 +232,33 @@ def test_several_calls_are_measured(fastest: Callable[..., None]) -> None:
     found = fg.tune(fg.kernel(softmax), calls=[(randn(rows, 500),) for rows in (8, 40)])
     assert [launch.key.extents for launch in found.launches] == [(8, 500), (40, 500)]
     assert not fg.tune(fg.kernel(softmax), calls=[]).launches
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(500)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.norm(x)) + x
+
+
+def test_kernels_of_a_patched_model_are_measured_once(fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest(1)
+    model, x = nn.Sequential(Block(), Block()), randn(40, 500)
+    expected = model(x)
+    fg.patch(model)
+    with torch.no_grad():
+        model(x)
+    (launch,) = fg.tune(model, x).launches
+    assert launch.plan == launch.candidates[1].plan and launch.key.extents == (40, 500)
+    bound: list[Any] = []
+    measured = lambda *given: bound.append(with_measured_plans(*given)) or bound[-1]  # noqa: E731
+    monkeypatch.setattr("fusegen.compiler.dispatch.with_measured_plans", measured)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected)
+    assert [each.program.launches[0].plan for each in bound] == [launch.plan] * len(bound) and bound
+    assert fg.tune(nn.Softmax(-1), x).launches == ()
 
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
