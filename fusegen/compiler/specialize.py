@@ -196,9 +196,8 @@ class GraphPlanner:
     # Plans of launches.
 
     def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None = None) -> Specialization:
-        bodies, decision = self._bodies(sizes), self._expected_decision(classes)
-        if measured is not None:
-            decision = self._decision(self._expected(classes), sizes, measured)
+        bodies, expected = self._bodies(sizes), self._expected(classes)
+        decision = self._expected_decision(classes) if measured is None else self._decision(expected, sizes, measured)
         fused = self._specialization(decision, _NO_SPLIT, bodies).program.launches
         split = frozenset(launch.group.outputs for launch in fused if is_faster_split(launch, sizes, self._target))
         plans: dict[tuple[int, ...], Plan] = {}

@@ -168,10 +168,9 @@ def times_text(name: str, extents: Extents, times: Sequence[tuple[str, float | s
 def _digest() -> str:
     """A text that changes with any record; empty without records."""
     files = []
-    for path in (path for root in _roots() for path in (root, *root.glob("*/*.json"))):
+    for path in (path for root in _roots() for path in ([root] if _is_file(root) else root.glob("*/*.json"))):
         with suppress(OSError):  # removed meanwhile
-            if path.suffix == ".json":
-                files.append((str(path), path.stat().st_mtime_ns))
+            files.append((str(path), path.stat().st_mtime_ns))
     return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
 
@@ -205,9 +204,8 @@ def records(key: TuningKey) -> list[TuningRecord]:
     the same extents, a pinned one is taken, else that of this job, of the cache, or of the first folder."""
     found: dict[Extents, TuningRecord] = {}
     for record in _known(key):
-        if len(record.extents) == len(key.extents) and (
-            record.extents not in found or record.pinned > found[record.extents].pinned
-        ):
+        other = found.get(record.extents)
+        if len(record.extents) == len(key.extents) and (other is None or record.pinned > other.pinned):
             found[record.extents] = record
     return list(found.values())
 
@@ -218,9 +216,8 @@ def _known(key: TuningKey) -> Iterator[TuningRecord]:
     kinds = [(each.launch, each.device) for each in keys]
     yield from (record for each, record in _OF_THIS_JOB.items() if (each.launch, each.device) in kinds)
     for root in _roots():
-        if root.is_file():
-            others = _read_exported(root, root.stat().st_mtime_ns)
-            yield from (record for each, record in others if (each.launch, each.device) in kinds)
+        if _is_file(root):
+            yield from (record for each, record in _exported(root) if (each.launch, each.device) in kinds)
         for file in (file for each in keys for file in sorted((root / each.folder).glob("*.json"))):
             yield from (record for _, record in _read(file))
 
@@ -297,8 +294,20 @@ def _read(path: Path) -> list[tuple[TuningKey, TuningRecord]]:
         return []
 
 
+def _is_file(path: Path) -> bool:
+    with suppress(OSError):  # no permission
+        return path.is_file()
+    return False
+
+
+def _exported(path: Path) -> Sequence[tuple[TuningKey, TuningRecord]]:
+    with suppress(OSError):  # removed meanwhile
+        return _read_once(path, path.stat().st_mtime_ns)
+    return ()
+
+
 @lru_cache(maxsize=16)
-def _read_exported(path: Path, _changed: int) -> list[tuple[TuningKey, TuningRecord]]:
+def _read_once(path: Path, _changed: int) -> list[tuple[TuningKey, TuningRecord]]:
     return _read(path)
 
 
