@@ -11,13 +11,13 @@ from typing import TypeAlias, cast
 
 import sympy
 
-from fusegen.fusion.groups import Domain, Group, computed
+from fusegen.fusion.groups import Domain, Group, computed, strip_views
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula, numbers_of
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import memory_shape
-from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
+from fusegen.ir.ops import DtypeRule, Family, Op
+from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
 from fusegen.program.call import (
     Buffer,
     CallStep,
@@ -391,9 +391,10 @@ def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], c
 
 
 def group_digest(graph: Graph, group: Group) -> str:
-    """Returns a digest of a group's computation at any size: operations, dtypes, dims, layouts of matmuls, and which dims have one
-    element."""
-    return hashlib.sha256("\n".join(_digest_lines(graph, group)).encode()).hexdigest()[:32]
+    """Returns a digest of a group's computation at any size: operations, dtypes, dims, and which dims have one element. For a
+    matmul launch it has the layouts and the class of the epilogue."""
+    lines = _matmul_lines(graph, group) if group.parts else _digest_lines(graph, group)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -423,12 +424,33 @@ def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
     yield f"{group.kind.name} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
     if graph.fast_math:
         yield "fast math"
-    for operands in (group.match[matmul] for part in group.parts for matmul in part.products):
-        yield f"{operands.a_major} {operands.b_major}"
     for position, number in numbers.items():
         node = graph.nodes[position]
         description = f"{node.op} {[numbers[a] for a in node.args]} {_attributes(node)}" if position in inside else "input"
         yield f"{number} {node.dtype} {''.join('1' if literal(e) == 1 else 'n' for e in node.shape)} {description}"
+
+
+def _matmul_lines(graph: Graph, group: Group) -> Iterator[str]:
+    """Yields the layouts of a matmul launch and the class of its epilogue: matrices that it reads and writes, and whether it has
+    reductions and special functions."""
+    yield f"{group.kind.name} {group.pipeline} {len(group.core_nodes)}"
+    elements = [product(part.domain.shape) for part in group.parts]
+    operands = {strip_views(graph, a) for part in group.parts for matmul in part.products for a in graph.nodes[matmul].args}
+    for part, count in zip(group.parts, elements, strict=True):
+        layouts = [(group.match[matmul].a_major, group.match[matmul].b_major) for matmul in part.products]
+        yield f"{graph.nodes[part.products[0]].dtype} {layouts} {part.head}"
+        for output, order in zip(part.outputs, part.orders, strict=True):
+            node, is_permuted = graph.nodes[output], order != tuple(sorted(order))
+            yield f"{node.dtype} {same(product(node.shape), count)} {output in group.core_nodes} {order if is_permuted else ''}"
+    others = [graph.nodes[p] for p in group.inputs if strip_views(graph, p) not in operands]
+    yield f"{sorted(f'{n.op} {n.dtype}' for n in others if any(same(product(n.shape), count) for count in elements))}"
+    ops = {graph.nodes[p].op for p in computed(graph, group)}
+    yield f"{any(op.family is Family.REDUCTION for op in ops)} {any(map(_is_special, ops))}"
+
+
+def _is_special(op: Op) -> bool:
+    """True for functions such as exponentials."""
+    return op.family is Family.POINTWISE and op.row.result is DtypeRule.FLOAT
 
 
 def _attributes(node: Node) -> list[tuple[str, object]]:

@@ -153,15 +153,21 @@ def test_sizes_nearby_take_the_measured_program(fastest: Fastest, rows: int, col
     assert isinstance(first, LibraryMatmul) is is_near
 
 
-def test_another_layout_or_epilogue_is_something_else(fastest: Fastest) -> None:
+def test_epilogues_of_a_class_share_records(fastest: Fastest) -> None:
+    """The class: layouts, matrices that are read and written, special functions, reductions."""
     fastest(lambda plan: plan == LIBRARY)
     x, weight, bias = inputs()
     tuned_matmul(x, weight, bias)
-    for function, arguments in (
-        (linear_gelu, (x, weight.T.contiguous().T, bias)),
-        (lambda x, weight, bias: F.relu(F.linear(x, weight, bias)), (x, weight, bias)),
-    ):
-        assert isinstance(program_of(function, *arguments).steps[0], Launch)
+
+    def takes_library(function: Callable[..., Any], *arguments: Tensor) -> bool:
+        return isinstance(program_of(function, *arguments).steps[0], LibraryMatmul)
+
+    assert takes_library(lambda x, weight: F.linear(x, weight).tanh(), x, weight)
+    assert takes_library(linear_gelu, x.view(3, 4, 64), weight, bias)
+    assert not takes_library(linear_gelu, x, weight.T.contiguous().T, bias)
+    assert not takes_library(lambda x, weight, bias: F.relu(F.linear(x, weight, bias)), x, weight, bias)
+    assert not takes_library(lambda x, weight, y: F.gelu(F.linear(x, weight)) + y, x, weight, randn(12, 72, dtype=BF16))
+    assert not takes_library(lambda x, weight: F.gelu(F.linear(x, weight)).float(), x, weight)
 
 
 def test_the_nearest_plan_that_is_a_candidate_is_taken(fastest: Fastest) -> None:
