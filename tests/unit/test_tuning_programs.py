@@ -135,6 +135,13 @@ def test_a_measured_plan_precedes_the_library_that_is_expected_to_be_faster(monk
     assert asked[0].candidates[0] == LIBRARY and program.launches[0].plan == asked[0].candidates[1]
 
 
+def test_what_is_no_candidate_is_not_taken() -> None:
+    low = lowered(linear_gelu, meta(512, 256), meta(256, 256), meta(256))
+    plan = low.program.launches[0].plan
+    assert isinstance(plan, ContractionPlan)
+    assert low._planner.at(low.sizes, lambda _: replace(plan, stages=2)).program == low.program
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "depth", "is_near"),
     [

@@ -267,7 +267,7 @@ def measured_choice(
     if default.plan is None:  # the launch's plan is a choice of its own
         choice = replace(choice, digest=f"{choice.digest} implementation", outputs=())
     candidate = measured(choice)
-    return default if candidate is None else default.with_measured(candidate)
+    return default if candidate is None or candidate not in choice.candidates else default.with_measured(candidate)
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
