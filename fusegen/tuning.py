@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,15 +16,16 @@ from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, Method
 from fusegen.compiler.backends import device_of, machine_of
-from fusegen.compiler.compile import Variant
-from fusegen.compiler.dispatch import Dispatcher, observed
+from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.tuned import (
     TuningKey,
     TuningRecord,
+    UnboundCall,
     add_records,
     device_name,
     is_pinned,
     nearest_record,
+    observed,
     recorded_plan,
     times_text,
     tuning_key,
@@ -32,7 +34,6 @@ from fusegen.compiler.tuned import (
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.progress import measuring
 from fusegen.runtime.arguments import Values
-from fusegen.runtime.bound import Captured
 from fusegen.runtime.executable import forget_all
 from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.precision import has_discontinuities
@@ -114,7 +115,10 @@ class Tuning:
 
 
 def tune(
-    kernel: Kernel[..., Any] | Method[..., Any] | nn.Module, *args: Any, calls: Iterable[Sequence[Any]] | None = None, **kwargs: Any
+    kernel: Kernel[..., Any] | Method[..., Any] | Callable[..., Any],
+    *args: Any,
+    calls: Iterable[Sequence[Any]] | None = None,
+    **kwargs: Any,
 ) -> Tuning:
     """Measures the candidates of each choice of a kernel for given arguments, and stores the fastest for later calls.
 
@@ -125,8 +129,9 @@ def tune(
     (``torch.distributed``) rank 0 measures for all.
 
     Args:
-        kernel: a kernel; or a module with kernels, such as a patched model, which runs once without gradients.
-        args, kwargs: as in a call. Tensors that a kernel writes to are not changed, but a module may change its state.
+        kernel: a kernel; or a module or function that calls kernels, such as a patched model or a training step. It runs once for
+            each of the calls, a module without gradients, and all its kernels are measured, backward passes included.
+        args, kwargs: as in a call. Tensors that a kernel writes to are not changed.
         calls: the positional arguments of several calls, instead of ``args``: ``calls=[(x[:n], weight) for n in (1, 16)]``. Pass a
             parameter that is called ``calls`` by position.
 
@@ -139,56 +144,39 @@ def tune(
         instance = (kernel.instance,)
         return tune(kernel.kernel, *instance, *args, calls=calls and [(*instance, *each) for each in calls], **kwargs)
     all_calls = [args] if calls is None else [tuple(each) for each in calls]
-    if isinstance(kernel, nn.Module):
-        bound = _bound_calls(kernel, all_calls, kwargs)
-    elif isinstance(kernel, Kernel):
-        bound = [_resolved(kernel, each, kwargs) for each in all_calls]
+    if isinstance(kernel, Kernel):
+        name, found = kernel._dispatcher.name, [_resolved(kernel, each, kwargs) for each in all_calls]
+    elif callable(kernel):
+        name, found = getattr(kernel, "__name__", type(kernel).__name__), _calls_of(kernel, all_calls, kwargs)
     else:
         raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
-    name = type(kernel).__name__ if isinstance(kernel, nn.Module) else kernel._dispatcher.name
-    tuning = _measured_by_rank_0(lambda: _stored(_measured(name, bound)))
+    tuning = _measured_by_rank_0(lambda: _stored(_measured(name, found)))
     forget_all()
     return tuning
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of a kernel with all its arguments."""
-
-    dispatcher: Dispatcher
-    values: Values
-    variant: Variant
-    captured: Captured
-
-    @property
-    def device(self) -> torch.device:
-        return _device(self.values)
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return self.dispatcher.variants.sizes(self.variant, self.values, self.captured)
-
-
-def _resolved(kernel: Kernel[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+def _resolved(kernel: Kernel[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> UnboundCall:
     dispatcher, values = kernel._dispatcher_of(kwargs).resolve_call(args, kwargs)
     dispatcher.check(values)
     device = _device(values)
-    return _Call(dispatcher, values, *dispatcher.variants.variant_of(values, machine_of(device).target, device))
+    variant, captured = dispatcher.variants.variant_of(values, machine_of(device).target, device)
+    return dispatcher.unbound_call(variant, values, captured, device)
 
 
-def _bound_calls(model: nn.Module, calls: Iterable[Sequence[Any]], kwargs: dict[str, Any]) -> list[_Call]:
-    """Runs a model, and returns one call of each of its programs and sizes."""
-    bound: dict[object, _Call] = {}
+def _calls_of(function: Callable[..., Any], calls: Sequence[Sequence[Any]], kwargs: dict[str, Any]) -> list[UnboundCall]:
+    """Runs a function, and returns one call of each program and size among the kernels that it calls."""
+    found: dict[object, UnboundCall] = {}
 
-    def observe(*call: Any) -> None:
-        each = _Call(*call)
-        bound.setdefault((id(each.variant.cache), *each.sizes.items()), each)
+    def observe(call: UnboundCall) -> None:
+        found.setdefault((id(call.compiled.cache), *call.sizes.items()), call)
 
     forget_all()
-    with observed(observe), torch.no_grad():
+    with observed(observe), torch.no_grad() if isinstance(function, nn.Module) else nullcontext():
         for args in calls:
-            model(*args, **kwargs)
-    return list(bound.values())
+            function(*args, **kwargs)
+    if calls and not found:
+        raise ArgumentError(f"{function!r} calls no kernel", hint="decorate it with @fg.kernel, or patch the model with fg.patch")
+    return list(found.values())
 
 
 def measured(kernel: Kernel[..., Any], *args: Any) -> Tuning:
@@ -225,7 +213,7 @@ def candidates(
     return Tuning(tuple(launches.values()))
 
 
-def _measured(name: str, calls: Sequence[_Call]) -> Tuning:
+def _measured(name: str, calls: Sequence[UnboundCall]) -> Tuning:
     launches: dict[TuningKey, TunedLaunch] = {}
     with torch.no_grad(), measuring(name, len(calls)) as report:
         for number, call in enumerate(calls):
@@ -293,10 +281,9 @@ class _Tuner:
         known: choices that were measured for an earlier call.
     """
 
-    def __init__(self, call: _Call, known: Mapping[TuningKey, TunedLaunch], report: Report) -> None:
-        self.call, self.variant, self.device, self.report = call, call.variant, call.device, report
-        self.machine, self.sizes = machine_of(call.device), call.sizes
-        self.pins = _Pins(device_name(self.machine.target, call.device))
+    def __init__(self, call: UnboundCall, known: Mapping[TuningKey, TunedLaunch], report: Report) -> None:
+        self.call, self.report, self.device, self.machine = call, report, call.device, machine_of(call.device)
+        self.pins = _Pins(device_name(call.compiled.target, call.device))
         self.pins.plans.update({key: launch.plan for key, launch in known.items()})
         self.launches, self.begun = dict(known), {*known}
 
@@ -308,7 +295,7 @@ class _Tuner:
     def _choices(self) -> dict[TuningKey, Choice]:
         """The choices of the program with all candidates chosen so far."""
         self.pins.choices.clear()
-        self.variant.specializer.at(self.sizes, self.pins)
+        self.call.compiled.specializer.at(self.call.sizes, self.pins)
         return dict(self.pins.choices)
 
     def _tune(self) -> None:
@@ -329,14 +316,14 @@ class _Tuner:
         calls: dict[str, Callable[[], Any]] = {}
         references: dict[bool, tuple[Plan, list[Any]]] = {}  # of a launch's plans, and of programs
         plans = _compared(choice)
-        variants = [self._variant_with(choice, plan) for plan in plans]
+        variants = [self._specialized(choice, plan) for plan in plans]
         self.machine.prepare([source for variant in variants for source in variant.sources])
         for number, (plan, variant) in enumerate(zip(plans, variants, strict=True)):
             call, is_program = self._call(variant), isinstance(plan, Implementation)
             returned, written = call()
             results = tree_leaves((returned, written))
             reference = references.get(is_program) or references.get(not is_program)
-            if reference is not None and not self.variant.call.keys:  # random bits differ from call to call
+            if reference is not None and not self.call.compiled.call.keys:  # random bits differ from call to call
                 self._check(choice.name, plan, results, *reference)
             references.setdefault(is_program, (plan, results))
             calls[str(number)] = call
@@ -354,25 +341,25 @@ class _Tuner:
 
     def _check(self, name: str, plan: Plan, results: Sequence[Any], first: Plan, expected: Sequence[Any]) -> None:
         """Compares the results of two candidates."""
-        share = _DISCONTINUOUS_SHARE if has_discontinuities(self.variant.graph) else 0.0
+        share = _DISCONTINUOUS_SHARE if has_discontinuities(self.call.compiled.graph) else 0.0
         if any(isinstance(each, Implementation) for each in (first, plan)):
             results, expected = _in_16_bits(results), _in_16_bits(expected)
             share = _ROUNDED_SHARE if share else 0.0
         _check_alike(name, plan, results, expected, share)
 
-    def _variant_with(self, choice: Choice, plan: Plan) -> Variant:
+    def _specialized(self, choice: Choice, plan: Plan) -> CompiledGraph:
         plans = {**self.pins.plans, self.pins.key(choice): plan}
         measured = lambda other: plans.get(self.pins.key(other))  # noqa: E731
-        return self.variant.with_specialization(self.variant.specializer.at(self.sizes, measured))
+        compiled = self.call.compiled
+        return compiled.with_specialization(compiled.specializer.at(self.call.sizes, measured))
 
-    def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
-        """Returns a function that runs a variant on copies of the mutated tensors, and returns its results and the copies."""
-        dispatcher, captured = self.call.dispatcher, self.call.captured
-        mutated, names = dispatcher.parameters.mutates, dispatcher.parameters.emitted_names
-        values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.call.values, strict=True)]
-        written = [v for n, v in zip(names, values, strict=True) if n in mutated]
-        bound = dispatcher.bound(variant, values, captured, self.device)
-        return lambda: (bound(values, captured), written)
+    def _call(self, compiled: CompiledGraph) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
+        """Returns a function that runs a specialization on copies of the tensors that it writes to, and returns its results and the
+        copies."""
+        written = self.call.written
+        values = [v.clone() if n in written and isinstance(v, Tensor) else v for n, v in enumerate(self.call.values)]
+        copies, bound = [values[position] for position in sorted(written)], self.call.bind(compiled)
+        return lambda: (bound(values, self.call.captured), copies)
 
 
 def _compared(choice: Choice) -> tuple[Plan, ...]:

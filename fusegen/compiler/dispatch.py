@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -31,7 +30,7 @@ from fusegen.compiler.parameters import (
 from fusegen.compiler.parameters import KINDS as CONTAINERS
 from fusegen.compiler.passes import passes_of, require_history
 from fusegen.compiler.signature import VALUE_AS_SIZE
-from fusegen.compiler.tuned import with_measured_plans
+from fusegen.compiler.tuned import OBSERVERS, UnboundCall, with_measured_plans
 from fusegen.compiler.variants import VariantCache
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
@@ -57,21 +56,7 @@ from fusegen.trace.values import TracedTensor
 
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 
-Observer: TypeAlias = Callable[["Dispatcher", Values, Variant, Captured], None]
-
-_OBSERVERS: list[Observer] = []
-
 _MOST_LAYOUTS = 64  # layouts of container arguments that a kernel remembers
-
-
-@contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """A context in which a function sees each call that is bound without gradients."""
-    _OBSERVERS.append(observer)
-    try:
-        yield
-    finally:
-        _OBSERVERS.remove(observer)
 
 
 @dataclass(frozen=True)
@@ -280,8 +265,8 @@ class Dispatcher(CallBinder):
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, captured, wrt), captured
-            for observer in _OBSERVERS:
-                observer(self, values, variant, captured)
+            for observer in OBSERVERS:
+                observer(self.unbound_call(variant, values, captured, device))
             measured = with_measured_plans(variant, self.variants.sizes(variant, values, captured), device)
             return self.bound(measured, values, captured, device, without_history=bool(differentiated)), captured
 
@@ -315,6 +300,17 @@ class Dispatcher(CallBinder):
         program = _WithoutHistory(program) if without_history else program
         facts = CallFacts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.emitted_names)
         return BoundPlan(program, facts, self._by_value(variant), variant.state, captured)
+
+    def unbound_call(self, variant: Variant, values: Values, captured: Captured, device: torch.device) -> UnboundCall:
+        """A call without gradients, for tuning."""
+        names = self.parameters.emitted_names
+        written = frozenset(position for position, name in enumerate(names) if name in self.parameters.mutates)
+
+        sizes, bind = self.variants.sizes(variant, values, captured), partial(self._bound_again, values, captured, device)
+        return UnboundCall(self.name, variant, sizes, device, tuple(values), bind, captured, written)
+
+    def _bound_again(self, values: Values, captured: Captured, device: torch.device, variant: Variant) -> BoundPlan:
+        return self.bound(variant, values, captured, device)
 
     def _with_gradients(self, variant: Variant, values: Values, captured: Captured, wrt: Sequence[str]) -> BoundAutogradCall:
         """The forward and backward pass of a variant, bound to the exact shapes of a call."""

@@ -15,7 +15,7 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_index64, specializations_of
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import VALUE_AS_SIZE, with_layout_of
-from fusegen.compiler.tuned import with_measured_plans
+from fusegen.compiler.tuned import OBSERVERS, UnboundCall, with_measured_plans
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Location
@@ -155,9 +155,14 @@ class GraphKernel(CallBinder):
             sizes_and_strides |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
         with self._lock:
             compiled = self.compiled(specs, sizes_and_strides, index64=any(span(t) >= WIDE for t in tensors))
-        measured = with_measured_plans(compiled, sizes_and_strides, device)
-        facts = CallFacts(measured.call, Numbers(), {}, sizes_and_strides, self.names)
-        return BoundPlan(machine.bound(measured, sizes_and_strides, device), facts, None), NO_CAPTURED
+
+        def bind(compiled: CompiledGraph) -> BoundPlan:
+            facts = CallFacts(compiled.call, Numbers(), {}, sizes_and_strides, self.names)
+            return BoundPlan(machine.bound(compiled, sizes_and_strides, device), facts, None)
+
+        for observer in OBSERVERS:
+            observer(UnboundCall(self.graph.name, compiled, sizes_and_strides, device, tuple(values), bind))
+        return bind(with_measured_plans(compiled, sizes_and_strides, device)), NO_CAPTURED
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, if all shapes agree with them and all relations hold."""

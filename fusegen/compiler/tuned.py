@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -23,6 +23,7 @@ import torch
 
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.files import cache_writes, read_json, read_regular, write_atomically, write_for_user
+from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, Captured
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Choice, Measured
 from fusegen.settings import cache_folder, settings
@@ -34,6 +35,8 @@ FORMAT = 3
 _FOLDER, _ANY_DEVICE = "tuned", "any device"
 _NEAR = 1.0  # a record also applies to extents within this many powers of two
 _ACTIVE_UNTUNED: set[object] = set()  # one token for each active `without_tuning_records`
+OBSERVERS: list[Callable[[UnboundCall], object]] = []
+"""Functions that see each call that is bound (`observed`)."""
 
 Extents: TypeAlias = tuple[int, ...]
 
@@ -126,6 +129,39 @@ def with_measured_plans(compiled: C, sizes: Mapping[str, int], device: torch.dev
         return compiled
     name = device_name(compiled.target, device)
     return compiled.with_specialization(compiled.cache.measured(sizes, f"{name} {digest}", recorded_plans(name)))
+
+
+@dataclass(frozen=True, eq=False)
+class UnboundCall:
+    """A call that can be bound to any specialization of its graph.
+
+    Attributes:
+        compiled: the graph, specialized without records.
+        sizes: values of all sizes and strides.
+        values: all arguments.
+        bind: binds a specialization to the sizes.
+        captured: the captured tensors.
+        written: positions of the arguments that the call writes to.
+    """
+
+    name: str
+    compiled: CompiledGraph
+    sizes: Mapping[str, int]
+    device: torch.device
+    values: Sequence[Any]
+    bind: Callable[[Any], BoundPlan]
+    captured: Captured = NO_CAPTURED
+    written: frozenset[int] = frozenset()
+
+
+@contextmanager
+def observed(observer: Callable[[UnboundCall], object]) -> Iterator[None]:
+    """A context in which a function sees each call that is bound, in all threads."""
+    OBSERVERS.append(observer)
+    try:
+        yield
+    finally:
+        OBSERVERS.remove(observer)
 
 
 def recorded_plans(device: str) -> Measured:

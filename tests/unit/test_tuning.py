@@ -258,7 +258,28 @@ def test_kernels_of_a_patched_model_are_measured_once(fastest: Callable[..., Non
     with torch.no_grad():
         torch.testing.assert_close(model(x), expected)
     assert [each.program.launches[0].plan for each in bound] == [launch.plan] * len(bound) and bound
-    assert fg.tune(nn.Softmax(-1), x).launches == ()
+    with pytest.raises(ArgumentError, match="calls no kernel"):
+        fg.tune(nn.Softmax(-1), x)
+
+
+def test_a_training_step_is_measured_with_its_backward_pass(fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest(1)
+    kernel, x = fg.kernel(softmax), randn(40, 500).requires_grad_()
+
+    def step(x: Tensor) -> Tensor:
+        x.grad = None
+        kernel(x).square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    expected = step(x)
+    forward, backward = fg.tune(step, x).launches
+    assert forward.key.launch != backward.key.launch and backward.plan == backward.candidates[1].plan
+    bound: list[Any] = []
+    measured = lambda *given: bound.append(with_measured_plans(*given)) or bound[-1]  # noqa: E731
+    monkeypatch.setattr("fusegen.compiler.passes.with_measured_plans", measured)
+    torch.testing.assert_close(step(x), expected)
+    assert [each.program.launches[0].plan for each in bound] == [forward.plan, backward.plan]
 
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
