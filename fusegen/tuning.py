@@ -290,7 +290,7 @@ class _Tuner:
     def tuned(self) -> dict[TuningKey, TunedLaunch]:
         """The choices of the program with the fastest candidates."""
         self._tune()
-        return {key: self.launches[key] for key in self._choices()}
+        return {key: self.launches[key] for key in self._choices() if key in self.launches}
 
     def _choices(self) -> dict[TuningKey, Choice]:
         """The choices of the program with all candidates chosen so far."""
@@ -307,28 +307,40 @@ class _Tuner:
             for program in (plan for plan in choice.candidates if isinstance(plan, Implementation)):
                 self.pins.plans[key] = program
                 self._tune()
-            candidates = self._measured(choice)
-            plan = _pinned(key, choice.candidates) or _fastest(candidates)
-            self.pins.plans[key] = plan
-            self.launches[key] = TunedLaunch(choice.name, key, candidates, plan)
+            if candidates := self._measured(choice):
+                plan = _pinned(key, choice.candidates) or _fastest(candidates)
+                self.pins.plans[key] = plan
+                self.launches[key] = TunedLaunch(choice.name, key, candidates, plan)
+            else:
+                self.pins.plans.pop(key, None)
 
     def _measured(self, choice: Choice) -> tuple[Candidate, ...]:
+        """The candidates of a choice with their times; empty if all give the same program, for instance because another choice
+        changes the launch."""
+        plans = _compared(choice)
+        compiled = [self._specialized(choice, plan) for plan in plans]
+        programs = [(each.call, tuple(source.digest for source in each.sources)) for each in compiled]
+        firsts = [programs.index(program) for program in programs]
+        if len({*firsts}) < 2:
+            return ()
+        times = self._times(self._calls(choice.name, {str(n): (plans[n], compiled[n]) for n in dict.fromkeys(firsts)}))
+        return tuple(_candidate(plan, times[str(first)]) for plan, first in zip(plans, firsts, strict=True))
+
+    def _calls(self, name: str, programs: Mapping[str, tuple[Plan, CompiledGraph]]) -> dict[str, Callable[[], Any]]:
+        """Runs each program once and compares the results; returns functions that run them again."""
         calls: dict[str, Callable[[], Any]] = {}
         references: dict[bool, tuple[Plan, list[Any]]] = {}  # of a launch's plans, and of programs
-        plans = _compared(choice)
-        variants = [self._specialized(choice, plan) for plan in plans]
-        self.machine.prepare([source for variant in variants for source in variant.sources])
-        for number, (plan, variant) in enumerate(zip(plans, variants, strict=True)):
-            call, is_program = self._call(variant), isinstance(plan, Implementation)
+        self.machine.prepare([source for _, compiled in programs.values() for source in compiled.sources])
+        for number, (plan, compiled) in programs.items():
+            call, is_program = self._call(compiled), isinstance(plan, Implementation)
             returned, written = call()
             results = tree_leaves((returned, written))
             reference = references.get(is_program) or references.get(not is_program)
             if reference is not None and not self.call.compiled.call.keys:  # random bits differ from call to call
-                self._check(choice.name, plan, results, *reference)
+                self._check(name, plan, results, *reference)
             references.setdefault(is_program, (plan, results))
-            calls[str(number)] = call
-        times = self._times(calls)
-        return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
+            calls[number] = call
+        return calls
 
     def _times(self, calls: Mapping[str, Callable[[], Any]]) -> dict[str, RoundTimes | Exception]:
         """The times of all candidates. On a GPU, those that are about as fast as the fastest are measured again, more often."""

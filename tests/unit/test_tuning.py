@@ -140,6 +140,21 @@ def test_each_launch_is_measured_beside_the_best_of_those_before(fastest: Callab
     assert str(found).count("->") == len(found.launches)
 
 
+def test_candidates_of_one_program_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
+        measured.append(len(calls))
+        return dict.fromkeys(calls, RoundTimes(1.0, 1.0, 1.0))
+
+    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    for numbers, programs in (((0, 0, 1), [2]), ((0, 0), [])):
+        monkeypatch.setattr(tuning, "_compared", lambda choice, ns=numbers: tuple(choice.candidates[n] for n in ns))
+        measured.clear()
+        launches = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+        assert measured == programs and [len(launch.candidates) for launch in launches] == [3] * len(programs)
+
+
 def test_times_of_this_machine() -> None:
     (launch,) = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
     assert all(each.error is None and each.times is not None and each.times.median > 0 for each in launch.candidates)
