@@ -14,12 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler import specialize
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
+from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
+from fusegen.schedule import context
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
 from fusegen.target import Target
 from tests.emulator import tensor_cores
@@ -234,6 +238,39 @@ def test_the_last_tile_ends_where_the_keys_do(kind: str) -> None:
             q, k, v = qkv(6, keys, 128 if kind == "wide" else 64, dtype=F16)
             mask = torch.randn(2, 1, 1, keys).half()
             check(attention, q.abs(), -k.abs() * 2, v, mask, timings=ONCE)
+
+
+FEW_QUERIES: dict[str, tuple[tuple[int, int, int], tuple[int, int], torch.dtype]] = {
+    "one query": ((8, 1, 64), (2, 200), BF16),
+    "rows of two slabs": ((8, 5, 64), (2, 130), BF16),
+    "more queries than a tile": ((16, 9, 64), (1, 70), BF16),
+    "no shared heads": ((2, 3, 128), (2, 77), F16),
+    "wide heads": ((4, 1, 256), (1, 40), BF16),
+    "odd heads": ((4, 2, 72), (2, 100), BF16),
+}
+"""Heads, queries and channels; heads and positions of keys."""
+
+
+@pytest.mark.parametrize("name", FEW_QUERIES)
+def test_few_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that share keys are rows of one tile, whose keys are split over the blocks of a cluster; some blocks get no key."""
+    (heads, queries, width), (kv_heads, keys), dtype = FEW_QUERIES[name]
+    q, k, v = (randn(2, n, m, width, dtype=dtype) for n, m in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
+    mask = torch.rand(2, 1, queries, keys) > 0.3
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for splits in (1, 2, 8):
+
+        def choose(self: context.Context, candidates: tuple[Plan, ...], splits: int = splits) -> Plan:
+            self.candidates = candidates
+            return [plan for plan in candidates if isinstance(plan, FewQueriesPlan) and plan.splits == splits][-1]
+
+        monkeypatch.setattr(context.Context, "choose", choose)
+        with case(splits):
+            check(shared_masked, q * 3, k * 2, v, mask, timings=EVERY_TIMING if name == "one query" else ONCE)
+
+
+def shared_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
 WIDTHS = ((8, 8), (24, 40), (32, 32), (72, 80), (80, 72), (96, 96), (64, 128), (128, 64), (192, 128), (160, 160), (256, 256))

@@ -10,7 +10,7 @@ from fusegen.emit.cuda import CUDA, assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.math import function, function_text
 from fusegen.emit.views import entry
-from fusegen.families.attention.plan import AttentionBody
+from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan
 from fusegen.ir.ops import Op
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import Approximations, MathFunction
@@ -34,8 +34,9 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     assert isinstance(body, AttentionBody)
     fields, parameters, values = operand_parts(kernel, "i64" if kernel.index64 else "i32")
     (out,) = (p for p in kernel.pointers if p.writable)
+    template = "few_queries" if isinstance(body.plan, FewQueriesPlan) else "attention"
     pipeline = render(
-        "cuda/attention.cu.jinja",
+        f"cuda/{template}.cu.jinja",
         entry=entry(kernel),
         overlaps=launch.overlaps,
         input_type=body.input_dtype.spelling,
