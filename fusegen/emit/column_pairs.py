@@ -124,11 +124,20 @@ def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
-def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: PairCoordinates, last: bool) -> str:
-    """Prints a function that returns the offset of a result's element; with ``last``, it also takes the
-    lane's coordinate."""
+def offset_text(
+    name: str,
+    doc: str,
+    offset: Index,
+    axes: Axes,
+    coordinates: PairCoordinates,
+    last: bool,
+    offsets: Offsets | None = None,
+) -> str:
+    """Prints a function that returns the offset of a result's element; with ``last``, it also takes the lane's coordinate. Numbers
+    that the function reads from memory need `offsets`."""
     parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
-    returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
+    renamed = _renamed(offset, axes, coordinates)
+    returned = f"return {c_text(renamed) if offsets is None else offsets.text(renamed)};"
     lines = [*needed_definitions(_decode(axes, coordinates), returned), returned]
     body = "".join(f"    {line}\n" for line in lines)
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"

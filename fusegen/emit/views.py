@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import sympy
 
@@ -200,7 +201,8 @@ def entry(kernel: LoweredKernel) -> str:
 # Offsets in emitted text, with the indices that a kernel reads and checks.
 
 
-_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar)
+_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar, sympy.Min, sympy.Max)
+_EXTREMES = {sympy.Min: "min", sympy.Max: "max"}
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,9 @@ class Offsets:
             expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
-    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar) -> str:
+    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar | sympy.Min | sympy.Max) -> str:
+        if call.func in _EXTREMES:
+            return reduce(lambda one, other: f"{_EXTREMES[call.func]}({one}, {other})", (f"i64({c_text(a)})" for a in call.args))
         if isinstance(call, Scalar):
             return call.name
         if isinstance(call, Differs):

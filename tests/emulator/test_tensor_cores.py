@@ -25,6 +25,7 @@ from fusegen.ir.graph import Graph
 from fusegen.schedule import context
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
+from fusegen.specs.attention import with_cache
 from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, run
@@ -271,6 +272,33 @@ def test_few_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shared_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_cache_is_read_up_to_its_lengths(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels of few and of many queries; keys and values beyond a length are NaN, and a length of 0 gives 0."""
+    keys, lengths = 200, torch.tensor([0, 33, 200, 128])
+    q, k, v = randn(4, 4, queries, 64), randn(4, 2, keys, 64), randn(4, 2, keys, 64)
+    beyond = (torch.arange(keys) >= lengths[:, None])[:, None, :, None]
+    expected = torch.cat([attended(*values, int(length)) for *values, length in zip(q, k, v, lengths, strict=True)])
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for number in (0, 1, -2):
+        monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
+        with case(number):
+            got = run(over_cache, q, k.masked_fill(beyond, math.nan), v.masked_fill(beyond, math.nan), lengths, timing=ONCE[0])
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
+
+
+def over_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return with_cache(q, k, v, lengths, None, None, None, None, None, None)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
+    """Attention of the last queries of one sequence in float64, in heads that share keys."""
+    q, k, v = (x.double() for x in (q, k[:, :length].repeat_interleave(2, 0), v[:, :length].repeat_interleave(2, 0)))
+    position = length - q.shape[1] + torch.arange(q.shape[1])
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.arange(length) > position[:, None], -math.inf)
+    return torch.where(position[:, None] >= 0, scores.softmax(-1) @ v, 0.0)[None]
 
 
 WIDTHS = ((8, 8), (24, 40), (32, 32), (72, 80), (80, 72), (96, 96), (64, 128), (128, 64), (192, 128), (160, 160), (256, 256))

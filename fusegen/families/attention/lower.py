@@ -11,13 +11,13 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, visible_keys
+from fusegen.families.attention.match import AttentionMatch, AttentionOperands, NumberInMemory, Recurrence, Separation
 from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, AttentionPlan, FewQueriesPlan, StreamingPlan
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.graph import Location
-from fusegen.ir.index_map import Position
+from fusegen.ir.index_map import Position, buffer_strides, flat_offset
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same, simplify_dim
@@ -36,6 +36,7 @@ from fusegen.schedule.column_pairs import (
 )
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
+from fusegen.schedule.indices import LoadedIndex, loaded_buffers
 from fusegen.schedule.kernel import LoweredKernel, extract_function
 from fusegen.schedule.math import Approximations, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
@@ -79,19 +80,25 @@ def lower_attention(context: Context) -> Sequence[Step]:
         row_sum=reduction_of(context.graph, recurrence.second, str, fast=Approximations.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        visible_keys=_with_emitted_names(visible_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
+        visible_keys=_emitted_bound(context, match.visible_keys),
+        present_keys=_emitted_bound(context, operands.present_keys),
         plan=plan,
     )
-    offsets = [body.out_offset, *([] if body.visible_keys is None else [body.visible_keys])]
-    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), offsets)
+    bounds = [bound for bound in (body.visible_keys, body.present_keys) if bound is not None]
+    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *bounds], loaded_buffers(bounds))
     return [_launch(context, kernel, operands, plan), *placement.copies]
 
 
-def _with_emitted_names(bound: Index | None) -> Index | None:
-    """Replaces run-time numbers of a bound by their names in emitted text."""
+def _emitted_bound(context: Context, bound: Index | None) -> Index | None:
+    """Replaces run-time numbers of a bound by their names in emitted text, and numbers in memory by reads of buffers."""
     if bound is None or isinstance(bound, int):
         return bound
-    return bound.subs({n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)})
+    names = {n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)}
+    return bound.subs(names | {n: _loaded(context, int(n.args[0]), n.args[1:]) for n in bound.atoms(NumberInMemory)})
+
+
+def _loaded(context: Context, position: int, index: Position) -> LoadedIndex:
+    return LoadedIndex(context.reads[position], flat_offset(index, buffer_strides(context.graph, position)))
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:

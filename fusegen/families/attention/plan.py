@@ -139,6 +139,7 @@ class AttentionBody(Body):
         row_max, row_sum: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
         visible_keys: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
+        present_keys: the number of keys with values, over these axes; later values are 0. None if all keys have values.
     """
 
     input_dtype: DType
@@ -151,6 +152,7 @@ class AttentionBody(Body):
     has_sink: bool
     out_offset: Index
     visible_keys: Index | None
+    present_keys: Index | None
     plan: StreamingPlan
 
     @property
