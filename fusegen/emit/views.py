@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 import sympy
 
@@ -15,7 +14,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, AccessPattern
-from fusegen.schedule.indices import CheckedIndex, Choice, Differs, IndexCheck, LoadedIndex, Scalar, has_checks
+from fusegen.schedule.indices import CheckedIndex, Choice, Differs, IndexCheck, LoadedIndex, Maximum, Minimum, Scalar, has_checks
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
 from fusegen.schedule.names import ascii_name, identifier
@@ -201,8 +200,8 @@ def entry(kernel: LoweredKernel) -> str:
 # Offsets in emitted text, with the indices that a kernel reads and checks.
 
 
-_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar, sympy.Min, sympy.Max)
-_EXTREMES = {sympy.Min: "min", sympy.Max: "max"}
+_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar, Minimum, Maximum)
+_EXTREMES = {Minimum: "min", Maximum: "max"}
 
 
 @dataclass(frozen=True)
@@ -266,9 +265,9 @@ class Offsets:
             expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
-    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar | sympy.Min | sympy.Max) -> str:
+    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar | Minimum | Maximum) -> str:
         if call.func in _EXTREMES:
-            return reduce(lambda one, other: f"{_EXTREMES[call.func]}({one}, {other})", (f"i64({c_text(a)})" for a in call.args))
+            return f"{_EXTREMES[call.func]}({', '.join(f'i64({c_text(a)})' for a in call.args)})"
         if isinstance(call, Scalar):
             return call.name
         if isinstance(call, Differs):

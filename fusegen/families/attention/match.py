@@ -18,6 +18,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, StridedView, identity_axes, repeated_view, sources, strided_view
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, same
+from fusegen.schedule.indices import Maximum, Minimum
 from fusegen.target import Target
 
 # The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
@@ -387,7 +388,7 @@ def _is_identity(at: Position, axes: Axes) -> bool:
 
 _FAR = 1 << 20
 _COUNTED = (DType.INT32, DType.INT64)
-_EXTREMES = {Op.MINIMUM: sympy.Min, Op.MAXIMUM: sympy.Max}
+_EXTREMES = {Op.MINIMUM: Minimum, Op.MAXIMUM: Maximum}
 _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
@@ -412,7 +413,7 @@ def visible_keys(graph: Graph, scores: int) -> Index | None:
 def _is_small(term: sympy.Expr) -> bool:
     """True if a term of a bound is a small number, a size, or a run-time number, so that sums fit into 32 bits. Integers in memory
     are 64-bit numbers in emitted text."""
-    is_plain = any(t.is_Symbol or isinstance(t, (NumberInMemory, sympy.Min, sympy.Max)) for t in (term, -term))
+    is_plain = any(t.is_Symbol or isinstance(t, (NumberInMemory, Minimum, Maximum)) for t in (term, -term))
     return is_plain or bool(term.is_Integer and abs(term) <= _FAR)
 
 
