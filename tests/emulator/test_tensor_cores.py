@@ -107,6 +107,27 @@ def test_few_rows_of_parts_in_their_own_layouts() -> None:
     assert all(torch.allclose(a.float(), b, rtol=0.02, atol=0.05) for a, b in zip(got, wanted, strict=True))
 
 
+def rotated_heads(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Queries and keys with their halves rotated, and values."""
+
+    def rotated(heads: Tensor) -> Tensor:
+        first, second = heads.chunk(2, -1)
+        return heads * cos + torch.cat((-second, first), -1) * sin
+
+    query, key, value = (F.linear(x, w).unflatten(-1, (-1, 64)).transpose(1, 2) for w in (q, k, v))
+    return rotated(query), rotated(key), value
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (2, 7)])
+def test_few_rows_of_rotated_heads(rows: tuple[int, int]) -> None:
+    """A tile has 16 columns of the first half of a head and those of the second that rotate with them."""
+    x, *weights = randn(*rows, 136), *(randn(columns, 136) * 0.1 for columns in (256, 128, 128))
+    arguments = x, *weights, randn(rows[0], 1, rows[1], 64), randn(rows[0], 1, rows[1], 64)
+    assert takes_a_plan_for_few_rows(rotated_heads, *arguments)
+    for got, expected in zip(run(rotated_heads, *arguments), rotated_heads(*(a.double() for a in arguments)), strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=0.01, atol=0.03)
+
+
 def test_missing_rows_and_columns_do_not_touch_others() -> None:
     """NaN and infinity stay in their row and column, also where a tile is partial and the depth ends within a chunk."""
     x, w, b = torch.ones(3, 72, dtype=BF16), torch.ones(24, 72, dtype=BF16), torch.zeros(24, dtype=BF16)
