@@ -38,6 +38,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         "cuda/attention.cu.jinja",
         entry=entry(kernel),
         overlaps=launch.overlaps,
+        triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
         output_type=body.output_dtype.spelling,
         operand_parameters=parameters,

@@ -144,6 +144,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         template,
         entry=entry(kernel),
         overlaps=launch.overlaps,
+        triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
         parts=views,
         combined=kinds(reductions),

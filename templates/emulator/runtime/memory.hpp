@@ -54,7 +54,7 @@ inline bool holds(const Buffer& buffer, const u8* at, i64 bytes) {
 // Returns the pointer's buffer if it contains the whole access; crossing into the next buffer is an error.
 inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
   const Launch& launch = machine->launch;
-  if (launch.overlaps && !machine->current->waited_for_previous) {
+  if (previous_may_run()) {
     fail("%s %lld bytes of global memory with no wait_for_previous before, and the launch before may still be running", doing, bytes);
   }
   const Buffer* found = nullptr;
