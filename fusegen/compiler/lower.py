@@ -169,7 +169,10 @@ def mark_overlaps(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
 
 def _linked(before: Sequence[Launch], parts: Sequence[Launch], *, triggers: bool) -> Sequence[Launch]:
     first, *others = (replace(part, triggers=triggers) for part in parts)
-    return (replace(first, overlaps=True) if before else first, *others)
+    if before:
+        written = frozenset().union(*map(_written, before))
+        first = replace(first, overlaps=True, early_reads=_touched(first) - written)
+    return (first, *others)
 
 
 # Horizontal fusion: independent launches become parts of one launch. Each part runs in a range of its thread blocks.

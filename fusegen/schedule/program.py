@@ -74,6 +74,7 @@ class Launch:
         candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one.
         overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
         triggers: True if it lets the next launch start once no block has inputs left to load.
+        early_reads: the buffers that it may read before it waits for the previous launch, which does not write them.
         part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
     """
 
@@ -88,6 +89,7 @@ class Launch:
     candidates: tuple[Plan, ...] = ()
     overlaps: bool = False
     triggers: bool = False
+    early_reads: frozenset[int] = frozenset()
     part: int = 0
 
     def __repr__(self) -> str:

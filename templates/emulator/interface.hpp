@@ -6,6 +6,7 @@ struct Buffer {
   u8* begin;
   i64 bytes;
   i32 writable;
+  i32 is_pending;  // the previous launch writes it
 };
 
 struct Argument {
