@@ -145,8 +145,9 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
 # - Its inputs are complete: the wait ends when the previous launch has completed and its writes are visible. The trigger does not
 #   change this.
 # - It may overwrite what the previous launch has read, for the same reason: the workspace can be reused.
-# - It runs after all earlier launches too: a thread triggers or ends only after its own wait, so when a launch starts, all but
-#   the previous one have completed.
+# - It runs after all earlier launches too: a thread triggers or ends only after its own wait, so all but the previous launch have
+#   completed when a launch starts.
+# - Before it waits, it may read what any launch but the previous one has written, for this reason. It writes nothing.
 # - Its blocks take no place from the previous launch, whose blocks have all started by then.
 # The first launch of a call does not overlap: the earlier work in the stream is unknown. A launch after a library matmul does not
 # overlap either, because the library's kernels may not wait. Kernels trigger behind their main loop: blocks that wait longer

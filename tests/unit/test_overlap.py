@@ -163,14 +163,13 @@ def test_every_pipeline_is_among_the_cases() -> None:
 @pytest.mark.parametrize("on", some(TARGETS, ["sm_90a"]))
 @pytest.mark.parametrize("name", some(CASES, ["rows", "columns", "tiles", "products", "few rows"]))
 def test_accesses_wait_and_triggers_follow(name: str, on: str) -> None:
-    """Before the wait, nothing is accessed but weights of few rows; the trigger comes behind it. Few rows are in a test of their own
-    which weights."""
+    """Before the wait, nothing is accessed but weights of few rows; the trigger comes behind it."""
     function, inputs = CASES[name]
     for launch, source in overlapping(function, *inputs, target=on):
         text = ptx(source, on).partition(f".entry {source.entry}(")[2]
         before, wait, after = text.partition(WAIT)
-        has_few_rows = isinstance(launch.kernel.body.plan, FewRowsPlan)
-        assert wait and ACCESS.search(after) and {each[0] for each in ACCESS.finditer(before)} <= ({WEIGHT} if has_few_rows else set())
+        early = {WEIGHT} if isinstance(launch.kernel.body.plan, FewRowsPlan) else set()
+        assert wait and ACCESS.search(after) and {each[0] for each in ACCESS.finditer(before)} <= early
         assert WAIT not in after and TRIGGER not in before and (TRIGGER not in after or launch.triggers)
 
 
