@@ -73,6 +73,8 @@ class Launch:
         extra: size arguments before the kernel's own.
         candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one.
         overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
+        triggers: True if it lets the next launch start once no block has inputs left to load.
+        early_reads: the buffers that it may read before it waits for the previous launch, which does not write them.
         part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
     """
 
@@ -86,6 +88,8 @@ class Launch:
     extra: tuple[Formula, ...] = ()
     candidates: tuple[Plan, ...] = ()
     overlaps: bool = False
+    triggers: bool = False
+    early_reads: frozenset[int] = frozenset()
     part: int = 0
 
     def __repr__(self) -> str:
@@ -237,6 +241,20 @@ class LoopStep:
 Step: TypeAlias = "Launch | LibraryMatmul | LibraryStep | LoopStep"
 
 
+def started_together(steps: Sequence[Step]) -> list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep]:
+    """The steps, with the parts of each launch in one tuple."""
+    groups: list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep] = []
+    for step in steps:
+        previous = groups[-1] if groups else None
+        if not isinstance(step, Launch):
+            groups.append(step)
+        elif step.part > 1 and isinstance(previous, tuple):
+            groups[-1] = (*previous, step)
+        else:
+            groups.append((step,))
+    return groups
+
+
 @dataclass(frozen=True, repr=False)
 class Program:
     """The steps of one call; the graph, in primitives, defines the nodes that they refer to."""
@@ -265,7 +283,7 @@ class Program:
     def kernels(self) -> tuple[tuple[Launch, ...], ...]:
         """The parts of each launched kernel in order, including loops; most kernels have one part."""
         kernels: list[tuple[Launch, ...]] = []
-        for step in self._together:
+        for step in started_together(self.steps):
             if isinstance(step, LoopStep):
                 kernels += step.body.kernels
             elif isinstance(step, tuple):
@@ -276,24 +294,10 @@ class Program:
     def numbered(self) -> tuple[tuple[str, Step], ...]:
         """The steps with their numbers: ``2.``, or ``2.1`` for the first part of a launch."""
         numbered = []
-        for number, step in enumerate(self._together, 1):
+        for number, step in enumerate(started_together(self.steps), 1):
             parts = step if isinstance(step, tuple) else (step,)
             numbered += [(f"{number}." if len(parts) == 1 else f"{number}.{index}", part) for index, part in enumerate(parts, 1)]
         return tuple(numbered)
-
-    @property
-    def _together(self) -> tuple[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep, ...]:
-        """The steps, with the parts of a horizontally fused launch grouped."""
-        groups: list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep] = []
-        for step in self.steps:
-            previous = groups[-1] if groups else None
-            if not isinstance(step, Launch):
-                groups.append(step)
-            elif step.part > 1 and isinstance(previous, tuple):
-                groups[-1] = (*previous, step)
-            else:
-                groups.append((step,))
-        return tuple(groups)
 
     @cached_property
     def call(self) -> LaunchPlan:
@@ -302,7 +306,7 @@ class Program:
         return LaunchPlan(
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
             inputs=self.inputs,
-            steps=tuple(_call_of(step) for step in self._together),
+            steps=tuple(_call_of(step) for step in started_together(self.steps)),
             results=self.results,
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), index) for name, index in derived.results)),
             counts=tuple(dict.fromkeys(count for launch in self.launches for count in map(formula, launch.kernel.body.counts))),

@@ -128,6 +128,20 @@ def test_few_rows_of_rotated_heads(rows: tuple[int, int]) -> None:
         torch.testing.assert_close(got.double(), expected, rtol=0.01, atol=0.03)
 
 
+def test_few_rows_request_weights_before_they_wait() -> None:
+    """A weight of the caller, and one that is computed by the launch before the first matmul, which waits first."""
+
+    def chain(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        weight = v.tanh()
+        return torch.tanh(torch.tanh(torch.tanh(x @ weight.mT) @ w.mT) @ weight.mT)
+
+    arguments = randn(3, 72), randn(72, 72) / 8, randn(72, 72) / 8
+    low = fg.kernel(chain).lower(*arguments, target="sm_90a")
+    assert [isinstance(launch.kernel.body.plan, FewRowsPlan) for launch in low.program.launches] == [False, True, True, True]
+    assert ["load_b(chunks[stage]" in source.pipeline for source in low.sources] == [False, False, True, True]
+    check(chain, *arguments, unit=2.0**-7)
+
+
 def test_missing_rows_and_columns_do_not_touch_others() -> None:
     """NaN and infinity stay in their row and column, also where a tile is partial and the depth ends within a chunk."""
     x, w, b = torch.ones(3, 72, dtype=BF16), torch.ones(24, 72, dtype=BF16), torch.zeros(24, dtype=BF16)

@@ -41,6 +41,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         f"cuda/{template}.cu.jinja",
         entry=entry(kernel),
         overlaps=launch.overlaps,
+        triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
         output_type=body.output_dtype.spelling,
         operand_parameters=parameters,

@@ -3,6 +3,7 @@
 // Reads k_cache_dim2 * 32768 + 128 bytes, writes k_cache_dim2 * 32768.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/vector_width.cuh"
@@ -52,6 +53,7 @@ fg_cached_attention_0(const i64* lengths_ptr, const bf16* v_cache_ptr, bf16* val
         lengths_raw[u] = load(lengths_ptr, i0);
         load_lanes<8>(v_cache_raw[u], v_cache_ptr, i0 * k_cache_dim2 * 1024 + i1 * k_cache_dim2 * 128 + i2 * 128 + i3);
     }
+    launch_dependents();
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;

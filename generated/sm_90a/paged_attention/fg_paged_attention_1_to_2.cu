@@ -7,6 +7,7 @@
 #include "../primitives/types.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/vector_width.cuh"
@@ -56,6 +57,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_cache_p
         const Index k_cache_at = wrapped_index(widen(load_once(value_11_ptr, i0)), k_cache_dim0, "fusegen: paged_attention_1: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
         load_lanes<8>(k_cache_raw[u], k_cache_ptr, k_cache_at * 16384 + i3);
     }
+    launch_dependents();
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
@@ -111,6 +113,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const i64* lengths_pt
         lengths_raw[u] = load(lengths_ptr, i0);
         load_lanes<8>(v_cache_raw[u], v_cache_ptr, i2_within * 1024 + i1 * 128 + v_cache_at * 16384 + i3);
     }
+    launch_dependents();
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;

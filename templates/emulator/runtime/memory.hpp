@@ -51,12 +51,21 @@ inline bool holds(const Buffer& buffer, const u8* at, i64 bytes) {
        static_cast<const void*>(base));
 }
 
-// Returns the pointer's buffer if it contains the whole access; crossing into the next buffer is an error.
-inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
+// Before the wait, a thread may only read, and only what the previous launch does not write.
+inline void check_waited(const char* doing, const u8* at, i64 bytes, bool writes) {
+  if (!previous_may_run()) return;
   const Launch& launch = machine->launch;
-  if (launch.overlaps && !machine->current->waited_for_previous) {
+  bool is_early = writes;
+  for (i32 b = 0; b < launch.buffer_count; ++b) is_early |= launch.buffers[b].is_pending && holds(launch.buffers[b], at, bytes);
+  if (is_early) {
     fail("%s %lld bytes of global memory with no wait_for_previous before, and the launch before may still be running", doing, bytes);
   }
+}
+
+// Returns the pointer's buffer if it contains the whole access; crossing into the next buffer is an error.
+inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
+  check_waited(doing, at, bytes, writes);
+  const Launch& launch = machine->launch;
   const Buffer* found = nullptr;
   for (i32 b = 0; b < launch.buffer_count; ++b) {
     const Buffer& buffer = launch.buffers[b];
