@@ -58,7 +58,8 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
     index = "i64" if kernel.index64 else "i32"
     keys, channels = PairCoordinates(_COORDINATES, "key", index), PairCoordinates(_COORDINATES, "channel", index)
-    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),))
+    loaded = "Loaded" if isinstance(body.plan, FewQueriesPlan) else ""
+    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),), loaded)
     finish = Wrapper(
         "finish",
         "Finishes two neighbouring channels of a query.",
