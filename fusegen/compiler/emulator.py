@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -62,18 +63,19 @@ EARLY = EmulatedTiming(0)
 @dataclass(frozen=True)
 class EmulatedBuffer:
     """Memory that a launch may access: ``bytes`` from ``address``; stores only if ``writable``. Buffers may overlap, e.g. an
-    input that is also an output."""
+    input that is also an output. The previous launch writes it if ``is_pending``."""
 
     name: str
     address: int
     bytes: int
     writable: bool
+    is_pending: bool = False
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, *, writable: bool) -> EmulatedBuffer:
+    def of(cls, name: str, tensor: Tensor, *, writable: bool, is_pending: bool = False) -> EmulatedBuffer:
         """The memory from a CPU tensor's first to its last element."""
         span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        return cls(name, tensor.data_ptr(), span * tensor.element_size() if tensor.numel() else 0, writable)
+        return cls(name, tensor.data_ptr(), span * tensor.element_size() if tensor.numel() else 0, writable, is_pending)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def emulate(
         block: threads in a block.
         cluster: blocks in a cluster; these run concurrently, clusters one after the other.
         shared_bytes: dynamic shared memory of a block.
-        overlaps: whether the previous launch may still run; then every thread must wait for it.
+        overlaps: whether the previous launch may still run; then every thread must wait for it, before it writes or reads what
+            that launch writes.
         arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating-point numbers.
         buffers: all global memory that the kernel may access.
         timing: the order of events that hardware does not define.
@@ -217,6 +220,7 @@ class _Buffer(ctypes.Structure):
         ("begin", ctypes.c_void_p),
         ("bytes", ctypes.c_int64),
         ("writable", ctypes.c_int32),
+        ("is_pending", ctypes.c_int32),
     )
 
 
@@ -249,7 +253,7 @@ def _argument(value: float) -> _Argument:
 
 
 def _buffer_array(buffers: Sequence[EmulatedBuffer]) -> ctypes.Array[_Buffer]:
-    rows = [_Buffer(each.name.encode(), each.address, each.bytes, each.writable) for each in buffers]
+    rows = [_Buffer(each.name.encode(), each.address, each.bytes, each.writable, each.is_pending) for each in buffers]
     return (_Buffer * len(rows))(*rows)
 
 
@@ -304,18 +308,28 @@ class EmulatorBackend(LaunchBackend):
         shape = partial(emulate, grid=grid, block=launch.block, cluster=launch.cluster, shared_bytes=launch.shared_bytes)
         run = partial(shape, kernel, overlaps=launch.overlaps, timing=self.timing)
         names = {spec.key: spec.name for spec in binder.call.buffers}
+        pending = _written_before(launch, binder.call.steps)
 
         def step(tensors: Sequence[Tensor], scalars: Scalars) -> None:
             by_key = dict(zip(launch.accesses, tensors, strict=True))
             maps = [encode(spec, by_key[spec.buffer], sizes=binder.sizes) for spec in launch.tensor_maps]
             arguments = [_value(argument, by_key, maps, binder.sizes, scalars) for argument in launch.arguments]
-            buffers = [EmulatedBuffer.of(names[key], by_key[key], writable=written) for key, written in launch.accesses.items()]
+            buffers = [
+                EmulatedBuffer.of(names[key], by_key[key], writable=written, is_pending=key in pending)
+                for key, written in launch.accesses.items()
+            ]
             try:
                 run(arguments=arguments, buffers=buffers)
             except IndexRangeError as error:
                 raise out_of_range(error.what, binder.sizes) from None
 
         binder.add(CallFunction(step, tuple(map(binder.tensor, launch.accesses))))
+
+
+def _written_before(launch: call.KernelLaunch, steps: Sequence[call.CallStep]) -> set[int]:
+    """The buffers that the launch directly before an overlapping one writes."""
+    before = next((b for b, step in pairwise(steps) if step is launch and launch.overlaps), None)
+    return {key for key, written in before.accesses.items() if written} if isinstance(before, call.KernelLaunch) else set()
 
 
 def _value(

@@ -56,6 +56,10 @@ class ReadView:
     indirect: bool
     values: tuple[str, ...]
 
+    @property
+    def lanes(self) -> int:
+        return 2 if self.vector else len(self.values)
+
 
 @dataclass(frozen=True)
 class WrapperResult:
@@ -72,10 +76,16 @@ class WrapperResult:
 
 @dataclass(frozen=True)
 class WrapperView:
-    """A wrapper as the template sees it. ``decode`` computes the axes' indices, ``checks`` checks indices that are read."""
+    """A wrapper as the template sees it. ``decode`` computes the axes' indices, ``checks`` checks indices that are read.
 
+    If ``loaded`` is not empty, it names a struct of the operands in memory, which a function of its own loads.
+    """
+
+    name: str
     doc: str
     signature: str
+    loaded: str
+    load_signature: str
     decode: tuple[str, ...]
     checks: tuple[str, ...]
     reads: tuple[ReadView, ...]
@@ -87,13 +97,17 @@ class WrapperView:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A function that a pipeline calls for a pair of lanes; ``inputs`` are arguments besides operands and coordinates."""
+    """A function that a pipeline calls for a pair of lanes; ``inputs`` are arguments besides operands and coordinates.
+
+    ``loaded`` names the struct of operands that the pipeline loads ahead of the call; empty if the function loads them.
+    """
 
     name: str
     doc: str
     inputs: tuple[str, ...]
     coordinates: PairCoordinates
     outs: tuple[tuple[str, str], ...]
+    loaded: str = ""
 
 
 def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[str], list[str]]:
@@ -124,11 +138,20 @@ def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
-def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: PairCoordinates, last: bool) -> str:
-    """Prints a function that returns the offset of a result's element; with ``last``, it also takes the
-    lane's coordinate."""
+def offset_text(
+    name: str,
+    doc: str,
+    offset: Index,
+    axes: Axes,
+    coordinates: PairCoordinates,
+    last: bool,
+    offsets: Offsets | None = None,
+) -> str:
+    """Prints a function that returns the offset of a result's element; with ``last``, it also takes the lane's coordinate. Numbers
+    that the function reads from memory need `offsets`."""
     parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
-    returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
+    renamed = _renamed(offset, axes, coordinates)
+    returned = f"return {c_text(renamed) if offsets is None else offsets.text(renamed)};"
     lines = [*needed_definitions(_decode(axes, coordinates), returned), returned]
     body = "".join(f"    {line}\n" for line in lines)
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
@@ -142,9 +165,15 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
     coordinates = wrapper.coordinates
     offsets = cuda_offsets(kernel, prefix="operands.")
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
+    loaded = [f"const {wrapper.loaded}& loaded"] if wrapper.loaded else []
+    parameters = ["const Operands& operands", *loaded, *wrapper.inputs, *coordinates.parameters, *outs]
+    loading = ["const Operands& operands", *coordinates.parameters, f"{wrapper.loaded}& loaded"]
     return WrapperView(
+        name=wrapper.name,
         doc=wrapper.doc,
-        signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *coordinates.parameters, *outs]),
+        signature=_signature("void", wrapper.name, parameters),
+        loaded=wrapper.loaded,
+        load_signature=_signature("void", f"load_{wrapper.name}", loading),
         decode=tuple(_decode(function.axes, coordinates)),
         checks=tuple(offsets.check(_renamed_check(c, function.axes, coordinates)) for c in function.checks),
         reads=tuple(_read_view(r, offsets, function.axes, coordinates) for r in function.reads),

@@ -187,6 +187,7 @@ def head(launch: Launch) -> dict[str, Any]:
     return {
         "entry": entry(launch.kernel),
         "overlaps": launch.overlaps and not is_part,
+        "triggers": launch.triggers,
         "parameters": ["i32 block", "i32 blocks", *parameters] if is_part else parameters,
         "begins": _part if is_part else _entry(entry(launch.kernel)),
         "block": "block" if is_part else "block_id()",

@@ -17,6 +17,7 @@ from fusegen.fusion.groups import computed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
+from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.program import Launch, LibraryMatmul, LoopStep, Step
 from fusegen.target import Target
 from fusegen.units import human_flops
@@ -176,7 +177,7 @@ def _fused_attention_flops(step: Step, graph: Graph, matmuls: list[int], sizes: 
 
 def _visible_pairs(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
     """Returns the query-key pairs up to each query's last visible key, which is constant or advances by one per query."""
-    if body.visible_keys is None:
+    if body.visible_keys is None or loaded_buffers([body.visible_keys]):
         return queries * keys
     bound, query = formula(body.visible_keys), str(body.score.axes.symbols[-2])
     if not bound.sizes <= {*sizes, query}:  # depends on a run-time number

@@ -93,6 +93,7 @@ class EpiloguePart:
         products: the matmuls that it reads; all have the same first operand.
         domain: rows and columns, in the order of the matmuls' elements.
         head: columns that one tile must hold, since the epilogue combines them.
+        shift: the distance between the columns that it combines, 0 if there are none; None for several distances or reductions.
     """
 
     outputs: tuple[int, ...]
@@ -100,6 +101,7 @@ class EpiloguePart:
     products: tuple[int, ...]
     domain: Domain
     head: int = 1
+    shift: int | None = 0
 
 
 @dataclass(frozen=True)

@@ -336,15 +336,19 @@ def strided_view(graph: Graph, position: int) -> StridedView:
     return cast(StridedView, graph.view_cache[position])
 
 
-def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
-    """Returns a node that repeats each index of a dim ``count`` times as a strided view without the repetitions; else None."""
-    key = position, dim, count
+def repeated_view(graph: Graph, position: int, dim: int, count: int, unmasked: int | None = None) -> StridedView | None:
+    """Returns a node that repeats each index of a dim ``count`` times as a strided view without the repetitions; else None.
+
+    Args:
+        unmasked: a ``where`` that is passed as if it chose its second operand everywhere.
+    """
+    key = position, dim, count, unmasked
     if key not in graph.view_cache:
-        graph.view_cache[key] = _without_repetitions(graph, position, dim, count)
+        graph.view_cache[key] = _without_repetitions(graph, position, dim, count, unmasked)
     return cast("StridedView | None", graph.view_cache[key])
 
 
-def _without_repetitions(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
+def _without_repetitions(graph: Graph, position: int, dim: int, count: int, unmasked: int | None) -> StridedView | None:
     shape = graph.nodes[position].shape
     extent = exact_quotient(shape[dim], count)
     if extent is None:
@@ -352,18 +356,19 @@ def _without_repetitions(graph: Graph, position: int, dim: int, count: int) -> S
     axes = identity_axes((*shape[:dim], extent, count, *shape[dim + 1 :]))
     outer, inner = axes.symbols[dim : dim + 2]
     index = (*axes.symbols[:dim], outer * count + inner, *axes.symbols[dim + 2 :])
-    for view in _views(graph, position, index, axes):
-        if view is not None and view.strides[dim + 1] == 0:
+    for view in _views(graph, position, index, axes, unmasked):
+        if view is not None and (count == 1 or view.strides[dim + 1] == 0):
             dims_without = [(*all_dims[: dim + 1], *all_dims[dim + 2 :]) for all_dims in (view.shape, view.strides)]
             return StridedView(view.base, dims_without[0], dims_without[1], view.offset)
     return None
 
 
-def _views(graph: Graph, position: int, index: Position, axes: Axes) -> Iterator[StridedView | None]:
+def _views(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None = None) -> Iterator[StridedView | None]:
     """The node at an index as a view of each buffer below it, the furthest first; None if it is not a strided view."""
     below: list[tuple[int, Position]] = [(position, index)]
-    while graph.nodes[below[-1][0]].family is Family.VIEW:
+    while graph.nodes[below[-1][0]].family is Family.VIEW or below[-1][0] == unmasked:
         operands = sources(graph, *below[-1], axes)
+        operands = operands[1:2] if below[-1][0] == unmasked else operands
         if len(operands) != 1 or graph.nodes[operands[0].arg].op in _NOT_IN_MEMORY:
             break
         below.append((operands[0].arg, operands[0].index))

@@ -59,6 +59,20 @@ class Choice(sympy.Function):  # type: ignore[misc]
     is_integer = True
 
 
+class Minimum(sympy.Function):  # type: ignore[misc]
+    """The smaller of two integers; unlike `sympy.Min`, also of integers in memory."""
+
+    nargs = (2,)
+    is_integer = True
+
+
+class Maximum(sympy.Function):  # type: ignore[misc]
+    """The larger of two integers."""
+
+    nargs = (2,)
+    is_integer = True
+
+
 class CheckedIndex(sympy.Function):  # type: ignore[misc]
     """A value as an index: ``CheckedIndex(value, extent, wraps, table, message)``; the kernel fails unless it is in [0, extent).
 

@@ -74,6 +74,8 @@ class Launch:
         candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one, and for matmuls
             whose plan is chosen before they are lowered.
         overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
+        triggers: True if it lets the next launch start once no block has inputs left to load.
+        early_reads: the buffers that it may read before it waits for the previous launch, which does not write them.
         part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
     """
 
@@ -87,6 +89,8 @@ class Launch:
     extra: tuple[Formula, ...] = ()
     candidates: tuple[Plan, ...] = ()
     overlaps: bool = False
+    triggers: bool = False
+    early_reads: frozenset[int] = frozenset()
     part: int = 0
 
     def __repr__(self) -> str:
@@ -238,6 +242,20 @@ class LoopStep:
 Step: TypeAlias = "Launch | LibraryMatmul | LibraryStep | LoopStep"
 
 
+def started_together(steps: Sequence[Step]) -> list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep]:
+    """The steps, with the parts of each launch in one tuple."""
+    groups: list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep] = []
+    for step in steps:
+        previous = groups[-1] if groups else None
+        if not isinstance(step, Launch):
+            groups.append(step)
+        elif step.part > 1 and isinstance(previous, tuple):
+            groups[-1] = (*previous, step)
+        else:
+            groups.append((step,))
+    return groups
+
+
 @dataclass(frozen=True, repr=False)
 class Program:
     """The steps of one call; the graph, in primitives, defines the nodes that they refer to."""
@@ -266,7 +284,7 @@ class Program:
     def kernels(self) -> tuple[tuple[Launch, ...], ...]:
         """The parts of each launched kernel in order, including loops; most kernels have one part."""
         kernels: list[tuple[Launch, ...]] = []
-        for step in self._together:
+        for step in started_together(self.steps):
             if isinstance(step, LoopStep):
                 kernels += step.body.kernels
             elif isinstance(step, tuple):
@@ -277,24 +295,10 @@ class Program:
     def numbered(self) -> tuple[tuple[str, Step], ...]:
         """The steps with their numbers: ``2.``, or ``2.1`` for the first part of a launch."""
         numbered = []
-        for number, step in enumerate(self._together, 1):
+        for number, step in enumerate(started_together(self.steps), 1):
             parts = step if isinstance(step, tuple) else (step,)
             numbered += [(f"{number}." if len(parts) == 1 else f"{number}.{index}", part) for index, part in enumerate(parts, 1)]
         return tuple(numbered)
-
-    @property
-    def _together(self) -> tuple[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep, ...]:
-        """The steps, with the parts of a horizontally fused launch grouped."""
-        groups: list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep] = []
-        for step in self.steps:
-            previous = groups[-1] if groups else None
-            if not isinstance(step, Launch):
-                groups.append(step)
-            elif step.part > 1 and isinstance(previous, tuple):
-                groups[-1] = (*previous, step)
-            else:
-                groups.append((step,))
-        return tuple(groups)
 
     @cached_property
     def call(self) -> LaunchPlan:
@@ -303,7 +307,7 @@ class Program:
         return LaunchPlan(
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
             inputs=self.inputs,
-            steps=tuple(_call_of(step) for step in self._together),
+            steps=tuple(_call_of(step) for step in started_together(self.steps)),
             results=self.results,
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), index) for name, index in derived.results)),
             counts=tuple(dict.fromkeys(count for launch in self.launches for count in map(formula, launch.kernel.body.counts))),
@@ -384,8 +388,8 @@ Measured: TypeAlias = Callable[[Choice], Plan | None]
 
 
 def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], candidates: Sequence[Plan]) -> Choice:
-    """Returns the choice between plans of a launch. The extents are rows and columns, of each part of a matmul launch, and the
-    depths of all matmuls with other operands."""
+    """Returns the choice between plans of a launch. The extents are rows and columns; for a matmul launch rows, columns of each
+    part, and depth; for attention all dims of the result, and the depths of both matmuls."""
     values = tuple(formula(dim)(sizes) for dim in _choice_extents(graph, group))
     return Choice(name, group_digest(graph, group), values, tuple(candidates), group.outputs)
 
@@ -415,7 +419,7 @@ def _choice_extents(graph: Graph, group: Group) -> tuple[Dim, ...]:
     if group.parts:  # all matmuls have the same first operand
         columns = (graph.nodes[part.products[0]].shape[-1] for part in group.parts)
         return product(matmuls[0].shape[:-1]), *columns, depths[0]
-    return *_domain_extents(group.domain), *depths
+    return (*group.domain.shape, *depths) if depths else _domain_extents(group.domain)
 
 
 def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
@@ -438,7 +442,7 @@ def _matmul_lines(graph: Graph, group: Group) -> Iterator[str]:
     operands = {strip_views(graph, a) for part in group.parts for matmul in part.products for a in graph.nodes[matmul].args}
     for part, count in zip(group.parts, elements, strict=True):
         layouts = [(group.match[matmul].a_major, group.match[matmul].b_major) for matmul in part.products]
-        yield f"{graph.nodes[part.products[0]].dtype} {layouts} {part.head}"
+        yield f"{graph.nodes[part.products[0]].dtype} {layouts} {part.head} {part.shift}"
         for output, order in zip(part.outputs, part.orders, strict=True):
             node, is_permuted = graph.nodes[output], order != tuple(sorted(order))
             yield f"{node.dtype} {same(product(node.shape), count)} {output in group.core_nodes} {order if is_permuted else ''}"

@@ -6,6 +6,7 @@ struct Buffer {
   u8* begin;
   i64 bytes;
   i32 writable;
+  i32 is_pending;  // the previous launch writes it
 };
 
 struct Argument {
@@ -73,6 +74,7 @@ void wait_for_cluster();
 void meet_named(i32 id, i32 threads);
 void pause();
 void end_wait_for_previous();
+void launch_dependents();
 
 // Global memory: `offset` bytes from `base`, which selects the buffer.
 void global_read(void* to, const void* base, i64 offset, i64 bytes, i64 alignment);

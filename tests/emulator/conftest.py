@@ -23,11 +23,14 @@ Launch = Callable[..., None]
 
 @pytest.fixture
 def launch() -> Launch:
-    """Runs the first kernel of a text; tensors named ``out…`` are writable, all others are not."""
+    """Runs the first kernel of a text; tensors named ``out…`` are writable, all others are not; the previous launch writes the one
+    named by ``pending``."""
     return _launch
 
 
-def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: int = 1, block: int = 32, **shape: Any) -> None:
+def _launch(
+    text: str, arguments: Mapping[str, Tensor | int | float], *, grid: int = 1, block: int = 32, pending: str = "", **shape: Any
+) -> None:
     entry = re.findall(r"\bfg_\w+", text)[0]
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     emulate(
@@ -35,7 +38,10 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
         grid=grid,
         block=block,
         arguments=[value.data_ptr() if isinstance(value, Tensor) else value for value in arguments.values()],
-        buffers=[EmulatedBuffer.of(name, tensor, writable=name.startswith("out")) for name, tensor in tensors.items()],
+        buffers=[
+            EmulatedBuffer.of(name, tensor, writable=name.startswith("out"), is_pending=name == pending)
+            for name, tensor in tensors.items()
+        ],
         **shape,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def kernel(body: str) -> str:
     return f'extern "C" __global__ void fg_k(const float* x, float* out) {{ auto p = shared_array<float>(0); {body} }}'
 
 
-def expect(launch: Launch, message: str, body: str, *, x: Tensor | None = None, out: Tensor | None = None, **shape: int) -> None:
+def expect(launch: Launch, message: str, body: str, *, x: Tensor | None = None, out: Tensor | None = None, **shape: Any) -> None:
     """The kernel with this body fails with this message, which also names kernel, block and thread."""
     x, out = torch.zeros(64) if x is None else x, torch.zeros(64) if out is None else out
     with pytest.raises(EmulationError, match=rf"fg_k: block \d+, thread \d+: .*{message}"):
@@ -81,13 +82,18 @@ EARLY_ACCESS = r"4 bytes of global memory with no wait_for_previous before"
 BIG = "char big[300 * 1024]; for (i32 k = 0; k < 300 * 1024; k += 64) *(volatile char*)&big[k] = 1; block_sync();"
 SHARED, CLUSTER = {"shared_bytes": 64}, {"grid": 2, "cluster": 2}
 
-FAULTS: dict[str, tuple[str, str, dict[str, int]]] = {
+OVERLAPS = {"overlaps": True, "pending": "x"}
+FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a load of what the previous launch writes": ("load(x, 0); wait_for_previous();", f"reads {EARLY_ACCESS}", OVERLAPS),
+    "a trigger before the wait": (
+        "launch_dependents(); wait_for_previous();", "launch_dependents with no wait_for_previous before", OVERLAPS,
+    ),
     "a store before the wait": (
-        "store(out, thread_id(), 1.0f); wait_for_previous();", f"writes {EARLY_ACCESS}", {"overlaps": True},
+        "store(out, thread_id(), 1.0f); wait_for_previous();", f"writes {EARLY_ACCESS}", OVERLAPS,
     ),
     "a wait of one thread": (
         "if (thread_id() == 0) wait_for_previous(); block_sync(); store(out, thread_id(), 1.0f);", f"writes {EARLY_ACCESS}",
-        {"overlaps": True},
+        OVERLAPS,
     ),
     "a block's barrier orders no remote reads": (
         "shared_store(p, thread_id(), 1.0f); cluster_sync(); cluster_load(p, 0, 1); block_sync();"
@@ -142,7 +148,7 @@ def test_faults_are_named(launch: Launch) -> None:
     for name, (body, message, shape) in FAULTS.items():
         with case(name):
             expect(launch, message, body, x=torch.zeros(256), **shape)
-            if "overlaps" in shape:
+            if shape is OVERLAPS:
                 launch(kernel(body), {"x": torch.zeros(64), "out": torch.zeros(64)})
 
 
@@ -159,6 +165,13 @@ def test_a_launch_that_overlaps_waits_first(launch: Launch) -> None:
     launch(text, add, overlaps=True)
     assert torch.equal(add["out"], add["x"] + add["y"])
     launch(text, add)  # it returns at once where there is nothing to wait for
+
+
+def test_a_launch_reads_what_the_previous_one_does_not_write_before_it_waits(launch: Launch) -> None:
+    body = "float early = load(x, thread_id()); wait_for_previous(); launch_dependents(); store(out, thread_id(), early);"
+    tensors = {"x": torch.randn(32), "out": torch.zeros(32)}
+    launch(kernel(body), tensors, overlaps=True, pending="out")
+    assert torch.equal(tensors["out"], tensors["x"])
 
 
 def test_missing_barrier_after_the_writes(launch: Launch) -> None:

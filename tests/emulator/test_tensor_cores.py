@@ -14,13 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler import specialize
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
+from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
+from fusegen.schedule import context
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
+from fusegen.specs.attention import with_cache
 from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, run
@@ -100,6 +105,41 @@ def test_few_rows_of_parts_in_their_own_layouts() -> None:
     assert takes_a_plan_for_few_rows(heads, *arguments)
     got, wanted = run(heads, *arguments), heads(*(tensor.float() for tensor in arguments))
     assert all(torch.allclose(a.float(), b, rtol=0.02, atol=0.05) for a, b in zip(got, wanted, strict=True))
+
+
+def rotated_heads(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """Queries and keys with their halves rotated, and values."""
+
+    def rotated(heads: Tensor) -> Tensor:
+        first, second = heads.chunk(2, -1)
+        return heads * cos + torch.cat((-second, first), -1) * sin
+
+    query, key, value = (F.linear(x, w).unflatten(-1, (-1, 64)).transpose(1, 2) for w in (q, k, v))
+    return rotated(query), rotated(key), value
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (2, 7)])
+def test_few_rows_of_rotated_heads(rows: tuple[int, int]) -> None:
+    """A tile has 16 columns of the first half of a head and those of the second that rotate with them."""
+    x, *weights = randn(*rows, 136), *(randn(columns, 136) * 0.1 for columns in (256, 128, 128))
+    arguments = x, *weights, randn(rows[0], 1, rows[1], 64), randn(rows[0], 1, rows[1], 64)
+    assert takes_a_plan_for_few_rows(rotated_heads, *arguments)
+    for got, expected in zip(run(rotated_heads, *arguments), rotated_heads(*(a.double() for a in arguments)), strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=0.01, atol=0.03)
+
+
+def test_few_rows_request_weights_before_they_wait() -> None:
+    """A weight of the caller, and one that is computed by the launch before the first matmul, which waits first."""
+
+    def chain(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        weight = v.tanh()
+        return torch.tanh(torch.tanh(torch.tanh(x @ weight.mT) @ w.mT) @ weight.mT)
+
+    arguments = randn(3, 72), randn(72, 72) / 8, randn(72, 72) / 8
+    low = fg.kernel(chain).lower(*arguments, target="sm_90a")
+    assert [isinstance(launch.kernel.body.plan, FewRowsPlan) for launch in low.program.launches] == [False, True, True, True]
+    assert ["load_b(chunks[stage]" in source.pipeline for source in low.sources] == [False, False, True, True]
+    check(chain, *arguments, unit=2.0**-7)
 
 
 def test_missing_rows_and_columns_do_not_touch_others() -> None:
@@ -234,6 +274,66 @@ def test_the_last_tile_ends_where_the_keys_do(kind: str) -> None:
             q, k, v = qkv(6, keys, 128 if kind == "wide" else 64, dtype=F16)
             mask = torch.randn(2, 1, 1, keys).half()
             check(attention, q.abs(), -k.abs() * 2, v, mask, timings=ONCE)
+
+
+FEW_QUERIES: dict[str, tuple[tuple[int, int, int], tuple[int, int], torch.dtype]] = {
+    "one query": ((8, 1, 64), (2, 200), BF16),
+    "rows of two slabs": ((8, 5, 64), (2, 130), BF16),
+    "more queries than a tile": ((16, 9, 64), (1, 70), BF16),
+    "no shared heads": ((2, 3, 128), (2, 77), F16),
+    "wide heads": ((4, 1, 256), (1, 40), BF16),
+    "odd heads": ((4, 2, 72), (2, 100), BF16),
+}
+"""Heads, queries and channels; heads and positions of keys."""
+
+
+@pytest.mark.parametrize("name", FEW_QUERIES)
+def test_few_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that share keys are rows of one tile, whose keys are split over the blocks of a cluster; some blocks get no key."""
+    (heads, queries, width), (kv_heads, keys), dtype = FEW_QUERIES[name]
+    q, k, v = (randn(2, n, m, width, dtype=dtype) for n, m in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
+    mask = torch.rand(2, 1, queries, keys) > 0.3
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for splits in (1, 2, 8):
+
+        def choose(self: context.Context, candidates: tuple[Plan, ...], splits: int = splits) -> Plan:
+            self.candidates = candidates
+            return [plan for plan in candidates if isinstance(plan, FewQueriesPlan) and plan.splits == splits][-1]
+
+        monkeypatch.setattr(context.Context, "choose", choose)
+        with case(splits):
+            check(shared_masked, q * 3, k * 2, v, mask, timings=EVERY_TIMING if name == "one query" else ONCE)
+
+
+def shared_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_cache_is_read_up_to_its_lengths(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels of few and of many queries; keys and values beyond a length are NaN, and a length of 0 gives 0."""
+    keys, lengths = 200, torch.tensor([0, 33, 200, 128])
+    q, k, v = randn(4, 4, queries, 64), randn(4, 2, keys, 64), randn(4, 2, keys, 64)
+    beyond = (torch.arange(keys) >= lengths[:, None])[:, None, :, None]
+    expected = torch.cat([attended(*values, int(length)) for *values, length in zip(q, k, v, lengths, strict=True)])
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for number in (0, 1, -2):
+        monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
+        with case(number):
+            got = run(over_cache, q, k.masked_fill(beyond, math.nan), v.masked_fill(beyond, math.nan), lengths, timing=ONCE[0])
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
+
+
+def over_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return with_cache(q, k, v, lengths, None, None, None, None, None, None)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, length: int) -> Tensor:
+    """Attention of the last queries of one sequence in float64, in heads that share keys."""
+    q, k, v = (x.double() for x in (q, k[:, :length].repeat_interleave(2, 0), v[:, :length].repeat_interleave(2, 0)))
+    position = length - q.shape[1] + torch.arange(q.shape[1])
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.arange(length) > position[:, None], -math.inf)
+    return torch.where(position[:, None] >= 0, scores.softmax(-1) @ v, 0.0)[None]
 
 
 WIDTHS = ((8, 8), (24, 40), (32, 32), (72, 80), (80, 72), (96, 96), (64, 128), (128, 64), (192, 128), (160, 160), (256, 256))

@@ -38,6 +38,12 @@ def norm_then_products(x: Tensor, w: Tensor, v: Tensor, u: Tensor) -> Tensor:
     return (F.silu(hidden @ w.mT) * (hidden @ v.mT)) @ u.mT + x
 
 
+def computed_weight(x: Tensor, w: Tensor) -> Tensor:
+    """Matmuls of few rows: the first waits for the weight, the second requests it before it waits."""
+    weight = w.tanh()
+    return torch.relu(F.rms_norm(F.gelu(x @ weight.mT), x.shape[-1:]) @ weight.mT)
+
+
 def norm_then_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.rms_norm(F.scaled_dot_product_attention(F.rms_norm(q, q.shape[-1:]), k, v), q.shape[-1:])
 
@@ -48,6 +54,8 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "rows of clusters": (columns_then_rows, (((64, 1 << 17), F32),)),
     "there and back": (there_and_back, (((600, 1001), F32),)),
     "products": (norm_then_products, (((500, 1024), BF16), ((2048, 1024), BF16), ((2048, 1024), BF16), ((1024, 2048), BF16))),
+    "few rows": (norm_then_products, (((4, 1024), BF16), ((2048, 1024), BF16), ((2048, 1024), BF16), ((1024, 2048), BF16))),
+    "few rows of a computed weight": (computed_weight, (((4, 1024), BF16), ((1024, 1024), BF16))),
     "attention": (norm_then_attention, (((2, 8, 1000, 64), BF16),) * 3),
 }
 

@@ -1,14 +1,17 @@
-"""Measures attention on this machine's GPU, by a generated kernel and by torch's.
+"""Measures attention on this machine's GPU, by generated kernels and by torch's.
 
-`fusegen/families/attention/cost.py` is fitted to the record. ``python -m tests.tools.attention FILE.json`` writes it.
+`fusegen/families/attention/cost.py` is fitted to the records. ``python -m tests.tools.attention FILE.json`` measures whole
+sequences, ``… FILE.json few-queries`` each plan for few queries, in CUDA graphs over caches that exceed the L2 cache.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,12 @@ import fusegen as fg
 from fusegen.bench.record import environment
 from fusegen.compiler.backends import machine_of
 from fusegen.families.attention.cost import AttentionSize
+from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.timing import TimedCall, interleaved, timer_name
-from tests.tools.products import variant_of, write_cases
+from tests.tools.products import microseconds, variant_of, write_cases
 
 _TOKENS = 16384
+_COLD = 400 << 20  # bytes of caches that successive calls read
 
 
 @dataclass(frozen=True)
@@ -47,16 +52,30 @@ def sizes() -> Iterator[AttentionSize]:
             for positions in (512, 2048, 8192):
                 yield AttentionSize(1, 32, 8, positions, positions, channels, is_causal)
             yield AttentionSize(1, 4, 4, 2048, 2048, channels, is_causal)
-        for batch, keys in ((1, 512), (1, 2048), (1, 8192), (1, 32768), (16, 512), (16, 2048), (16, 8192), (64, 512), (64, 8192)):
-            yield AttentionSize(batch, 32, 8, 1, keys, channels, is_causal=False)
         for batch, keys in ((1, 2048), (1, 8192), (16, 2048), (16, 8192)):
-            yield AttentionSize(batch, 32, 32, 1, keys, channels, is_causal=False)
-            for queries in (16, 128):
-                yield AttentionSize(batch, 32, 8, queries, keys, channels, is_causal=False)
+            yield AttentionSize(batch, 32, 8, 128, keys, channels, is_causal=False)
     for channels in (80, 96, 256):
         for is_causal in (False, True):
             for positions in (1024, 4096):
                 yield AttentionSize(4, 16, 16, positions, positions, channels, is_causal)
+
+
+def few_query_sizes() -> Iterator[AttentionSize]:
+    """Yields caches of 1 to 64 sequences with shared and separate heads, for one and for several queries."""
+    caches = [(128, *case) for case in product((1, 4, 16, 64), (1024, 8192))] + [(64, 1, 2048), (64, 16, 2048)]
+    for channels, batch, keys in caches:
+        for kv_heads, queries in ((8, 1), (32, 1), (8, 4), (8, 16)):
+            yield AttentionSize(batch, 32, kv_heads, queries, keys, channels, is_causal=False)
+    for kv_heads in (8, 1):
+        yield AttentionSize(1, 32, kv_heads, 1, 65536, 128, is_causal=False)
+
+
+@dataclass(frozen=True)
+class MeasuredPlan(AttentionSize):
+    """One measured plan for few queries; `splits` is None for torch's kernel. `microseconds` is the median time of a call."""
+
+    splits: int | None
+    microseconds: float
 
 
 @fg.kernel
@@ -85,6 +104,38 @@ def measure(device: torch.device) -> Iterator[Measured]:
         yield Measured(**asdict(size), own=times["own"], library=times["library"])
 
 
+def measure_few_queries(device: torch.device) -> Iterator[MeasuredPlan]:
+    """Measures all plans for few queries."""
+    for size in few_query_sizes():
+        q, *caches = _few_query_tensors(size, device)
+        calls: dict[int | None, Callable[..., object]] = {None: full.function, **_plans(full, (q, *caches[0]))}
+        for splits, call in calls.items():
+            time = microseconds([partial(call, q, *pair) for pair in caches])
+            yield MeasuredPlan(**asdict(size), splits=splits, microseconds=time)
+
+
+def _few_query_tensors(size: AttentionSize, device: torch.device) -> tuple[Tensor, *tuple[tuple[Tensor, Tensor], ...]]:
+    """Returns queries, and pairs of keys and values for successive calls."""
+    shape = (size.batch, size.kv_heads, size.keys, size.channels)
+    pairs = max(2, min(64, _COLD // (4 * math.prod(shape))))
+    q = torch.randn(size.batch, size.heads, size.queries, size.channels, device=device, dtype=torch.bfloat16)
+    keys = [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(pairs)]
+    return q, *zip(keys, keys[1:] + keys[:1], strict=True)
+
+
+def _plans(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> dict[int | None, Callable[..., object]]:
+    """Returns a call with each plan for few queries, by its splits; of several tiles, the smallest that holds all queries."""
+    (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
+    planner, calls = variant.specializer.base, dict[int | None, Callable[..., object]]()
+    (launch,) = planner.at(sizes).program.launches
+    for plan in launch.candidates:
+        if isinstance(plan, FewQueriesPlan) and plan.queries >= tensors[0].shape[2] and plan.splits not in calls:
+            chosen = variant.with_specialization(planner.at(sizes, {launch.group.outputs: plan}))
+            program = machine_of(device).bound(chosen, sizes, device)
+            calls[plan.splits] = lambda *tensors, program=program: program.call(tensors, {})
+    return calls
+
+
 def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> TimedCall:
     """Returns a call of the generated attention kernel, even if torch's is expected to be faster."""
     (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
@@ -95,4 +146,7 @@ def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> Ti
 if __name__ == "__main__":
     where = torch.device("cuda", torch.cuda.current_device())
     with torch.no_grad():
-        write_cases(Path(sys.argv[1]), measure(where), environment(where, timer_name(where, quick=True)))
+        if sys.argv[2:] == ["few-queries"]:
+            write_cases(Path(sys.argv[1]), measure_few_queries(where), environment(where, "CUDA graphs, caches cold"))
+        else:
+            write_cases(Path(sys.argv[1]), measure(where), environment(where, timer_name(where, quick=True)))

@@ -164,7 +164,7 @@ def measure(
             for rows in row_counts:
                 arguments = make(rows, columns, depth, device)
                 for plan, program in _programs(kernel, arguments[0]):
-                    time = _microseconds([partial(program.call, each, {}) for each in arguments])
+                    time = microseconds([partial(program.call, each, {}) for each in arguments])
                     yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
@@ -201,7 +201,7 @@ def _always(choice: MatmulChoice) -> Choose:
     return lambda *_: choice
 
 
-def _microseconds(calls: Sequence[Callable[[], object]]) -> float:
+def microseconds(calls: Sequence[Callable[[], object]]) -> float:
     """Returns the median time of a call in a CUDA graph of all calls."""
     for call in calls[:2]:
         call()

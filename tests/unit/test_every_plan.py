@@ -6,6 +6,7 @@ import pytest
 
 import fusegen as fg
 from fusegen.compiler import specialize
+from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.families.rows.plan import RowPlan
 from tests.gpu.every_plan import BY_WARPS, CASES, Case, arguments
@@ -21,6 +22,8 @@ def form(plan: object) -> str:
         words += (
             ["persistent"] * (plan.persistent_blocks > 0) + ["shared"] * (plan.cluster > 1) + ["in a warp"] * (plan.threads < 32)
         )
+    if isinstance(plan, FewQueriesPlan) and plan.splits > 1:
+        words.append("shared")
     if isinstance(plan, PointwisePlan) and plan.wraps:
         words.append("wraps")
     return " ".join(words)
@@ -68,6 +71,6 @@ def test_plans_of_every_form_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     others = {
         "PointwisePlan", "PointwisePlan wraps", "TilePlan", "ColumnPlan", "ScanPlan", "ContractionPlan", "FewRowsPlan", "MmaPlan",
-        "AttentionPlan",
+        "AttentionPlan", "FewQueriesPlan", "FewQueriesPlan shared",
     }  # fmt: skip
     assert found == {f"RowPlan {words}" for words in rows | tiles} | others

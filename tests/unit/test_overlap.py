@@ -1,4 +1,4 @@
-"""Launches that begin while the one before them still runs: which do, and that their texts wait before they touch memory."""
+"""Launches that begin while the one before them still runs: which do, and that their texts wait and trigger in the right place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ToolNotFoundError
 from fusegen.families import FAMILIES
-from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
+from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan, MmaPlan
 from fusegen.families.rows.plan import RowBody, RowPlan
 from fusegen.jit import nvrtc
 from fusegen.schedule.program import Launch
@@ -55,6 +55,16 @@ def norm_then_product(x: Tensor, w: Tensor) -> Tensor:
     return F.gelu(F.rms_norm(x, x.shape[-1:]) @ w.mT)
 
 
+def norm_then_products(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return torch.relu(F.gelu(F.rms_norm(x, x.shape[-1:]) @ w.mT) @ v.mT)
+
+
+def computed_weight(x: Tensor, w: Tensor) -> Tensor:
+    """The first matmul follows the launch that writes the weight, the second one does not."""
+    weight = w.tanh()
+    return torch.relu(F.rms_norm(F.gelu(x @ weight.mT), x.shape[-1:]) @ weight.mT)
+
+
 def norm_then_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(F.rms_norm(q, q.shape[-1:]), k, v)
 
@@ -72,6 +82,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "columns": (rows_then_columns, (meta(5000, 300),)),
     "tiles": (rows_then_across, (meta(300, 520), meta(520, 300))),
     "a product": (norm_then_product, (meta(300, 512), meta(1024, 512))),
+    "products": (norm_then_products, (meta(300, 512), meta(1024, 512), meta(512, 1024))),
+    "few rows": (norm_then_products, (meta(8, 512), meta(1024, 512), meta(512, 1024))),
+    "few rows of a computed weight": (computed_weight, (meta(8, 512), meta(512, 512))),
     "attention": (norm_then_attention, HEADS),
 }
 TARGETS = ("sm_90a", "sm_100")
@@ -95,6 +108,17 @@ def test_every_launch_but_the_first() -> None:
     assert overlaps(columns_then_rows, meta(900, 600), target="sm_100") == [False, True, True]
 
 
+def test_a_launch_triggers_the_next_one_if_that_overlaps() -> None:
+    def triggers(function: Callable[..., Any], *inputs: Tensor, target: str = "sm_90a") -> list[bool | None]:
+        steps = fg.kernel(function).lower(*inputs, target=target).program.steps
+        return [step.triggers if isinstance(step, Launch) else None for step in steps]
+
+    assert triggers(softmax, meta(900, 600)) == [False]
+    assert triggers(columns_then_rows, meta(900, 600)) == [True, False]
+    assert triggers(columns_then_rows, meta(900, 600), target="sm_80") == [False] * 3
+    assert triggers(library_between, meta(64, 64, dtype=F32)) == [False, None, False]
+
+
 def test_none_behind_the_library() -> None:
     """Its kernels are not known to wait for those before them."""
     assert overlaps(library_between, meta(64, 64, dtype=F32)) == [False, None, False]
@@ -109,6 +133,12 @@ def test_none_on_machines_that_cannot() -> None:
 
 ACCESS = re.compile(r"\b(ld|st|red|atom|cp|prefetch)\.(?!param|local)[\w.:]+")
 """Whatever reads or writes memory, in PTX."""
+WEIGHT = "ld.global.L1::no_allocate.L2::256B.v4.b32"
+"""A load of the second operand of few rows, in PTX."""
+WAIT, TRIGGER = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
+MACHINE_ACCESS = re.compile(r"\b(LDG|STG|RED|ATOMG?|LDGSTS|UTMALDG|UTMASTG|UTMAPF)\b[\w.]*")
+MACHINE_WAIT, MACHINE_TRIGGER = "ACQBULK", "PREEXIT"
+"""The same in SASS."""
 
 
 def pipeline(launch: Launch) -> tuple[type, type, bool]:
@@ -125,23 +155,44 @@ def test_every_pipeline_is_among_the_cases() -> None:
         for launch, _ in overlapping(function, *inputs, target=on)
     }
     bodies = {body for body, _, _ in found}
-    assert bodies == {body for family in FAMILIES for body in family.cuda} and {plan for _, plan, _ in found} >= {
-        ContractionPlan,
-        MmaPlan,
-    }
+    assert bodies == {body for family in FAMILIES for body in family.cuda}
+    assert {plan for _, plan, _ in found} >= {ContractionPlan, FewRowsPlan, MmaPlan}
     assert {tiled for body, _, tiled in found if body is RowBody} == {False, True}
 
 
 @pytest.mark.parametrize("on", some(TARGETS, ["sm_90a"]))
-@pytest.mark.parametrize("name", some(CASES, ["rows", "columns", "tiles", "a product"]))
-def test_nothing_is_accessed_before_the_wait(name: str, on: str) -> None:
-    """Neither in the text, where it is the first statement, nor in what the compiler makes of it."""
+@pytest.mark.parametrize("name", some(CASES, ["rows", "columns", "tiles", "products", "few rows"]))
+def test_accesses_wait_and_triggers_follow(name: str, on: str) -> None:
+    """Before the wait, nothing is accessed but weights of few rows; the trigger comes behind it."""
     function, inputs = CASES[name]
-    for _, source in overlapping(function, *inputs, target=on):
-        body = re.search(rf"{source.entry}\([^{{]*\{{\n\s*([^\n]*)", source.pipeline)
-        assert body is not None and body[1] == "wait_for_previous();"
-        before, wait, after = ptx(source, on).partition("griddepcontrol.wait;")
-        assert wait and ACCESS.search(after) and not ACCESS.search(before.partition(f".entry {source.entry}(")[2])
+    for launch, source in overlapping(function, *inputs, target=on):
+        text = ptx(source, on).partition(f".entry {source.entry}(")[2]
+        before, wait, after = text.partition(WAIT)
+        early = {WEIGHT} if isinstance(launch.kernel.body.plan, FewRowsPlan) else set()
+        assert wait and ACCESS.search(after) and {each[0] for each in ACCESS.finditer(before)} <= early
+        assert WAIT not in after and TRIGGER not in before and (TRIGGER not in after or launch.triggers)
+
+
+def test_weights_are_requested_early_unless_the_previous_launch_writes_them() -> None:
+    def early(name: str) -> list[bool]:
+        function, inputs = CASES[name]
+        found = overlapping(function, *inputs, target="sm_90a")
+        few_rows = (source for launch, source in found if isinstance(launch.kernel.body.plan, FewRowsPlan))
+        return [WEIGHT in ptx(source, "sm_90a").partition(WAIT)[0] for source in few_rows]
+
+    assert early("few rows") == [True, True]
+    assert early("few rows of a computed weight") == [False, True]
+
+
+def test_the_compiler_keeps_the_order() -> None:
+    """In the machine code too, weights are requested before the wait, and the trigger follows the last product."""
+    function, inputs = CASES["few rows"]
+    first, second = (sass(source) for _, source in overlapping(function, *inputs, target="sm_90a"))
+    for text in (first, second):
+        before, wait, after = text.partition(MACHINE_WAIT)
+        assert wait and {each[0] for each in MACHINE_ACCESS.finditer(before)} == {"LDG.E.NA.LTC256B.128"}
+        assert "LDG.E.128" in after and MACHINE_TRIGGER not in before
+    assert "HMMA" not in first.partition(MACHINE_TRIGGER)[2] and MACHINE_TRIGGER in first and MACHINE_TRIGGER not in second
 
 
 def ptx(source: Source, on: str) -> str:
@@ -149,3 +200,10 @@ def ptx(source: Source, on: str) -> str:
         return nvrtc.compile_ptx(source, on)
     except ToolNotFoundError:
         pytest.skip("NVRTC is not installed")
+
+
+def sass(source: Source) -> str:
+    try:
+        return nvrtc.sass(nvrtc.compile_cubin(source, "sm_90a").cubin)
+    except ToolNotFoundError:
+        pytest.skip("NVRTC or nvdisasm is not installed")

@@ -10,7 +10,7 @@ import torch
 
 import fusegen as fg
 from fusegen.errors import VerificationError
-from fusegen.families.attention.lower import attention_plan
+from fusegen.families.attention.lower import attention_plans
 from fusegen.families.attention.plan import AttentionPlan
 from fusegen.families.gemm.heuristics import MatmulShape, contraction_plan
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
@@ -97,7 +97,12 @@ def plan_of_products_fits(rows: int, columns: list[int], products: int, head: in
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (128, 128), (8, 8), (72, 80), (192, 128), (64, 160), (256, 256)])
 def test_plans_of_attention_fit_the_machine(head_dim: int, value_dim: int) -> None:
-    plan, machine = attention_plan(head_dim, value_dim), target("sm_90a")
+    machine = target("sm_90a")
+    for group in (1, 4, 16, 64):
+        for few in attention_plans(head_dim, value_dim, group, None, machine)[1:]:
+            assert few.threads <= 1024 and few.rows <= 64
+            assert few.blocks_per_sm * few.shared_bytes <= machine.shared_bytes and few.splits <= machine.cluster
+    plan, *_ = attention_plans(head_dim, value_dim, 1, None, machine)
     of_launch(plan)
     assert (plan.head_dim, plan.value_dim) == (head_dim, value_dim)
     assert plan.stages >= 2 and plan.shared_bytes <= machine.shared_bytes

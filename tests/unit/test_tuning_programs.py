@@ -18,6 +18,7 @@ from fusegen.compiler import backends, tuned
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import VerificationError
+from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
 from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan, MmaPlan
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
@@ -73,6 +74,10 @@ def inputs(rows: int = 12, columns: int = 72, depth: int = 64) -> tuple[Tensor, 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
+
+
+def gqa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
 def program_of(function: Callable[..., Any], *arguments: Tensor) -> Program:
@@ -221,6 +226,16 @@ def test_attention_by_kernels_or_torch(fastest: Fastest, by: Plan) -> None:
     assert launch.plan == by
     steps = program_of(attention, q, q, q).steps
     assert any(isinstance(step, LibraryStep) for step in steps) is (by == LIBRARY)
+
+
+def test_plans_for_few_queries_are_candidates_keyed_by_queries_and_keys() -> None:
+    q, k = meta(8, 32, 1, 128), meta(8, 8, 4096, 128)
+    found = tuning.candidates(fg.kernel(gqa_attention), q, k, k, target="sm_90a")
+    program, launch = found.launches
+    assert [each.plan for each in program.candidates] == [GENERATED, LIBRARY]
+    assert launch.key.extents == (8, 32, 1, 128, 128, 4096)
+    assert {type(each.plan) for each in launch.candidates} == {AttentionPlan, FewQueriesPlan}
+    assert len({each.plan.description for each in launch.candidates}) == len(launch.candidates)
 
 
 # What is shown and compared.

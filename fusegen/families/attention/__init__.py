@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from fusegen.families.attention.cost import plan_times
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
 from fusegen.families.attention.match import ATTENTION, attention_group, is_supported, match_recurrence, rejection_reason
@@ -16,7 +17,8 @@ from fusegen.fusion.matcher import Claims, Decision
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family
 from fusegen.schedule.context import Context
-from fusegen.schedule.program import Step
+from fusegen.schedule.kernel import Plan
+from fusegen.schedule.program import Launch, Step
 from fusegen.target import Target
 
 
@@ -37,6 +39,9 @@ class AttentionFamily(KernelFamily):
 
     def lower(self, context: Context) -> Sequence[Step]:
         return lower_attention(context)
+
+    def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
+        return {} if len(launch.candidates) < 2 else plan_times(launch, sizes, target)
 
 
 def matmuls_of_attention(graph: Graph, target: Target) -> frozenset[int]:

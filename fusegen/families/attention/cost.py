@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, FewQueriesPlan
 from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
-from fusegen.schedule.kernel import GENERATED, LIBRARY
-from fusegen.schedule.program import Choice
+from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
+from fusegen.schedule.program import Choice, Launch
+from fusegen.target import Target
 
 _TILE = 128  # queries per block
 
@@ -105,7 +107,11 @@ class AttentionCosts:
 _PROCESSORS = 132
 _START, _LIBRARY_START = 6.0, 9.0  # launching torch's kernel takes longer on the host
 _BANDWIDTH = 2.9e6  # bytes per µs
-_SINGLE = 2.8e6  # bytes per µs for one query
+
+# Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
+_READ_START, _LIBRARY_READ_START = 3.4, 6.7
+_READ, _READ_OF_BLOCK = 4.2e6, 75e3  # bytes per µs of all blocks, and of a block
+_JOIN, _CLUSTERED_BLOCK = 0.3, 0.012  # µs per doubling of the splits, and per block beyond half of the SMs
 
 H100: Mapping[int, AttentionCosts] = {
     64: AttentionCosts(0.0095, 0.8, 0.0118, 2.2, 500e6, 440e6),
@@ -122,8 +128,40 @@ _MARGIN = 0.95  # if both are expected to take about as long, the generated kern
 
 def takes_library(sizes: Sequence[AttentionSize], sms: int) -> bool:
     """True if torch's kernels are expected to be faster than generated ones for all attentions together."""
-    ours, library = (sum(time(size, sms) for size in sizes) for time in (generated_time, library_time))
-    return library < _MARGIN * ours
+    ours = sum(_own_time(size, sms) for size in sizes)
+    return sum(library_time(size, sms) for size in sizes) < _MARGIN * ours
+
+
+def _own_time(size: AttentionSize, sms: int) -> float:
+    """Returns the time of the fastest generated kernel."""
+    if size.queries * size.heads // size.kv_heads > MOST_ROWS:
+        return generated_time(size, sms)
+    return min(generated_time(size, sms), *(few_queries_time(size, size.queries, splits, sms) for splits in SPLITS))
+
+
+def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict[Plan, float]:
+    """Returns the expected time of each candidate of an attention launch."""
+    body = launch.kernel.body
+    assert isinstance(body, AttentionBody)
+    plan, (batch, heads, queries, keys) = body.plan, (extra(sizes) for extra in launch.extra)
+    channels, is_causal = max(plan.head_dim, plan.value_dim), body.visible_keys is not None
+    size = AttentionSize(batch, heads, heads // plan.gqa_group, queries, keys, channels, is_causal)
+    return {candidate: _plan_time(candidate, size, target.sms) for candidate in launch.candidates}
+
+
+def _plan_time(plan: Plan, size: AttentionSize, sms: int) -> float:
+    if isinstance(plan, FewQueriesPlan):
+        return few_queries_time(size, plan.queries, plan.splits, sms)
+    return generated_time(size, sms)
+
+
+def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int) -> float:
+    """Returns the time of a kernel for few queries; `queries` are those of a head in a tile."""
+    tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
+    blocks = tiles * splits
+    rate = min(_READ * sms / _PROCESSORS, blocks * _READ_OF_BLOCK)
+    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - sms // 2) if splits > 1 else 0.0
+    return _READ_START + joining + 4 * tiles * size.keys * size.channels / rate
 
 
 def generated_time(size: AttentionSize, sms: int) -> float:
@@ -136,7 +174,7 @@ def generated_time(size: AttentionSize, sms: int) -> float:
 
 def library_time(size: AttentionSize, sms: int) -> float:
     if size.queries == 1:
-        return _LIBRARY_START + size.bytes / _SINGLE
+        return _LIBRARY_READ_START + size.bytes / _READ
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     waves = math.ceil(blocks / sms) * sms  # in blocks, including idle SMs of the last wave

@@ -9,9 +9,10 @@ from fusegen.emit.column_pairs import PairCoordinates, Wrapper, offset_text, ope
 from fusegen.emit.cuda import CUDA, assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.math import function, function_text
-from fusegen.emit.views import entry
-from fusegen.families.attention.plan import AttentionBody
+from fusegen.emit.views import cuda_offsets, entry
+from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Index
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch
@@ -24,6 +25,7 @@ _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 
 _OFFSET = "The offset of a query's first channel in the output."
 _SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
+_PRESENT = "The number of keys with values; those of later ones are 0."
 
 # The largest weight is about 1, so weights below the smallest normal number may be flushed to 0.
 _WEIGHTS = replace(CUDA, fast={Approximations.ROUNDED: {**CUDA.fast[Approximations.ROUNDED], Op.EXP2: function("fast_exp2")}})
@@ -34,10 +36,12 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     assert isinstance(body, AttentionBody)
     fields, parameters, values = operand_parts(kernel, "i64" if kernel.index64 else "i32")
     (out,) = (p for p in kernel.pointers if p.writable)
+    template = "few_queries" if isinstance(body.plan, FewQueriesPlan) else "attention"
     pipeline = render(
-        "cuda/attention.cu.jinja",
+        f"cuda/{template}.cu.jinja",
         entry=entry(kernel),
         overlaps=launch.overlaps,
+        triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
         output_type=body.output_dtype.spelling,
         operand_parameters=parameters,
@@ -45,6 +49,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         out=out.name,
         plan=body.plan,
         is_bounded=body.visible_keys is not None,
+        is_partial=body.present_keys is not None,
         has_sink=body.has_sink,
     )
     return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
@@ -53,7 +58,8 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
     index = "i64" if kernel.index64 else "i32"
     keys, channels = PairCoordinates(_COORDINATES, "key", index), PairCoordinates(_COORDINATES, "channel", index)
-    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),))
+    loaded = "Loaded" if isinstance(body.plan, FewQueriesPlan) else ""
+    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),), loaded)
     finish = Wrapper(
         "finish",
         "Finishes two neighbouring channels of a query.",
@@ -70,12 +76,17 @@ def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> 
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
         offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
-        *(
-            []
-            if body.visible_keys is None
-            else [offset_text("seen_keys", _SEEN, body.visible_keys, body.score.axes, keys, last=False)]
-        ),
+        *(_bound_text(kernel, name, doc, bound, body, keys) for name, doc, bound in _bounds(body)),
     ]
+
+
+def _bounds(body: AttentionBody) -> list[tuple[str, str, Index]]:
+    bounds = (("seen_keys", _SEEN, body.visible_keys), ("present_keys", _PRESENT, body.present_keys))
+    return [(name, doc, bound) for name, doc, bound in bounds if bound is not None]
+
+
+def _bound_text(kernel: LoweredKernel, name: str, doc: str, bound: Index, body: AttentionBody, coordinates: PairCoordinates) -> str:
+    return offset_text(name, doc, bound, body.score.axes, coordinates, last=False, offsets=cuda_offsets(kernel, "operands."))
 
 
 def _reductions(body: AttentionBody) -> list[MathFunction]:

@@ -11,16 +11,16 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, visible_keys
-from fusegen.families.attention.plan import AttentionBody, AttentionPlan
+from fusegen.families.attention.match import AttentionMatch, AttentionOperands, NumberInMemory, Recurrence, Separation
+from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, AttentionPlan, FewQueriesPlan, StreamingPlan
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.graph import Location
-from fusegen.ir.index_map import Position
+from fusegen.ir.index_map import Position, buffer_strides, flat_offset
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
+from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same, simplify_dim
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.column_pairs import (
@@ -36,17 +36,19 @@ from fusegen.schedule.column_pairs import (
 )
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
+from fusegen.schedule.indices import LoadedIndex, loaded_buffers
 from fusegen.schedule.kernel import LoweredKernel, extract_function
 from fusegen.schedule.math import Approximations, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
 from fusegen.schedule.terms import SMALL, Leaf, Term, Terms
+from fusegen.target import Target
 
 WORDS = ("batch", "head", "query")
 """The names of the leading coordinates in the math."""
 
-_RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", *WORDS)
+_RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", "loaded", *WORDS)
 _LINE = 64  # channels of a TMA box: 128 bytes
 
 
@@ -57,7 +59,11 @@ def lower_attention(context: Context) -> Sequence[Step]:
     recurrence, operands = match.recurrence, match.operands
     for word in _RESERVED:
         context.names.take(word)
-    plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.gqa_group)
+    head_dim, value_dim = _literal(operands.q.shape[-1]), _literal(operands.v.shape[-1])
+    plans: tuple[StreamingPlan, ...] = attention_plans(
+        head_dim, value_dim, operands.gqa_group, literal(operands.q.shape[-2]), context.target
+    )
+    plan = context.choose(plans)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place_output(
         context, root, lane_position(result_axes, 0), result_axes, lambda offset: is_in_octets(context, result_axes, offset)
@@ -74,22 +80,28 @@ def lower_attention(context: Context) -> Sequence[Step]:
         row_sum=reduction_of(context.graph, recurrence.second, str, fast=Approximations.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        visible_keys=_with_emitted_names(visible_keys(context.graph, recurrence.scores, score_axes.symbols[-2])),
+        visible_keys=_emitted_bound(context, match.visible_keys),
+        present_keys=_emitted_bound(context, operands.present_keys),
         plan=plan,
     )
-    offsets = [body.out_offset, *([] if body.visible_keys is None else [body.visible_keys])]
-    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), offsets)
+    bounds = [bound for bound in (body.visible_keys, body.present_keys) if bound is not None]
+    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *bounds], loaded_buffers(bounds))
     return [_launch(context, kernel, operands, plan), *placement.copies]
 
 
-def _with_emitted_names(bound: Index | None) -> Index | None:
-    """Replaces run-time numbers of a bound by their names in emitted text."""
+def _emitted_bound(context: Context, bound: Index | None) -> Index | None:
+    """Replaces run-time numbers of a bound by their names in emitted text, and numbers in memory by reads of buffers."""
     if bound is None or isinstance(bound, int):
         return bound
-    return bound.subs({n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)})
+    names = {n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)}
+    return bound.subs(names | {n: _loaded(context, int(n.args[0]), n.args[1:]) for n in bound.atoms(NumberInMemory)})
 
 
-def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:
+def _loaded(context: Context, position: int, index: Position) -> LoadedIndex:
+    return LoadedIndex(context.reads[position], flat_offset(index, buffer_strides(context.graph, position)))
+
+
+def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
     """Lowers the scores of a query and two keys; returns the function and the factor that is taken out of the scores."""
     graph = context.graph
     evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
@@ -161,14 +173,14 @@ def _literal(extent: Index) -> int:
     return value
 
 
-def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands, plan: AttentionPlan) -> Launch:
+def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands, plan: StreamingPlan) -> Launch:
     batches, heads, queries, _ = operands.q.shape
     keys = operands.k.shape[2]
     return Launch(
         kernel=kernel,
         group=context.group,
         tensor_maps=(
-            tensor_map(context.reads[operands.q.base], operands.q, (1, 1, plan.tile_q, _LINE)),
+            tensor_map(context.reads[operands.q.base], operands.q, plan.box_q),
             tensor_map(context.reads[operands.k.base], operands.k, (1, 1, plan.tile_k, _LINE)),
             tensor_map(context.reads[operands.v.base], operands.v, (1, 1, plan.tile_k, _LINE)),
         ),
@@ -177,12 +189,16 @@ def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
         extra=tuple(map(formula, (batches, heads, queries, keys))),
+        candidates=context.candidates,
     )
 
 
-def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, sms: int) -> Formula:
-    """Returns the number of persistent blocks; each loops over tiles of queries."""
-    return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), sms)
+def _grid(batches: Index, heads: Index, queries: Index, plan: StreamingPlan, sms: int) -> Formula:
+    """Returns the number of blocks: persistent ones that loop over tiles of queries, or a cluster for each tile of few queries."""
+    if isinstance(plan, AttentionPlan):
+        return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), sms)
+    kv_heads = simplify_dim(sympy.sympify(heads) / plan.gqa_group)
+    return formula(product((batches, kv_heads))) * ceil_div(queries, plan.queries) * plan.splits
 
 
 # The weights of a streaming recurrence, relative to an anchor, as functions of scores.
@@ -323,8 +339,26 @@ _PLANS = {
 }
 """Plans by the largest head dim that they support."""
 
+_RING = 96 << 10  # bytes of the key and value tiles of a block, of which an SM holds two
 
-def attention_plan(head_dim: int, value_dim: int, gqa_group: int = 1) -> AttentionPlan:
-    """Returns the plan for head dims and the size of a GQA group."""
+
+def attention_plans(
+    head_dim: int, value_dim: int, gqa_group: int, queries: int | None, target: Target
+) -> tuple[AttentionPlan, *tuple[FewQueriesPlan, ...]]:
+    """Returns the candidate plans: for any number of queries first, then for few; `queries` is None for a symbolic number."""
     widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
-    return replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
+    plan = replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
+    tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
+    if queries is not None:
+        tiles = [next((n for n in tiles if n >= queries), 0)]
+    few = [_few_queries_plan(plan, n, splits) for n in tiles if n for splits in SPLITS if splits <= target.cluster]
+    return (plan, *few)
+
+
+def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int) -> FewQueriesPlan:
+    slabs = -(-queries * plan.gqa_group // 16)
+    lines = sum(-(-width // _LINE) for width in (plan.head_dim, plan.value_dim))
+    tile_k = 64 if slabs <= 2 and lines <= 4 else 32
+    stages = max(2, _RING // (128 * lines * tile_k))
+    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages)
+    return replace(few, blocks_per_sm=2 if slabs == 1 else 1)

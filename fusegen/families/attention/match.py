@@ -15,9 +15,10 @@ from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, StridedView, repeated_view, sources, strided_view
+from fusegen.ir.index_map import Position, StridedView, identity_axes, repeated_view, sources, strided_view
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, same
+from fusegen.schedule.indices import Maximum, Minimum
 from fusegen.target import Target
 
 # The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
@@ -28,6 +29,12 @@ from fusegen.target import Target
 
 
 ATTENTION = GroupKind("attention", reads_logical_dtype=True)
+
+
+class NumberInMemory(sympy.Function):  # type: ignore[misc]  # sympy has no types
+    """An integer that the kernel reads: ``NumberInMemory(node, *index)``."""
+
+    is_integer = True
 
 
 @dataclass(frozen=True)
@@ -179,13 +186,19 @@ _MOST_CHANNELS = 256
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous. `gqa_group` is the
-    size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245)."""
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
+
+    Attributes:
+        gqa_group: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
+        present_keys: the number of keys with values, over (batch, head); values of later keys are 0 and not read. None if all have
+            values.
+    """
 
     q: StridedView
     k: StridedView
     v: StridedView
     gqa_group: int
+    present_keys: Index | None = None
 
     @property
     def views(self) -> tuple[StridedView, ...]:
@@ -194,10 +207,20 @@ class AttentionOperands:
 
 @dataclass(frozen=True)
 class AttentionMatch:
-    """The recurrence of an attention, and q, k and v in memory."""
+    """The recurrence of an attention, and q, k and v in memory.
+
+    Attributes:
+        visible_keys: a bound on the keys that a query sees, over (batch, head, query); None if it may see all.
+    """
 
     recurrence: Recurrence
     operands: AttentionOperands
+    visible_keys: Index | None
+
+    @property
+    def bounds(self) -> tuple[Index, ...]:
+        """The bounds of the keys that queries see, and of those that have values."""
+        return tuple(bound for bound in (self.visible_keys, self.operands.present_keys) if bound is not None)
 
 
 def is_supported(target: Target) -> bool:
@@ -214,7 +237,7 @@ def attention_group(graph: Graph, root: int, target: Target, materialized: Colle
             continue
         operands = attention_operands(graph, recurrence)
         assert operands is not None  # checked by `rejection_reason`
-        match = AttentionMatch(recurrence, operands)
+        match = AttentionMatch(recurrence, operands, visible_keys(graph, recurrence.scores))
         inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
             core_nodes = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
@@ -291,18 +314,42 @@ def _group_sizes(graph: Graph, q: int, keys: int) -> list[int]:
 
 
 def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
-    kt, v = (_unrepeated(graph, p, gqa_group) for p in (keys, values))
+    masked = _masked_values(graph, values)
+    where, present = (None, None) if masked is None else masked
+    kt, v = _unrepeated(graph, keys, gqa_group), _unrepeated(graph, values, gqa_group, where)
     if kt is None or v is None:
         return None
     k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
     batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * gqa_group, q.shape[1]) for view in (k, v))
-    return AttentionOperands(q, k, v, gqa_group) if batched else None
+    return AttentionOperands(q, k, v, gqa_group, present) if batched else None
 
 
-def _unrepeated(graph: Graph, position: int, gqa_group: int) -> StridedView | None:
+def _masked_values(graph: Graph, values: int) -> tuple[int, Index] | None:
+    """Returns the ``where`` that sets values of later keys to 0, and the number of keys before them over (batch, head)."""
+    axes = _axes_of(graph, values)
+    position, at = values, axes.symbols
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        (operand,) = sources(graph, position, at, axes)
+        position, at = operand.arg, operand.index
+    if graph.nodes[position].op is not Op.WHERE:
+        return None
+    condition, _, zero = sources(graph, position, at, axes)
+    key, channel = axes.symbols[-2:]
+    bound = _bound(graph, condition.arg, condition.index, axes, key, holds=True)
+    is_zero = graph.nodes[zero.arg].op is Op.CONSTANT and graph.nodes[zero.arg].number == 0
+    return None if bound is None or not is_zero or bound.has(key) or bound.has(channel) else (position, bound)
+
+
+def _axes_of(graph: Graph, position: int) -> Axes:
+    return identity_axes(graph.nodes[position].shape)
+
+
+def _unrepeated(graph: Graph, position: int, gqa_group: int, unmasked: int | None = None) -> StridedView | None:
     """Returns keys or values with each head once: without the view that repeats heads, or the broadcast by the matmul."""
     is_plain = gqa_group == 1 or same(graph.nodes[position].shape[1], 1)
-    return strided_view(graph, position) if is_plain else repeated_view(graph, position, 1, gqa_group)
+    if is_plain and unmasked is None:
+        return strided_view(graph, position)
+    return repeated_view(graph, position, 1, 1 if is_plain else gqa_group, unmasked)
 
 
 def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -321,7 +368,8 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
         return None
     if not is_computed_once(graph, recurrence.values, (root,), producers.inputs):
         return None
-    return tuple(sorted({*producers.inputs, *(view.base for view in match.operands.views)}))
+    counted = {int(number.args[0]) for bound in match.bounds for number in sympy.sympify(bound).atoms(NumberInMemory)}
+    return tuple(sorted({*producers.inputs, *counted, *(view.base for view in match.operands.views)}))
 
 
 def _walk(graph: Graph, root: int, product: int, producers: Producers, materialized: Collection[int]) -> None:
@@ -340,44 +388,49 @@ def _is_identity(at: Position, axes: Axes) -> bool:
 
 _FAR = 1 << 20
 _COUNTED = (DType.INT32, DType.INT64)
+_EXTREMES = {Op.MINIMUM: Minimum, Op.MAXIMUM: Maximum}
 _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
-def visible_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
+def visible_keys(graph: Graph, scores: int) -> Index | None:
     """Returns a bound on the keys that a query sees; it grows with the query's position. None if a query may see all keys.
 
-    Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.
+    Scores are (batch, head, query, key). The bound is over the `identity_axes` of the first three. Run-time numbers, e.g. the first
+    query's position, are `RunTimeNumber` symbols in it, and integers that the kernel reads are `NumberInMemory` functions.
     """
-    axes = domain_axes(Domain(graph.nodes[scores].shape))
-    bound = _least(_bounds(graph, scores, axes.symbols, axes))
+    axes = _axes_of(graph, scores)
+    *_, query, key = axes.symbols
+    bound = _least(_bounds(graph, scores, axes.symbols, axes, key))
     if bound is None:
         return None
-    symbol = axes.symbols[-2]
-    remainder = sympy.expand(bound - symbol) if sympy.expand(bound).coeff(symbol) == 1 else sympy.expand(bound)
-    if remainder.free_symbols & set(axes.symbols) or not all(map(_is_small, sympy.Add.make_args(remainder))):
+    bound = sympy.expand(bound)
+    remainder = bound - query if bound.coeff(query) == 1 else bound
+    if remainder.has(query) or remainder.has(key) or not all(map(_is_small, sympy.Add.make_args(remainder))):
         return None  # the bound may shrink from a query to the next, or exceed 32 bits
-    return sympy.sympify(bound.subs(symbol, query))
+    return sympy.sympify(bound)
 
 
 def _is_small(term: sympy.Expr) -> bool:
-    """True if a term of a bound is a small number, a size, or a run-time number, so that sums fit into 32 bits."""
-    return term.is_Symbol or (-term).is_Symbol or bool(term.is_Integer and abs(term) <= _FAR)
+    """True if a term of a bound is a small number, a size, or a run-time number, so that sums fit into 32 bits. Integers in memory
+    are 64-bit numbers in emitted text."""
+    is_plain = any(t.is_Symbol or isinstance(t, (NumberInMemory, Minimum, Maximum)) for t in (term, -term))
+    return is_plain or bool(term.is_Integer and abs(term) <= _FAR)
 
 
-def _bounds(graph: Graph, position: int, at: Position, axes: Axes) -> Iterable[sympy.Expr]:
+def _bounds(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Symbol) -> Iterable[sympy.Expr]:
     """Yields the bounds that nested conditions set on the scores."""
     node = graph.nodes[position]
     if node.op is Op.CAST and node.dtype.is_float:
         (operand,) = sources(graph, position, at, axes)
-        yield from _bounds(graph, operand.arg, operand.index, axes)
+        yield from _bounds(graph, operand.arg, operand.index, axes, key)
     if node.op is not Op.WHERE:
         return
     condition, chosen, alternative = sources(graph, position, at, axes)
     for shown, masked, holds in ((chosen, alternative, True), (alternative, chosen, False)):
         if _is_least(graph, masked.arg):
-            bound = _bound(graph, condition.arg, condition.index, axes, holds=holds)
+            bound = _bound(graph, condition.arg, condition.index, axes, key, holds=holds)
             yield from () if bound is None else (bound,)
-            yield from _bounds(graph, shown.arg, shown.index, axes)
+            yield from _bounds(graph, shown.arg, shown.index, axes, key)
             return
 
 
@@ -388,25 +441,24 @@ def _is_least(graph: Graph, position: int) -> bool:
     return node.op is Op.CONSTANT and node.number == -math.inf
 
 
-def _bound(graph: Graph, position: int, at: Position, axes: Axes, *, holds: bool) -> sympy.Expr | None:
+def _bound(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Symbol, *, holds: bool) -> sympy.Expr | None:
     """Returns the first key from which on a condition never holds, or, with `holds=False`, always holds."""
     node = graph.nodes[position]
     operands = sources(graph, position, at, axes) if node.family in (Family.POINTWISE, Family.VIEW) else ()
     if node.op is Op.LOGICAL_NOT:
-        return _bound(graph, operands[0].arg, operands[0].index, axes, holds=not holds)
+        return _bound(graph, operands[0].arg, operands[0].index, axes, key, holds=not holds)
     if node.op is Op.LOGICAL_AND and holds:
-        return _least(b for o in operands if (b := _bound(graph, o.arg, o.index, axes, holds=True)) is not None)
+        return _least(b for o in operands if (b := _bound(graph, o.arg, o.index, axes, key, holds=True)) is not None)
     if node.family is Family.VIEW and len(operands) == 1:
-        return _bound(graph, operands[0].arg, operands[0].index, axes, holds=holds)
+        return _bound(graph, operands[0].arg, operands[0].index, axes, key, holds=holds)
     if node.op not in _OPPOSITE:
         return None
     left, right = (_number(graph, o.arg, o.index, axes) for o in operands)
-    return None if left is None or right is None else _solved(node.op if holds else _OPPOSITE[node.op], left - right, axes)
+    return None if left is None or right is None else _solved(node.op if holds else _OPPOSITE[node.op], left - right, key)
 
 
-def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
+def _solved(op: Op, difference: sympy.Expr, key: sympy.Symbol) -> sympy.Expr | None:
     """Returns the first key for which ``difference op 0`` is false."""
-    key = axes.symbols[-1]
     if op in (Op.GT, Op.GE):
         op, difference = (Op.LT if op is Op.GT else Op.LE), -difference
     difference = sympy.expand(difference)
@@ -416,7 +468,8 @@ def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
 
 
 def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
-    """Returns an integer that depends only on positions, sizes, constants and run-time numbers; None for other values."""
+    """Returns an integer that depends only on positions, sizes, constants, run-time numbers and integers in memory; None for other
+    values."""
     node = graph.nodes[position]
     if node.dtype not in _COUNTED or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
         return None  # numbers of fewer bits wrap
@@ -428,14 +481,18 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
         return sympy.sympify(node.attr("size"))
     if node.op is Op.SCALAR:
         return RunTimeNumber(str(node.attr("name")), integer=True)
+    if node.op is Op.INPUT:
+        return NumberInMemory(position, *at)  # e.g. the length of a sequence
     if node.family is Family.LEAF:
-        return None  # read from memory, e.g. the lengths of keys
+        return None
     operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
     known = [o for o in operands if o is not None]
     if len(known) < len(operands):
         return None
     if node.family is Family.VIEW or node.op is Op.CAST:
         return known[0] if len(known) == 1 else None
+    if node.op in _EXTREMES:
+        return _EXTREMES[node.op](*known)
     signs = {Op.ADD: 1, Op.SUB: -1}
     return known[0] + signs[node.op] * known[1] if node.op in signs else None
 

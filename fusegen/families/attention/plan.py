@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Index
@@ -10,6 +11,7 @@ from fusegen.schedule.kernel import Body, Plan
 from fusegen.schedule.math import LaneFunction, MathFunction, Reduction
 
 _LINE = 64  # 16-bit values in a 128-byte line of the swizzle
+_SLAB = 16  # rows, and keys, of an instruction of few queries
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ class AttentionPlan(Plan):
     consumer_registers: int = 240
 
     @property
+    def description(self) -> str:
+        return f"tiles of {self.tile_q} queries and {self.tile_k} keys"
+
+    @property
+    def box_q(self) -> tuple[int, ...]:
+        """The sides of a box of queries: batch, heads, positions, channels."""
+        return 1, 1, self.tile_q, _LINE
+
+    @property
     def tile_q(self) -> int:
         return 64 * self.consumers
 
@@ -52,6 +63,72 @@ class AttentionPlan(Plan):
 
 
 @dataclass(frozen=True)
+class FewQueriesPlan(Plan):
+    """Attention of few queries, bound by the bandwidth of reading keys and values.
+
+    The queries of all heads of a GQA group are the rows of one tile, so that keys and values are read once. A cluster of `splits`
+    blocks shares the keys of a tile, and joins its results in distributed shared memory.
+
+    Attributes:
+        head_dim, value_dim: as in `AttentionPlan`.
+        queries: positions of each head in a tile.
+        splits: blocks that share the keys of a tile.
+        stages: pipeline stages of key and value tiles.
+        gqa_group: size of the GQA group.
+        blocks_per_sm: blocks per SM that registers must leave room for.
+    """
+
+    head_dim: int
+    value_dim: int
+    gqa_group: int
+    queries: int
+    splits: int
+    tile_k: int
+    stages: int
+    blocks_per_sm: int = 1
+
+    @property
+    def description(self) -> str:
+        return f"tiles of {self.rows} rows and {self.tile_k} keys, keys split over {self.splits} blocks"
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile: positions of all heads of the group."""
+        return self.gqa_group * self.queries
+
+    @property
+    def box_q(self) -> tuple[int, ...]:
+        """The sides of a box of queries: batch, heads, positions, channels."""
+        return 1, self.gqa_group, self.queries, _LINE
+
+    @property
+    def warps(self) -> int:
+        """Warps that compute; each has 16 rows and 16 keys of a tile."""
+        return -(-self.rows // _SLAB) * self.tile_k // _SLAB
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of tiles in whole lines and of their barriers; afterwards, of the sums of the warps and of the block."""
+        keys, values = (2 * -(-width // _LINE) * _LINE for width in (self.head_dim, self.value_dim))
+        tiles = keys * -(-self.rows // 8) * 8 + (keys + values) * self.stages * self.tile_k + 8 * (1 + 4 * self.stages)
+        row = 4 * (-(-self.value_dim // _SLAB) * _SLAB + 8 + 2)  # with two statistics
+        sums = row * (self.warps * _SLAB + self.rows)
+        return -(-max(tiles, sums) // 1024) * 1024
+
+
+MOST_ROWS = 64
+"""Rows of a tile of few queries."""
+SPLITS = (1, 2, 4, 8, 16)
+"""Blocks that share the keys of a tile of few queries."""
+
+StreamingPlan: TypeAlias = AttentionPlan | FewQueriesPlan
+
+
+@dataclass(frozen=True)
 class AttentionBody(Body):
     """Streaming attention: the recurrence's functions around two matmuls.
 
@@ -62,6 +139,7 @@ class AttentionBody(Body):
         row_max, row_sum: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
         visible_keys: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
+        present_keys: the number of keys with values, over these axes; later values are 0. None if all keys have values.
     """
 
     input_dtype: DType
@@ -74,8 +152,27 @@ class AttentionBody(Body):
     has_sink: bool
     out_offset: Index
     visible_keys: Index | None
-    plan: AttentionPlan
+    present_keys: Index | None
+    plan: StreamingPlan
+
+    @property
+    def chosen_plan(self) -> StreamingPlan:
+        return self.plan
+
+    @property
+    def cluster(self) -> int:
+        return self.plan.splits if isinstance(self.plan, FewQueriesPlan) else 1
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return self.plan.blocks_per_sm if isinstance(self.plan, FewQueriesPlan) else 1
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
         return frozenset({self.input_dtype, self.output_dtype})
+
+    def describe(self, kind: str) -> str:
+        if not isinstance(self.plan, FewQueriesPlan):
+            return kind
+        split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
+        return f"{kind}, few queries{split}"

@@ -144,6 +144,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         template,
         entry=entry(kernel),
         overlaps=launch.overlaps,
+        triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
         parts=views,
         combined=kinds(reductions),
@@ -153,7 +154,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         operand_arguments=values,
         plan=body.plan,
         index_type=_index(kernel),
-        **extra(kernel, body, views),
+        **extra(launch, body, views),
     )
     return assemble(launch, target, "\n".join(math), pipeline)
 
@@ -166,20 +167,25 @@ def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointe
     return tuple(p for p in kernel.pointers if p not in pointers)
 
 
-def _map_variables(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+def _map_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """Returns the additional template variables of warpgroups: the names of all tensor maps."""
     return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
 
 
-def _address_variables(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """Returns the additional template variables of warps: the first operand."""
-    return {"a": _matrix(kernel, body.matrices[0], "a")}
+    return {"a": _matrix(launch.kernel, body.matrices[0], "a")}
 
 
-_PIPELINES: dict[type, tuple[str, Callable[[LoweredKernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
+def _few_rows_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """Returns the additional template variables of few rows: also if all second operands can be read before the wait."""
+    return {**_address_variables(launch, body, views), "early": launch.early_reads >= set(body.matrices[1:])}
+
+
+_PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
     ContractionPlan: ("cuda/contraction.cu.jinja", _map_variables),
     MmaPlan: ("cuda/mma.cu.jinja", _address_variables),
-    FewRowsPlan: ("cuda/few_rows.cu.jinja", _address_variables),
+    FewRowsPlan: ("cuda/few_rows.cu.jinja", _few_rows_variables),
 }
 """The template of each plan type, and its additional variables."""
 

@@ -51,7 +51,8 @@ def width_rejections(graph: Graph, root: int, matmul: int, target: Target, mater
         if order is None:
             continue
         part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
-        producers, head = _part_producers(graph, part, materialized)
+        producers, lanes = _part_producers(graph, part, materialized)
+        head = lanes.head
         if matmul in producers.core_nodes and not pipeline.tile_widths(head, 1):
             rejections.append(f"no {pipeline.name}: heads of {head} columns are combined, more than an accumulator holds")
     return "; ".join(rejections)
@@ -178,8 +179,8 @@ def _checked_part(
 
     None if the pipeline cannot compute it.
     """
-    producers, head = _part_producers(graph, part, materialized)
-    head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
+    producers, lanes = _part_producers(graph, part, materialized)
+    head = pipeline.tile_of(lanes.head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)
     taken = tuple(p for p in part.products if p in producers.core_nodes)
     if part.products[0] not in taken or not pipeline.tile_widths(head, len(taken)):
@@ -188,17 +189,17 @@ def _checked_part(
         return None
     if not all(is_computed_once(graph, p, part.outputs, inputs) for p in taken):
         return None
-    return replace(part, products=taken, head=head), inputs
+    return replace(part, products=taken, head=head, shift=lanes.shift), inputs
 
 
-def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> tuple[Producers, int]:
-    """Returns the producers of a part's results, and the number of columns that one tile must hold for them."""
+def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> tuple[Producers, _Lanes]:
+    """Returns the producers of a part's results, and the columns that are combined for them."""
     axes = domain_axes(part.domain)
     producers, vec = Producers(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
         at = result_index(graph, output, order, part.domain, axes.symbols, axes)
         walk(graph, output, at, axes, vec, producers, frozenset(materialized) - set(part.outputs))
-    return producers, vec.head
+    return producers, vec
 
 
 def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:
@@ -310,12 +311,14 @@ class _Lanes:
 
     Attributes:
         head: the number of columns that one tile must hold for the accepted reads.
+        shift: as in `EpiloguePart`.
     """
 
     graph: Graph
     part: EpiloguePart
     axes: Axes
     head: int = field(init=False, default=1)
+    shift: int | None = field(init=False, default=0)
 
     def __call__(self, position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
         node = self.graph.nodes[position]
@@ -339,7 +342,7 @@ class _Lanes:
         column = self.axes.symbols[-1]
         if len(shape) != len(self.axes.symbols) or not same(shape[-1], extent) or any(sympy.sympify(i).has(column) for i in at):
             return False
-        self.head = literal(extent) or 1
+        self.head, self.shift = literal(extent) or 1, None
         return True
 
     def _is_in_head(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
@@ -354,6 +357,8 @@ class _Lanes:
             shift = int(offset) - int(offset) % FRAGMENT
             if shift and not self._stays_in_head(column, shift, bounds):
                 return False
+            if shift:
+                self.shift = abs(shift) if self.shift in (0, abs(shift)) else None
         return True
 
     def _stays_in_head(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:

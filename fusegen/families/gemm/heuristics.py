@@ -69,6 +69,7 @@ class MatmulShape:
         a_major, b_major: the index along which an operand is contiguous: ``k``, or ``m`` and ``n``.
         products: matrices that are multiplied with the same first operand in one tile.
         head: the number of columns that one tile must hold together, because the epilogue combines them.
+        shift: the distance between these columns; None for several distances, or reductions over them.
         result_registers: registers per pair of columns for the epilogue's results.
     """
 
@@ -79,6 +80,7 @@ class MatmulShape:
     b_major: str = "k"
     products: int = 1
     head: int = 1
+    shift: int | None = 0
     result_registers: int = 1
     epilogue: EpilogueSize = NO_EPILOGUE
 
@@ -98,9 +100,16 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         operands.b_major,
         products=len(group.parts[0].products),
         head=math.lcm(*(part.head for part in group.parts)),
+        shift=_shift_of(group),
         result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
     )
+
+
+def _shift_of(group: Group) -> int | None:
+    """Returns the distance between the columns that the epilogues of a launch combine; None unless it is equal for all."""
+    shifts = {part.shift for part in group.parts} - {0}
+    return shifts.pop() if len(shifts) == 1 else None if shifts else 0
 
 
 def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
@@ -148,19 +157,28 @@ _FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
 
 
 def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
-    """Returns the plan for few rows if operands are contiguous along the depth and the epilogue combines no distant columns.
+    """Returns the plan for few rows if operands are contiguous along the depth, and a tile of two slabs holds all columns that the
+    epilogue combines.
 
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
-    if shape.rows > _FEW_ROWS or (shape.a_major, shape.b_major) != ("k", "k") or shape.head > 1:
+    if shape.rows > _FEW_ROWS or (shape.a_major, shape.b_major) != ("k", "k") or not _fits_slabs(shape):
         return ()
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
-    slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms else 2
+    slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
     warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if fragments == 1 else 2)
     stages = 2 if warps == 16 and fragments == 1 else 1
     tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
-    return (FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products),)
+    return (FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0),)
+
+
+def _fits_slabs(shape: MatmulShape) -> bool:
+    """True if the epilogue combines no columns, or each column with the one at a distance, e.g. the halves of heads."""
+    if shape.head == 1 or shape.shift is None or shape.products > 1:
+        return shape.head == 1
+    period = 2 * shape.shift
+    return shape.shift > 0 and shape.shift % _FRAGMENT_COLUMNS == 0 and all(n % period == 0 for n in (shape.head, *shape.columns))
 
 
 def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:

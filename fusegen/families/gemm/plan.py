@@ -143,6 +143,7 @@ class FewRowsPlan(Plan):
         stages: chunks of 64 of the depth that a warp has in flight.
         blocks_per_sm: blocks per SM that registers must leave room for.
         products: matrices that are multiplied with the same first operand.
+        shift: the distance between the two slabs of 16 columns of a tile, if the epilogue combines them; 0 for adjacent columns.
     """
 
     tile_m: int
@@ -151,6 +152,7 @@ class FewRowsPlan(Plan):
     stages: int
     blocks_per_sm: int
     products: int = 1
+    shift: int = 0
 
     @property
     def description(self) -> str:

@@ -9,6 +9,7 @@
 #include "../primitives/fast_log.cuh"
 #include "../primitives/fast_log1p.cuh"
 #include "../primitives/lane_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -111,6 +112,7 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: writes value_18.
+    launch_dependents();
     if (thread == 0) {
         float narrowed;
         narrow(total, narrowed);

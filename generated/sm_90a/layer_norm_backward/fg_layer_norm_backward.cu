@@ -10,6 +10,7 @@
 #include "../primitives/copy_async_wait.cuh"
 #include "../primitives/fast_rsqrt.cuh"
 #include "../primitives/lane_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -284,6 +285,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
+    launch_dependents();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

@@ -14,6 +14,7 @@
 #include "../primitives/copy_async_wait.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.bool.bf16.float.cuh"
 #include "../primitives/vector_width.cuh"
@@ -118,6 +119,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_pt
 
     // Phase 2 of 2: computes row_value; writes out_3.
     const bool row_value = layer_norm_invertible_backward_1_row_1(largest);
+    launch_dependents();
     if (thread == 0) {
         bool narrowed;
         narrow(row_value, narrowed);
@@ -315,6 +317,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
+    launch_dependents();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

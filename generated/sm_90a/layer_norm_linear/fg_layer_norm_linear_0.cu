@@ -6,6 +6,7 @@
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_rsqrt.cuh"
 #include "../primitives/lane_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -139,6 +140,7 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
 
     // Phase 3 of 3: computes rstd; writes value_17.
     const float rstd = layer_norm_linear_0_row_2(squares, eps);
+    launch_dependents();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

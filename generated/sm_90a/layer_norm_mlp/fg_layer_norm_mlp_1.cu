@@ -9,6 +9,7 @@
 #include "../primitives/fast_reciprocal.cuh"
 #include "../primitives/fence_proxy_async.cuh"
 #include "../primitives/lane_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
@@ -211,6 +212,7 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
             load_b(b_map, shared, cursor.stage, tile.col, k, 0);
         }
     }
+    launch_dependents();
 }
 
 // Releases a stage to the producer, for this warp.

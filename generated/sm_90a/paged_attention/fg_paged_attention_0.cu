@@ -3,6 +3,7 @@
 // Reads 65664 bytes, writes 65536.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/launch_dependents.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i64.cuh"
 #include "../primitives/vector_width.cuh"
@@ -47,6 +48,7 @@ fg_paged_attention_0(const i64* lengths_ptr, const i64* page_table_ptr, i64* val
         lengths_raw[u] = load(lengths_ptr, i0);
         load_lanes<2>(page_table_raw[u], page_table_ptr, i0 * 512 + i1);
     }
+    launch_dependents();
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;

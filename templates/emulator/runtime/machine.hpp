@@ -49,7 +49,7 @@ struct Warp {
   i64 pushed_to = -1;        // address of the mbarriers of the last round
 };
 
-// The mbarrier and phase that count a byte from another block.
+// The mbarrier and phase that count a byte from another block, or from the copy engine.
 struct Arrival {
   const Barrier* barrier = nullptr;
   u32 phase = 0;
@@ -66,6 +66,7 @@ struct Block {
   std::vector<bool> leaving;    // bytes that TMA has yet to read
   std::vector<bool> unfenced;   // written bytes that are not yet visible to TMA
   std::vector<Arrival> pushed;  // bytes that a block of the cluster has sent, or is sending
+  std::vector<Arrival> loaded;  // bytes that TMA has brought, or is bringing
   i32 pushes = 0;               // under way to this block
   std::map<i64, Barrier> barriers;
   Meeting named[16];
@@ -111,6 +112,7 @@ struct Thread {
   bool has_arrived = false;  // at the cluster barrier, without having waited
   u32 arrived_epoch = 0;
   std::map<const Barrier*, u32> seen;  // per mbarrier, the last phase whose data from other blocks the thread may read
+  std::map<const Barrier*, u32> waited;  // per mbarrier, the last phase that the thread has waited for
   u32 heard = 0;  // rounds of pushes that the thread has waited for
   bool done = false;
 
@@ -314,6 +316,7 @@ inline void start_block(Block& block, i32 index) {
   block.leaving.resize(launch.shared_bytes);
   block.unfenced.resize(launch.shared_bytes);
   block.pushed.resize(launch.shared_bytes);
+  block.loaded.resize(launch.shared_bytes);
   for (i32 t = 0; t < launch.block; ++t) {
     Warp& warp = block.warps[t / 32];
     ++warp.sync.members;

@@ -51,12 +51,21 @@ inline bool holds(const Buffer& buffer, const u8* at, i64 bytes) {
        static_cast<const void*>(base));
 }
 
-// Returns the pointer's buffer if it contains the whole access; crossing into the next buffer is an error.
-inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
+// Before the wait, a thread may only read, and only what the previous launch does not write.
+inline void check_waited(const char* doing, const u8* at, i64 bytes, bool writes) {
+  if (!previous_may_run()) return;
   const Launch& launch = machine->launch;
-  if (launch.overlaps && !machine->current->waited_for_previous) {
+  bool is_early = writes;
+  for (i32 b = 0; b < launch.buffer_count; ++b) is_early |= launch.buffers[b].is_pending && holds(launch.buffers[b], at, bytes);
+  if (is_early) {
     fail("%s %lld bytes of global memory with no wait_for_previous before, and the launch before may still be running", doing, bytes);
   }
+}
+
+// Returns the pointer's buffer if it contains the whole access; crossing into the next buffer is an error.
+inline const Buffer& find_buffer(const char* doing, const u8* base, const u8* at, i64 bytes, bool writes) {
+  check_waited(doing, at, bytes, writes);
+  const Launch& launch = machine->launch;
   const Buffer* found = nullptr;
   for (i32 b = 0; b < launch.buffer_count; ++b) {
     const Buffer& buffer = launch.buffers[b];
@@ -151,16 +160,30 @@ inline void check_seen(const Arrival& arrival, i64 offset) {
   }
 }
 
+// Data that the copy engine has brought is visible to a thread that has waited at the mbarrier that counts it.
+inline void check_waited(const Arrival& arrival, i64 offset) {
+  const auto& waited = machine->current->waited;
+  auto found = waited.find(arrival.barrier);
+  if (found == waited.end() || found->second <= arrival.phase) {
+    fail("race: reads byte %lld of shared memory, which the copy engine brings, with no mbarrier_wait between", offset);
+  }
+}
+
 void shared_read(Block& block, void* to, i64 offset, i64 bytes) {
   check_shared("reads", offset, bytes);
   check_arrived(block, "reads", offset, bytes);
   for (i64 b = offset; b < offset + bytes; ++b) {
+    if (block.loaded[b].barrier) {
+      check_waited(block.loaded[b], b);
+      block.shadow[b].remember_reader(stamp_now(), machine->shape);
+      continue;
+    }
     if (block.pushed[b].barrier) check_seen(block.pushed[b], b);
     else if (block.shadow[b].writer.thread == 0) {
       fail("uninitialised: reads byte %lld of the shared memory of block %d, which nobody has written", b, block.index);
     }
+    note_read(&block.shadow[b], 1, "shared memory", b);
   }
-  note_read(&block.shadow[offset], bytes, "shared memory", offset);
   memcpy(to, &block.memory[offset], bytes);
 }
 
@@ -168,7 +191,7 @@ void shared_write(Block& block, i64 offset, const void* from, i64 bytes) {
   check_shared("writes", offset, bytes);
   check_arrived(block, "writes", offset, bytes);
   note_write(&block.shadow[offset], bytes, "shared memory", offset);
-  for (i64 b = offset; b < offset + bytes; ++b) block.pushed[b] = Arrival{};
+  for (i64 b = offset; b < offset + bytes; ++b) block.pushed[b] = block.loaded[b] = Arrival{};
   memcpy(&block.memory[offset], from, bytes);
 }
 
@@ -182,7 +205,7 @@ void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present) 
   note_write(&thread.block->shadow[offset], bytes, "shared memory", offset);
   for (i64 b = offset; b < offset + bytes; ++b) {
     thread.block->in_flight[b] = true;
-    thread.block->pushed[b] = Arrival{};
+    thread.block->pushed[b] = thread.block->loaded[b] = Arrival{};
   }
   thread.copies.push_back(copy);
 }

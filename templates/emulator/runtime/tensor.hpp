@@ -46,6 +46,7 @@ void wait_for_phase(Barrier& barrier, u32 parity) {
     switch_context(thread.context, machine->scheduler);
     thread.waiting = nullptr;
   }
+  thread.waited[&barrier] = barrier.meeting.epoch;
 }
 
 // As above, and the data from other blocks becomes visible.
@@ -136,6 +137,7 @@ void load_tile(void* destination, const TensorMap& opaque, const void* barrier_a
     if (block.in_flight[b] || block.leaving[b]) fail("loads over byte %lld of shared memory, which another copy still uses", b);
     block.in_flight[b] = true;
     block.pushed[b] = Arrival{};
+    block.loaded[b] = Arrival{&barrier, barrier.meeting.epoch};
   }
   Stamp issuer = stamp_now();
   std::vector<i32> place(at, at + rank);
@@ -197,6 +199,7 @@ void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier
   for (i64 b = offset; b < offset + bytes; ++b) {
     block.in_flight[b] = true;
     block.pushed[b] = Arrival{&barrier, barrier.meeting.epoch};
+    block.loaded[b] = Arrival{};
   }
   ++block.pushes;
   barrier.sent = barrier.meeting.epoch + 1;
@@ -226,6 +229,7 @@ void write_word(u32 address, float word) {
     if (block.leaving[b]) fail("writes byte %lld of shared memory, which the copy engine still reads", b);
     if (block.in_flight[b]) fail("writes byte %lld of shared memory, which a copy is still bringing", b);
     block.shadow[b].writer = stamp_now();
+    block.loaded[b] = Arrival{};
     block.unfenced[b] = true;
   }
   memcpy(&block.memory[address], &word, 4);

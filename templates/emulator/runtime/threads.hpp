@@ -9,7 +9,15 @@ Block& own_block() { return *machine->current->block; }
 
 void sync_warp() { meet(machine->current->warp->sync); }
 void sync_block() { meet(machine->current->block->sync); }
+
+// True until the thread has waited for the previous launch, which may still be running.
+inline bool previous_may_run() { return machine->launch.overlaps && !machine->current->waited_for_previous; }
 void end_wait_for_previous() { machine->current->waited_for_previous = true; }
+
+// Launches before the previous one have completed only if this one's threads wait first.
+void launch_dependents() {
+  if (previous_may_run()) fail("launch_dependents with no wait_for_previous before");
+}
 
 // Publishes the value to the other lanes, and replaces it by that of lane `from`.
 void shuffle(void* value, i64 bytes, i32 from) {

@@ -1,0 +1,1 @@
+inline void launch_dependents() { emulator::launch_dependents(); }
