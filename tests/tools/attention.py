@@ -26,6 +26,7 @@ from fusegen.families.attention.cost import AttentionSize
 from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.timing import TimedCall, interleaved, timer_name
 from tests.tools.products import microseconds, variant_of, write_cases
+from tests.unit.lowering import pinned
 
 _TOKENS = 16384
 _COLD = 400 << 20  # bytes of caches that successive calls read
@@ -130,7 +131,7 @@ def _plans(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> dict[int |
     (launch,) = planner.at(sizes).program.launches
     for plan in launch.candidates:
         if isinstance(plan, FewQueriesPlan) and plan.queries >= tensors[0].shape[2] and plan.splits not in calls:
-            chosen = variant.with_specialization(planner.at(sizes, {launch.group.outputs: plan}))
+            chosen = variant.with_specialization(planner.at(sizes, pinned(launch, plan)))
             program = machine_of(device).bound(chosen, sizes, device)
             calls[plan.splits] = lambda *tensors, program=program: program.call(tensors, {})
     return calls
