@@ -348,7 +348,8 @@ class _Tuner:
         medians = {name: each.median for name, each in times.items() if isinstance(each, RoundTimes)}
         near = [name for name, time in medians.items() if time <= _NEARLY * min(medians.values())]
         if self.device.type == "cuda" and len(near) > 1:
-            times |= interleaved({name: calls[name] for name in near}, self.device)
+            again = interleaved({name: calls[name] for name in near}, self.device)
+            times |= {name: each for name, each in again.items() if isinstance(each, RoundTimes)}
         return times
 
     def _check(self, name: str, plan: Plan, results: Sequence[Any], first: Plan, expected: Sequence[Any]) -> None:
