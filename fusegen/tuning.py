@@ -285,7 +285,7 @@ class _Tuner:
         self.call, self.report, self.device, self.machine = call, report, call.device, machine_of(call.device)
         self.pins = _Pins(device_name(call.compiled.target, call.device))
         self.pins.plans.update({key: launch.plan for key, launch in known.items()})
-        self.launches, self.begun = dict(known), {*known}
+        self.launches, self.begun, self.known = dict(known), {*known}, len(known)
 
     def tuned(self) -> dict[TuningKey, TunedLaunch]:
         """The choices of the program with the fastest candidates."""
@@ -302,7 +302,7 @@ class _Tuner:
         """Measures one choice after the other. A candidate that is a program first gets the best plans of its own launches."""
         while choice := next((choice for key, choice in self._choices().items() if key not in self.begun), None):
             key = self.pins.key(choice)
-            self.report(len(self.launches), len({*self.pins.choices, *self.begun}))
+            self.report(len(self.launches) - self.known, len({*self.pins.choices, *self.begun}) - self.known)
             self.begun.add(key)
             for program in (plan for plan in choice.candidates if isinstance(plan, Implementation)):
                 self.pins.plans[key] = program

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
-from fusegen import tuning
+from fusegen import progress, tuning
 from fusegen.compiler import tuned
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.passes import forget_programs
@@ -249,6 +249,29 @@ def test_several_calls_are_measured(fastest: Callable[..., None]) -> None:
     assert not fg.tune(fg.kernel(softmax), calls=[]).launches
 
 
+class Bar:
+    """Stands for a bar on a terminal."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, float]] = []
+
+    def show_share(self, text: str, share: float) -> None:
+        self.shown.append((text, share))
+
+    def close(self) -> None:
+        self.shown.append(("closed", 1.0))
+
+
+def test_a_bar_shows_calls_and_choices(fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest(1)
+    bar = Bar()
+    monkeypatch.setattr(progress._Bar, "of_terminal", lambda action: bar if action == "measuring" else None)
+    monkeypatch.setenv("FUSEGEN_PROGRESS", "1")
+    settings.cache_clear()
+    fg.tune(fg.kernel(softmax), calls=[(randn(rows, 500),) for rows in (8, 40)])
+    assert bar.shown == [("softmax, call 1 of 2", 0.0), ("softmax, call 2 of 2", 0.5), ("closed", 1.0)]
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -456,7 +479,7 @@ def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastes
 JOB = """
 import os, sys, torch, torch.distributed as dist, torch.nn.functional as F
 import fusegen as fg
-from fusegen import tuning
+from fusegen import progress, tuning
 from fusegen.timing import RoundTimes
 
 rank = int(sys.argv[1])
