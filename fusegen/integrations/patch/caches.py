@@ -1,6 +1,7 @@
 """Key-value caches of ``transformers``. They are mutable, unlike a kernel's arguments.
 
-A layer with an empty, growing cache is one kernel, which returns its keys and values. With any other cache it is two kernels.
+A layer with an empty, growing cache is one kernel, which returns its keys and values. With a filled static cache it is one kernel,
+which writes them. With any other cache it is two kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fusegen.guards import is_plain
 from fusegen.trace.scalars import SymbolicSize, TracedScalar
 from fusegen.trace.values import TracedTensor
 
-_CACHES = "transformers.cache_utils"
+CACHES = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"
 
@@ -45,7 +46,7 @@ class CacheArgument:
 
 
 def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CacheArgument, Any] | None:
-    module = sys.modules.get(_CACHES)
+    module = sys.modules.get(CACHES)
     if module is None:
         return None
     for name, value in keyed_arguments(args, kwargs):
@@ -88,22 +89,22 @@ def is_fresh(cache: Any, index: int) -> bool:
 
     The second condition is known for classes and methods of ``transformers`` only.
     """
-    caches, layers = sys.modules[_CACHES], cache.layers
-    if cache.offloading or not _is_defined_in(caches, cache, "update"):
+    caches, layers = sys.modules[CACHES], cache.layers
+    if cache.offloading or not is_defined_in(caches, cache, "update"):
         return False
     layer = layers[index] if index < len(layers) else cache.layer_class_to_replicate
     cls = type(layer) if index < len(layers) else layer
     if cls not in (caches.DynamicLayer, caches.DynamicSlidingWindowLayer) or (cls is not layer and layer.is_initialized):
         return False
-    return all(_is_defined_in(caches, layer, name) for name in ("update", "lazy_initialization"))
+    return all(is_defined_in(caches, layer, name) for name in ("update", "lazy_initialization"))
 
 
 def is_pair(cache: object) -> bool:
     """True for a pair of caches: one for the decoder's self-attention, one for its cross-attention."""
-    return isinstance(cache, sys.modules[_CACHES].EncoderDecoderCache)
+    return isinstance(cache, sys.modules[CACHES].EncoderDecoderCache)
 
 
-def _is_defined_in(module: ModuleType, owner: object, name: str) -> bool:
+def is_defined_in(module: ModuleType, owner: object, name: str) -> bool:
     method = getattr(owner, name)
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is not None and code.co_filename == module.__file__
@@ -164,7 +165,7 @@ class CachePairStandIn(EmptyCacheStandIn):
 
     def __init__(self, kind: type, are_fresh: Sequence[bool]) -> None:
         super().__init__(kind)
-        dynamic = sys.modules[_CACHES].DynamicCache
+        dynamic = sys.modules[CACHES].DynamicCache
         stand_ins = [(EmptyCacheStandIn if is_empty else UnusedCacheStandIn)(dynamic) for is_empty in are_fresh]
         self.self_attention_cache, self.cross_attention_cache = stand_ins
         self.is_updated: dict[int, bool] = {}

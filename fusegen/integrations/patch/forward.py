@@ -11,6 +11,7 @@ from itertools import chain
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from fusegen.api import Kernel
@@ -33,6 +34,8 @@ from fusegen.integrations.patch.caches import (
     without_mask,
 )
 from fusegen.integrations.patch.fused_call import CallKind, FusedCall, PreparedCall, refusal_of
+from fusegen.integrations.patch.static_cache import SLOTS, CacheSlots, cache_slots, with_static_cache
+from fusegen.options import DEFAULTS
 from fusegen.threads import cached_property
 
 _HOOKED = "_old_forward"  # the forward pass that accelerate's wrapper calls
@@ -75,7 +78,7 @@ class FusedForward(FusedCall):
         return self._given or partial(type(self.module).forward, self.module)
 
     def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
-        """Converts the call to a kernel call, or to two if its cache has entries.
+        """Converts the call to a kernel call, or to two if its cache has entries and is not static.
 
         Raises:
             UnsupportedError: the layer uses its cache in an unsupported way.
@@ -90,6 +93,11 @@ class FusedForward(FusedCall):
         if any(are_fresh):
             kernel = self._kernel("fill" if all(are_fresh) else "fill_one", with_empty_cache, argument, are_fresh)
             return PreparedCall(kernel, (self.module, *positional), named, partial(fill_cache, cache, index))
+        slots = self._slots(args, kwargs)
+        if slots is not None and (not self._split_kinds or self._kind_with(slots, args, kwargs) not in self._split_kinds):
+            kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
+            refused = partial(self._split, args, kwargs)
+            return PreparedCall(kernel, (self.module, *slots.tensors, *positional), named, slots.counted, refused=refused)
         before = self._kernel("before", before_attention, argument)
         arguments, named_arguments = without_mask(self._mask_position, positional, named)
 
@@ -104,10 +112,29 @@ class FusedForward(FusedCall):
                     raise
             # The whole layer must not run again: its cache already has the new keys and values.
             result = self._after(argument).function(self.module, attended, *positional, **named)
-            self.refuse(args, kwargs, refusal)
+            self.refuse(self._kind_with(slots, args, kwargs), refusal)
             return result
 
         return PreparedCall(before, (self.module, *arguments), named_arguments, finish)
+
+    def _slots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheSlots | None:
+        """Returns the slots of a static cache that a call can write in one kernel, which has no gradients."""
+        match = None if torch.is_grad_enabled() or len(self._indices) != 1 else cache_of(args, kwargs)
+        return None if match is None else cache_slots(match[1], next(iter(self._indices)), args, kwargs)
+
+    def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
+        """Makes calls of this kind two kernels although their cache is static."""
+        self._split_kinds[self._kind(args, kwargs)] = reason
+
+    @cached_property
+    def _split_kinds(self) -> dict[CallKind, str]:
+        return {}
+
+    def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
+        return self._kind_with(self._slots(args, kwargs), args, kwargs)
+
+    def _kind_with(self, slots: CacheSlots | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
+        return (*super()._kind(args, kwargs), slots is not None)
 
     def _after(self, argument: CacheArgument) -> Kernel[..., Any]:
         return self._kernel("behind", after_attention, argument)
@@ -138,7 +165,8 @@ class FusedForward(FusedCall):
         key = part, settings, self.mode()
         if key not in self._kernels:
             name = "_".join(filter(None, (_snake_case(self.name), part)))
-            self._kernels[key] = Kernel(self._function(transform, settings), name=name)
+            options = DEFAULTS._replace(mutates=SLOTS) if transform is with_static_cache else DEFAULTS
+            self._kernels[key] = Kernel(self._function(transform, settings), name=name, options=options)
         return self._kernels[key]
 
     def _function(self, transform: Callable[..., CacheFunction], settings: tuple[Hashable, ...]) -> CacheFunction:

@@ -38,6 +38,8 @@ class PreparedCall:
         args, kwargs: arguments of the kernel.
         finish: computes the result from the kernel's. It may change the caller's state, so the function must not run afterwards.
         function: the equivalent in torch, if the kernel's function computes more than the result.
+        refused: records the reason why the kernel is refused, so that the same call can be prepared in another form; None if the
+            function itself runs then.
     """
 
     kernel: Kernel[..., Any]
@@ -45,6 +47,7 @@ class PreparedCall:
     kwargs: Mapping[str, Any]
     finish: Callable[[Any], Any] | None = None
     function: Callable[..., Any] | None = None
+    refused: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class FusedCall:
             return self.original(*args, **kwargs)
         if kind is not None and self.layers is not None:
             set_layers(self.layers)
-        refusal, is_first = "", False
+        refusal, is_first, call = "", False, None
         try:
             call = self.prepared(args, kwargs)
             with rejecting_side_effects():
@@ -131,13 +134,17 @@ class FusedCall:
             if not refusal:
                 raise
             is_first = isinstance(error, ChangeError) and not self._has_changed
-        if refusal:
+        if call is not None and call.refused is not None and refusal:
+            call.refused(refusal)
+            return self(*args, **kwargs)
+        if call is None or refusal:
+            kind = kind or self._kind(args, kwargs)  # of the state before the call
             result = self.original(*args, **kwargs)  # raises its own error if the function itself is wrong
             self._has_changed = is_first
             if is_first:
                 self._last_reason = refusal
             else:
-                self.refuse(args, kwargs, refusal)
+                self.refuse(kind, refusal)
             return result
         self._has_changed = False
         if call.finish is not None:
@@ -147,10 +154,10 @@ class FusedCall:
             self._learn(kind, call)
         return result
 
-    def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
-        """Makes later calls of this kind run the function itself."""
+    def refuse(self, kind: CallKind, reason: str) -> None:
+        """Makes later calls of a kind run the function itself."""
         self._count_first_call()
-        self.kinds[self._kind(args, kwargs)] = reason
+        self.kinds[kind] = reason
         self._refuses = True
 
     @property
