@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from types import MethodType
@@ -33,9 +34,10 @@ from fusegen.integrations.patch.caches import (
     with_empty_cache,
     without_mask,
 )
-from fusegen.integrations.patch.fused_call import CallKind, FusedCall, PreparedCall, refusal_of
+from fusegen.integrations.patch.fused_call import CallKind, FusedCall, FusedFacts, PreparedCall, facts_of, refusal_of
 from fusegen.integrations.patch.static_cache import SLOTS, CacheSlots, cache_slots, with_static_cache
 from fusegen.options import DEFAULTS
+from fusegen.runtime.callables import name_of
 from fusegen.threads import cached_property
 
 _HOOKED = "_old_forward"  # the forward pass that accelerate's wrapper calls
@@ -46,10 +48,16 @@ class FusedForward(FusedCall):
 
     Under torch.compile, under gradient checkpointing, and if submodules have hooks, calls run the module's own code. Its submodules
     may still be fused.
+
+    Attributes:
+        decode: the facts of the kernel of calls with a filled static cache.
+        attention: the function that the latest call ran between its two kernels.
     """
 
     __guarded__ = ("module", "_given")
     __name__ = "forward"
+    decode: FusedFacts | None = None
+    attention: CacheFunction | None = None
     _is_removed = False
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,13 +104,14 @@ class FusedForward(FusedCall):
         slots = self._slots(args, kwargs)
         if slots is not None and (not self._split_kinds or self._kind_with(slots, args, kwargs) not in self._split_kinds):
             kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
-            refused = partial(self._split, args, kwargs)
-            return PreparedCall(kernel, (self.module, *slots.tensors, *positional), named, slots.counted, refused=refused)
+            call = PreparedCall(kernel, (self.module, *slots.tensors, *positional), named)
+            return replace(call, finish=partial(self._decoded, slots, call), refused=partial(self._split, args, kwargs))
         before = self._kernel("before", before_attention, argument)
         arguments, named_arguments = without_mask(self._mask_position, positional, named)
 
         def finish(inputs: AttentionInputs) -> Any:
             attended = inputs.calls.run(cache, inputs.tensors, positional, named)
+            self.attention = inputs.calls.attention
             try:
                 with rejecting_side_effects():
                     return self._after(argument)(self.module, attended, *arguments, **named_arguments)
@@ -122,6 +131,11 @@ class FusedForward(FusedCall):
         match = None if torch.is_grad_enabled() or len(self._indices) != 1 else cache_of(args, kwargs)
         return None if match is None else cache_slots(match[1], next(iter(self._indices)), args, kwargs)
 
+    def _decoded(self, slots: CacheSlots, call: PreparedCall, result: Any) -> Any:
+        slots.count()
+        self.decode = self.decode or facts_of(call)
+        return result
+
     def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
         """Makes calls of this kind two kernels although their cache is static."""
         self._split_kinds[self._kind(args, kwargs)] = reason
@@ -129,6 +143,17 @@ class FusedForward(FusedCall):
     @cached_property
     def _split_kinds(self) -> dict[CallKind, str]:
         return {}
+
+    def decoding(self) -> str:
+        """Describes calls with a filled cache, for the report; empty before the first one."""
+        texts = []
+        if (facts := self.decode) is not None:
+            launches = f"{'?' if facts.eager_launches is None else facts.eager_launches} → {facts.launches} launches"
+            texts.append(f"static cache: {launches}, {facts.attention or 'attention as matmuls'}")
+        if self.attention is not None:
+            reasons = "".join(f" ({reason})" for reason in dict.fromkeys(self._split_kinds.values()))
+            texts.append(f"filled cache: two kernels around {name_of(self.attention)}{reasons}")
+        return "; ".join(texts)
 
     def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
         return self._kind_with(self._slots(args, kwargs), args, kwargs)

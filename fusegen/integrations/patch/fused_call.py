@@ -16,12 +16,14 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusegen.api import Kernel, vjp
+from fusegen.describe import explain_title
 from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, rejecting_side_effects
 from fusegen.progress import Layers, set_layers
+from fusegen.schedule.program import Program
 from fusegen.threads import cached_property
 from fusegen.trace import inlined, is_tracing
 from fusegen.trace.run import trace
@@ -56,12 +58,14 @@ class FusedFacts:
 
     Attributes:
         launches: launches of a forward pass without gradients.
+        attention: the implementation of attention, if there is one.
         function: the equivalent in torch.
         args, kwargs: arguments of a call, with meta tensors.
         lowered: device type and dtype of the active autocast, or None.
     """
 
     launches: int
+    attention: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -69,18 +73,25 @@ class FusedFacts:
 
     @classmethod
     def of(cls, call: PreparedCall) -> FusedFacts:
-        launches = call.kernel.lower(*call.args, **call.kwargs).step_count
+        stages = call.kernel.lower(*call.args, **call.kwargs)
         args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
-        return cls(launches, call.function or call.kernel.function, args, kwargs, lowered)
+        return cls(stages.step_count, _attention_of(stages.program), call.function or call.kernel.function, args, kwargs, lowered)
 
     @cached_property
     def eager_launches(self) -> int | None:
         """The launches of the call in torch eager; None if they cannot be counted."""
         cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
         return None if cost is None else cost.launches
+
+
+def _attention_of(program: Program) -> str:
+    titles = [explain_title(step) for step in program.steps]
+    if any(": attention" in title for title in titles):
+        return "fusegen's attention"
+    return "torch's attention" if any(title.startswith("attention") for title in titles) else ""
 
 
 def _to_meta(tensor: Tensor) -> Tensor:
@@ -205,10 +216,16 @@ class FusedCall:
             set_layers(None)
 
     def _learn(self, kind: CallKind, call: PreparedCall) -> None:
-        try:
-            self.kinds[kind] = FusedFacts.of(call)
-        except FusegenError:  # torch ran the call, under one of its transforms
-            return
+        if (facts := facts_of(call)) is not None:
+            self.kinds[kind] = facts
+
+
+def facts_of(call: PreparedCall) -> FusedFacts | None:
+    """Returns the facts of a call; None if torch ran it, under one of its transforms."""
+    try:
+        return FusedFacts.of(call)
+    except FusegenError:
+        return None
 
 
 def _require_derivative(call: PreparedCall) -> None:

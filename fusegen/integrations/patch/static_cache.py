@@ -42,11 +42,10 @@ class CacheSlots:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.layer.keys, self.layer.values, self.layer.cumulative_length
 
-    def counted(self, result: Any) -> Any:
-        """Adds the new positions to the length on the host, and returns the layer's result."""
+    def count(self) -> None:
+        """Adds the new positions to the length on the host."""
         if hasattr(self.layer, _COUNT):
             setattr(self.layer, _COUNT, getattr(self.layer, _COUNT) + self.added)
-        return result
 
 
 def cache_slots(cache: Any, index: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheSlots | None:
