@@ -95,17 +95,17 @@ class FusedForward(FusedCall):
         if match is None:
             return PreparedCall(self._kernel("", _unchanged), (self.module, *args), kwargs)
         argument, cache = match
-        index = layer_index_in(cache, self._indices, self.name)
         positional, named = argument.substitute(None, args, kwargs)
+        slots = self._slots(args, kwargs)
+        if slots is not None and (not self._split_kinds or self._kind_with(slots, args, kwargs) not in self._split_kinds):
+            kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
+            call = PreparedCall(kernel, (self.module, *slots.arguments, *positional), named)
+            return replace(call, finish=partial(self._decoded, slots, call), refused=partial(self._split, args, kwargs))
+        index = layer_index_in(cache, self._indices, self.name)
         are_fresh = fresh_flags(cache, index)
         if any(are_fresh):
             kernel = self._kernel("fill" if all(are_fresh) else "fill_one", with_empty_cache, argument, are_fresh)
             return PreparedCall(kernel, (self.module, *positional), named, partial(fill_cache, cache, index))
-        slots = self._slots(args, kwargs)
-        if slots is not None and (not self._split_kinds or self._kind_with(slots, args, kwargs) not in self._split_kinds):
-            kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
-            call = PreparedCall(kernel, (self.module, *slots.tensors, *positional), named)
-            return replace(call, finish=partial(self._decoded, slots, call), refused=partial(self._split, args, kwargs))
         before = self._kernel("before", before_attention, argument)
         arguments, named_arguments = without_mask(self._mask_position, positional, named)
 

@@ -74,7 +74,8 @@ class FusedFacts:
     @classmethod
     def of(cls, call: PreparedCall) -> FusedFacts:
         stages = call.kernel.lower(*call.args, **call.kwargs)
-        args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
+        with torch.inference_mode(False):  # the function may write to tensors, outside of the mode too
+            args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fusegen.errors import UnsupportedError
 from fusegen.integrations.patch.caches import (
     CACHES,
     CacheArgument,
@@ -32,15 +34,19 @@ class CacheSlots:
         layer: the layer's part of the cache.
         added: the number of new positions.
         is_full: True if they replace the oldest one.
+        encoder: the layer's part of the filled cache of an encoder, if the cache is a pair.
     """
 
     layer: Any
     added: int
     is_full: bool
+    encoder: Any = None
 
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.layer.keys, self.layer.values, self.layer.cumulative_length
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments that a function of `with_static_cache` takes between the module and those of the layer."""
+        encoder_entries = None if self.encoder is None else (self.encoder.keys, self.encoder.values)
+        return self.layer.keys, self.layer.values, self.layer.cumulative_length, encoder_entries
 
     def count(self) -> None:
         """Adds the new positions to the length on the host."""
@@ -54,11 +60,23 @@ def cache_slots(cache: Any, index: int, args: Sequence[Any], kwargs: Mapping[str
     Args:
         args, kwargs: arguments of the call, hidden states (batch, position, channel) first.
     """
-    caches = sys.modules[CACHES]
     hidden = next((value for _, value in keyed_arguments(args, kwargs) if isinstance(value, Tensor) and value.dim() == 3), None)
-    if hidden is None or hidden.shape[1] > _MOST_POSITIONS or is_pair(cache) or cache.offloading or index >= len(cache.layers):
+    if hidden is None or hidden.shape[1] > _MOST_POSITIONS:
         return None
-    layer, added = cache.layers[index], hidden.shape[1]
+    if not is_pair(cache):
+        return _slots_of(cache, index, hidden.shape[1])
+    encoder, is_filled = cache.cross_attention_cache, cache.is_updated.get(index)
+    if not is_filled or encoder.offloading or not isinstance(encoder.layers[index].keys, Tensor):
+        return None
+    slots = _slots_of(cache.self_attention_cache, index, hidden.shape[1])
+    return None if slots is None else replace(slots, encoder=encoder.layers[index])
+
+
+def _slots_of(cache: Any, index: int, added: int) -> CacheSlots | None:
+    caches = sys.modules[CACHES]
+    if cache.offloading or index >= len(cache.layers):
+        return None
+    layer = cache.layers[index]
     is_sliding = type(layer) is caches.StaticSlidingWindowLayer
     if not (is_sliding or type(layer) is caches.StaticLayer) or not layer.is_initialized:
         return None
@@ -93,12 +111,56 @@ class StaticCacheStandIn(CacheStandIn):
             length.add_(added)
         return slots[0], slots[1]
 
+    def get_seq_length(self, *_: Any) -> Any:
+        return self.__getattr__("get_seq_length") if self._is_full else self._slots[2].clone()
+
+
+class _EveryIndex:
+    """Stands for a list or dict with one value at all indices of layers."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self, *_: Any) -> Any:
+        return self._value
+
+    __getitem__ = get
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if value is not self._value:
+            raise UnsupportedError("the layer changes its cache other than by `update`")
+
+
+class StaticPairStandIn(CacheStandIn):
+    """Stands for a pair of a static cache and the filled cache of an encoder while a layer is traced."""
+
+    def __init__(self, kind: type, static: StaticCacheStandIn, encoder_entries: tuple[Any, Any]) -> None:
+        super().__init__(kind)
+        keys, values = encoder_entries
+        self.self_attention_cache, self.get_seq_length = static, static.get_seq_length
+        self.cross_attention_cache = SimpleNamespace(layers=_EveryIndex(SimpleNamespace(keys=keys, values=values)))
+        self.is_updated = _EveryIndex(True)
+
 
 def with_static_cache(function: CacheFunction, argument: CacheArgument, is_full: bool) -> CacheFunction:
-    """Wraps a layer's function so that it writes to the slots of its cache, which the new function takes after the module."""
+    """Wraps a layer's function so that it writes to the slots of its cache.
 
-    def call(module: nn.Module, cached_keys: Any, cached_values: Any, cached_length: Any, /, *args: Any, **kwargs: Any) -> Any:
-        stand_in = StaticCacheStandIn(argument.kind, (cached_keys, cached_values, cached_length), is_full)
+    The new function takes `CacheSlots.arguments` after the module.
+    """
+
+    def call(
+        module: nn.Module,
+        cached_keys: Any,
+        cached_values: Any,
+        cached_length: Any,
+        encoder_entries: Any,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        kind = argument.kind if encoder_entries is None else sys.modules[CACHES].StaticCache
+        static = StaticCacheStandIn(kind, (cached_keys, cached_values, cached_length), is_full)
+        stand_in = static if encoder_entries is None else StaticPairStandIn(argument.kind, static, encoder_entries)
         positional, named = argument.substitute(stand_in, args, kwargs)
         return function(module, *positional, **named)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,8 @@ def _steps(model: Any, lengths: Sequence[int], max_cache_len: int = 24) -> tuple
 
 
 _DECODERS: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Mistral": {"sliding_window": 6},
+    "Llama": {"num_hidden_layers": 1},
+    "Mistral": {"num_hidden_layers": 1, "sliding_window": 6},
     "Gemma2": {"sliding_window": 6},
     "Qwen3": {},
     "Qwen2": {"num_key_value_heads": 2},
@@ -113,11 +113,12 @@ _DECODERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in ("Llama", "Gemma2") else pytest.mark.deep) for n in _DECODERS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in ("Llama", "Mistral") else pytest.mark.deep) for n in _DECODERS])
 @torch.no_grad()
 def test_a_static_cache_is_written_by_the_kernel_of_a_layer(name: str) -> None:
     """Some calls fill a sliding window, others move it; Gemma 2 has its own attention function with a soft cap."""
-    model, lengths = small_model(name, **_DECODERS[name]), (5, 1, 1, 3, 1, 1)
+    model = small_model(name, **_DECODERS[name])
+    lengths = (7, 1, 1) if model.config.num_hidden_layers == 1 else (5, 1, 1, 3, 1, 1)
     expected, exact = _steps(model, lengths)
     report = fg.patch(model)
     found, cache = _steps(model, lengths)
@@ -146,6 +147,45 @@ def test_a_decoding_layer_takes_eight_launches() -> None:
     lowered = call.kernel.lower(*call.args, **call.kwargs, target="sm_90a")
     assert lowered.step_count <= 8, lowered.explain()
     assert not any(isinstance(step, LibraryStep) for step in lowered.program.steps)
+
+
+def _whisper() -> Any:
+    sides = {
+        f"{side}_{name}": n
+        for side in ("encoder", "decoder")
+        for name, n in {"attention_heads": 4, "ffn_dim": 64, "layers": 1}.items()
+    }
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    sizes = {"d_model": 32, "vocab_size": 60, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 30}
+    return transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sides, **ends, **sizes))
+
+
+def _t5() -> Any:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+@pytest.mark.parametrize(
+    ("created", "given", "layers"),
+    [
+        (_whisper, torch.ones(2, 8, 20), "model.decoder.layers.*"),
+        pytest.param(_t5, IDS + 1, "decoder.block.*", marks=pytest.mark.deep),
+    ],
+)
+def test_a_decoder_with_static_caches_is_one_kernel_a_layer(created: Callable[[], Any], given: torch.Tensor, layers: str) -> None:
+    torch.manual_seed(0)
+    model = created().eval()
+    settings = {
+        "max_new_tokens": 4,
+        "min_new_tokens": 4,
+        "do_sample": False,
+        "cache_implementation": "static",
+        "disable_compile": True,
+    }
+    expected = model.generate(given, **settings)
+    report = fg.patch(model, only=layers)
+    assert torch.equal(model.generate(given, **settings), expected)
+    assert all("static cache: " in row.decoding for row in report.rows if row.kind in ("T5Block", "WhisperDecoderLayer"))
 
 
 def test_calls_with_gradients_write_a_static_cache_between_two_kernels() -> None:
