@@ -100,19 +100,30 @@ class StaticCacheStandIn(CacheStandIn):
         """Writes the new keys and values as the cache does, and returns all."""
         super().update(keys, values)
         *slots, length = self._slots
-        added = keys.shape[-2]
-        positions = torch.arange(added, device=keys.device) + length
-        for slot, new in zip(slots, (keys, values), strict=True):
-            if self._is_full:
-                slot.copy_(torch.cat((slot[:, :, 1:], new), 2))
-            else:
-                slot.index_copy_(2, positions, new)
-        if not self._is_full:
-            length.add_(added)
+        entries = zip(slots, (keys, values), strict=True)
+        if self._is_full:
+            shifted_keys, shifted_values = (_shifted(slot, new) for slot, new in entries)
+            slots[0].copy_(shifted_keys)
+            slots[1].copy_(shifted_values)
+            return shifted_keys, shifted_values
+        positions = torch.arange(keys.shape[-2], device=keys.device) + length
+        for slot, new in entries:
+            slot.index_copy_(2, positions, new)
+        length.add_(keys.shape[-2])
         return slots[0], slots[1]
 
     def get_seq_length(self, *_: Any) -> Any:
         return self.__getattr__("get_seq_length") if self._is_full else self._slots[2].clone()
+
+
+def _shifted(slots: Any, new: Any) -> Any:
+    """Returns entries (batch, head, position, channel) without the first and with a new last one.
+
+    They are computed elementwise, not concatenated, so that they are materialized once for attention and for the write.
+    """
+    last = slots.shape[2] - 1
+    positions = torch.arange(last + 1, device=slots.device)[:, None]
+    return torch.where(positions == last, new, slots.roll(-1, 2))
 
 
 class _EveryIndex:
