@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from types import MethodType
@@ -98,9 +97,8 @@ class FusedForward(FusedCall):
         positional, named = argument.substitute(None, args, kwargs)
         slots = self._slots(args, kwargs)
         if slots is not None and (not self._split_kinds or self._kind_with(slots, args, kwargs) not in self._split_kinds):
-            kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
-            call = PreparedCall(kernel, (self.module, *slots.arguments, *positional), named)
-            return replace(call, finish=partial(self._decoded, slots, call), refused=partial(self._split, args, kwargs))
+            split = partial(self._split, args, kwargs)
+            return self._decoding(argument, slots, positional, named, split)
         index = layer_index_in(cache, self._indices, self.name)
         are_fresh = fresh_flags(cache, index)
         if any(are_fresh):
@@ -131,10 +129,24 @@ class FusedForward(FusedCall):
         match = None if torch.is_grad_enabled() or len(self._indices) != 1 else cache_of(args, kwargs)
         return None if match is None else cache_slots(match[1], next(iter(self._indices)), args, kwargs)
 
-    def _decoded(self, slots: CacheSlots, call: PreparedCall, result: Any) -> Any:
-        slots.count()
-        self.decode = self.decode or facts_of(call)
-        return result
+    def _decoding(
+        self,
+        argument: CacheArgument,
+        slots: CacheSlots,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        split: Callable[[str], None],
+    ) -> PreparedCall:
+        kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
+        arguments = (self.module, *slots.arguments, *args)
+
+        def finish(result: Any) -> Any:
+            slots.count()
+            if self.decode is None:
+                self.decode = facts_of(PreparedCall(kernel, arguments, kwargs))
+            return result
+
+        return PreparedCall(kernel, arguments, kwargs, finish, refused=split)
 
     def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
         """Makes calls of this kind two kernels although their cache is static."""
