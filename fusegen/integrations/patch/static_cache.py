@@ -106,10 +106,11 @@ class StaticCacheStandIn(CacheStandIn):
             slots[0].copy_(shifted_keys)
             slots[1].copy_(shifted_values)
             return shifted_keys, shifted_values
-        positions = torch.arange(keys.shape[-2], device=keys.device) + length
+        added = keys.shape[-2]
+        positions = length.view(1) if added == 1 else torch.arange(added, device=keys.device) + length
         for slot, new in entries:
             slot.index_copy_(2, positions, new)
-        length.add_(keys.shape[-2])
+        length.add_(added)
         return slots[0], slots[1]
 
     def get_seq_length(self, *_: Any) -> Any:
