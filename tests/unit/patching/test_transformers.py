@@ -399,16 +399,31 @@ _WHOLE = """
 _IN_PARTS = "gpt_oss granitemoe jetmoe mixtral olmoe phimoe qwen2_moe qwen3_moe"
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
-def test_layers_of_many_architectures_stay_fused(name: str) -> None:
+def _architecture(name: str) -> Any:
     config = transformers.AutoConfig.for_model(name)
     for key in _TINY.keys() & vars(config).keys():
         setattr(config, key, _TINY[key])
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:2]
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
+@torch.no_grad()
+def test_static_caches_of_many_architectures(name: str) -> None:
+    model = _architecture(name)
+    expected, _ = _steps(model, (5, 1, 1, 3, 1))
+    report = fg.patch(model)
+    torch.testing.assert_close(_steps(model, (5, 1, 1, 3, 1))[0], expected, rtol=1e-4, atol=1e-5)
+    assert any("static cache: " in row.decoding for row in report.rows) or name in ("mpt", "jetmoe")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
+def test_layers_of_many_architectures_stay_fused(name: str) -> None:
+    model = _architecture(name)
     with torch.no_grad():
         expected = model(IDS).logits
         report = fg.patch(model)
