@@ -109,7 +109,8 @@ class FusedForward(FusedCall):
 
         def finish(inputs: AttentionInputs) -> Any:
             attended = inputs.calls.run(cache, inputs.tensors, positional, named)
-            self.attention = inputs.calls.attention
+            if self.attention is not inputs.calls.attention:  # a recorded graph would not repeat the assignment
+                self.attention = inputs.calls.attention
             try:
                 with rejecting_side_effects():
                     return self._after(argument)(self.module, attended, *arguments, **named_arguments)
