@@ -174,7 +174,10 @@ def with_static_cache(function: CacheFunction, argument: CacheArgument, is_full:
         static = StaticCacheStandIn(kind, (cached_keys, cached_values, cached_length), is_full)
         stand_in = static if encoder_entries is None else StaticPairStandIn(argument.kind, static, encoder_entries)
         positional, named = argument.substitute(stand_in, args, kwargs)
-        return function(module, *positional, **named)
+        result = function(module, *positional, **named)
+        if static.update_call is None:
+            raise UnsupportedError("the layer does not update its cache")
+        return result
 
     return call
 
