@@ -360,12 +360,28 @@ class InterceptedAttention:
 
 
 def intercept_attention() -> None:
-    """Wraps all attention functions that transformers, if it is imported, knows by name."""
+    """Wraps the attention functions of transformers, if it is imported: those in its table, and models' own that it looks up."""
     module = sys.modules.get(_MODELS)
-    mapping = {} if module is None else module.AttentionInterface._global_mapping
-    for name, function in mapping.items():
+    if module is None:
+        return
+    interface = module.AttentionInterface
+    for name, function in interface._global_mapping.items():
         if not isinstance(function, InterceptedAttention):
-            mapping[name] = InterceptedAttention(function)
+            interface._global_mapping[name] = InterceptedAttention(function)
+    lookup = getattr(interface, "get_interface", None)  # missing in old releases
+    if lookup is not None and lookup.__module__ != __name__:
+        interface.get_interface = _intercepting(lookup)
+
+
+def _intercepting(lookup: CacheFunction) -> CacheFunction:
+    """Wraps the method that returns an attention function, by name or a model's own."""
+
+    def get_interface(*args: Any, **kwargs: Any) -> Any:
+        function = lookup(*args, **kwargs)
+        is_plain_function = is_compiling() or not is_tracing_attention() or isinstance(function, InterceptedAttention)
+        return function if is_plain_function else InterceptedAttention(function)
+
+    return get_interface
 
 
 def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
@@ -393,7 +409,7 @@ def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheF
 
 
 def _own_attention() -> UnsupportedError:
-    what = "the layer does not compute attention with a function that transformers knows by name"
+    what = "the layer does not look up its attention function in transformers"
     return UnsupportedError(what, hint='call model.set_attn_implementation("sdpa")')
 
 

@@ -139,9 +139,9 @@ def _row(path: str, call: FusedCall) -> ReportRow:
     fused = [kind for kind in call.kinds.values() if isinstance(kind, FusedFacts)]
     reasons = list(dict.fromkeys(kind for kind in call.kinds.values() if isinstance(kind, str)))
     reason = "; ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…" for text in reasons)
-    decoding = call.decoding() if isinstance(call, FusedForward) else ""
     if not fused:
-        return ReportRow(path, call.name, 1, False, None, None, f"not fused: {reason}", decoding)
+        return ReportRow(path, call.name, 1, False, None, None, f"not fused: {reason}")
+    decoding = call.decoding() if isinstance(call, FusedForward) else ""
     reason = f"partly fused: {reason}" if reason else ""
     return ReportRow(path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, reason, decoding)
 

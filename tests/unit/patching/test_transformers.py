@@ -366,13 +366,23 @@ def test_gradient_checkpointing_runs_the_models_own_layers() -> None:
     torch.testing.assert_close(step(model), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_by_a_models_own_code_stays_with_its_cache() -> None:
-    model = small_model("Llama", attn_implementation="eager")
+@pytest.mark.skipif(not hasattr(transformers.AttentionInterface, "get_interface"), reason="an old release looks up no own function")
+def test_an_own_attention_function_of_a_model_runs_between_two_kernels() -> None:
+    model = small_model("Llama", num_hidden_layers=1, attn_implementation="eager")
     expected = generated(model)
     report = fg.patch(model)
     assert torch.equal(generated(model), expected)
     (row,) = [row for row in report.rows if row.kind == "LlamaDecoderLayer"]
-    assert "does not compute attention with a function that transformers knows by name" in row.reason
+    assert (row.reason, row.decoding) == ("", "filled cache: two kernels around eager_attention_forward")
+
+
+def test_attention_in_a_models_own_code_stays_with_its_cache() -> None:
+    model = small_model("Falcon", num_hidden_layers=1, new_decoder_architecture=True, num_kv_heads=2)
+    expected = generated(model)
+    report = fg.patch(model)
+    assert torch.equal(generated(model), expected)
+    (row,) = [row for row in report.rows if row.kind == "FalconDecoderLayer"]
+    assert "does not look up its attention function in transformers" in row.reason
 
 
 _TINY: dict[str, Any] = {
