@@ -87,6 +87,7 @@ def test_tokens_are_as_exact_as_eager(name: str, batch: int) -> None:
     eager = getattr(transformers, kind)(config).to("cuda", torch.bfloat16).eval()
     ids = torch.randint(_WIDE["vocab_size"], (batch, 24), device="cuda")
     exact, before = _tokens(copy.deepcopy(eager).double(), ids, 4), _tokens(eager, ids, 4)
-    fg.patch(eager)
+    report = fg.patch(eager)
     for _ in range(2):  # kernels of the first call, and those that later ones share
         assert _error([_tokens(eager, ids, 4)], [exact]) <= 1.2 * _error([before], [exact])
+    assert any(row.decoding.startswith("static cache: ") for row in report.rows)

@@ -19,7 +19,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Choice, Launch
-from fusegen.target import Target
+from fusegen.target import PORTABLE_CLUSTER, Target
 
 _TILE = 128  # queries per block
 
@@ -110,7 +110,8 @@ _BANDWIDTH = 2.9e6  # bytes per µs
 
 # Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
 _READ_START, _LIBRARY_READ_START = 3.4, 6.7
-_READ, _READ_OF_BLOCK = 4.2e6, 75e3  # bytes per µs of all blocks, and of a block
+_READ, _READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 4.2e6, 90e3, 50e3  # bytes per µs of all blocks, and of a block
+_LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
 _JOIN, _CLUSTERED_BLOCK = 0.3, 0.012  # µs per doubling of the splits, and per block beyond half of the SMs
 
 H100: Mapping[int, AttentionCosts] = {
@@ -146,20 +147,27 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     plan, (batch, heads, queries, keys) = body.plan, (extra(sizes) for extra in launch.extra)
     channels, is_causal = max(plan.head_dim, plan.value_dim), body.visible_keys is not None
     size = AttentionSize(batch, heads, heads // plan.gqa_group, queries, keys, channels, is_causal)
-    return {candidate: _plan_time(candidate, size, target.sms) for candidate in launch.candidates}
+    reads_scores = bool(body.score.reads)
+
+    def time(plan: Plan) -> float:
+        if isinstance(plan, FewQueriesPlan):
+            return few_queries_time(size, plan.queries, plan.splits, target.sms, reads_scores=reads_scores)
+        return generated_time(size, target.sms)
+
+    return {candidate: time(candidate) for candidate in launch.candidates}
 
 
-def _plan_time(plan: Plan, size: AttentionSize, sms: int) -> float:
-    if isinstance(plan, FewQueriesPlan):
-        return few_queries_time(size, plan.queries, plan.splits, sms)
-    return generated_time(size, sms)
+def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int, *, reads_scores: bool = False) -> float:
+    """Returns the time of a kernel for few queries.
 
-
-def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int) -> float:
-    """Returns the time of a kernel for few queries; `queries` are those of a head in a tile."""
+    Args:
+        queries: those of a head in a tile.
+        reads_scores: True if the scores read memory, e.g. a mask, so that a block computes more slowly.
+    """
     tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
     blocks = tiles * splits
-    rate = min(_READ * sms / _PROCESSORS, blocks * _READ_OF_BLOCK)
+    rate = min(_READ * sms / _PROCESSORS, blocks * (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK))
+    rate *= _LARGEST_CLUSTER if splits > PORTABLE_CLUSTER else 1.0
     joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - sms // 2) if splits > 1 else 0.0
     return _READ_START + joining + 4 * tiles * size.keys * size.channels / rate
 

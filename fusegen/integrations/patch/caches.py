@@ -1,6 +1,7 @@
 """Key-value caches of ``transformers``. They are mutable, unlike a kernel's arguments.
 
-A layer with an empty, growing cache is one kernel, which returns its keys and values. With any other cache it is two kernels.
+A layer with an empty, growing cache is one kernel, which returns its keys and values. With a filled static cache it is one kernel,
+which writes them. With any other cache it is two kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fusegen.guards import is_plain
 from fusegen.trace.scalars import SymbolicSize, TracedScalar
 from fusegen.trace.values import TracedTensor
 
-_CACHES = "transformers.cache_utils"
+CACHES = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"
 
@@ -45,7 +46,7 @@ class CacheArgument:
 
 
 def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CacheArgument, Any] | None:
-    module = sys.modules.get(_CACHES)
+    module = sys.modules.get(CACHES)
     if module is None:
         return None
     for name, value in keyed_arguments(args, kwargs):
@@ -88,22 +89,22 @@ def is_fresh(cache: Any, index: int) -> bool:
 
     The second condition is known for classes and methods of ``transformers`` only.
     """
-    caches, layers = sys.modules[_CACHES], cache.layers
-    if cache.offloading or not _is_defined_in(caches, cache, "update"):
+    caches, layers = sys.modules[CACHES], cache.layers
+    if cache.offloading or not is_defined_in(caches, cache, "update"):
         return False
     layer = layers[index] if index < len(layers) else cache.layer_class_to_replicate
     cls = type(layer) if index < len(layers) else layer
     if cls not in (caches.DynamicLayer, caches.DynamicSlidingWindowLayer) or (cls is not layer and layer.is_initialized):
         return False
-    return all(_is_defined_in(caches, layer, name) for name in ("update", "lazy_initialization"))
+    return all(is_defined_in(caches, layer, name) for name in ("update", "lazy_initialization"))
 
 
 def is_pair(cache: object) -> bool:
     """True for a pair of caches: one for the decoder's self-attention, one for its cross-attention."""
-    return isinstance(cache, sys.modules[_CACHES].EncoderDecoderCache)
+    return isinstance(cache, sys.modules[CACHES].EncoderDecoderCache)
 
 
-def _is_defined_in(module: ModuleType, owner: object, name: str) -> bool:
+def is_defined_in(module: ModuleType, owner: object, name: str) -> bool:
     method = getattr(owner, name)
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is not None and code.co_filename == module.__file__
@@ -164,7 +165,7 @@ class CachePairStandIn(EmptyCacheStandIn):
 
     def __init__(self, kind: type, are_fresh: Sequence[bool]) -> None:
         super().__init__(kind)
-        dynamic = sys.modules[_CACHES].DynamicCache
+        dynamic = sys.modules[CACHES].DynamicCache
         stand_ins = [(EmptyCacheStandIn if is_empty else UnusedCacheStandIn)(dynamic) for is_empty in are_fresh]
         self.self_attention_cache, self.cross_attention_cache = stand_ins
         self.is_updated: dict[int, bool] = {}
@@ -359,12 +360,28 @@ class InterceptedAttention:
 
 
 def intercept_attention() -> None:
-    """Wraps all attention functions that transformers, if it is imported, knows by name."""
+    """Wraps the attention functions of transformers, if it is imported: those in its table, and models' own that it looks up."""
     module = sys.modules.get(_MODELS)
-    mapping = {} if module is None else module.AttentionInterface._global_mapping
-    for name, function in mapping.items():
+    if module is None:
+        return
+    interface = module.AttentionInterface
+    for name, function in interface._global_mapping.items():
         if not isinstance(function, InterceptedAttention):
-            mapping[name] = InterceptedAttention(function)
+            interface._global_mapping[name] = InterceptedAttention(function)
+    lookup = getattr(interface, "get_interface", None)  # missing in old releases
+    if lookup is not None and lookup.__module__ != __name__:
+        interface.get_interface = _intercepting(lookup)
+
+
+def _intercepting(lookup: CacheFunction) -> CacheFunction:
+    """Wraps the method that returns an attention function, by name or a model's own."""
+
+    def get_interface(*args: Any, **kwargs: Any) -> Any:
+        function = lookup(*args, **kwargs)
+        is_plain_function = is_compiling() or not is_tracing_attention() or isinstance(function, InterceptedAttention)
+        return function if is_plain_function else InterceptedAttention(function)
+
+    return get_interface
 
 
 def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
@@ -392,7 +409,7 @@ def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheF
 
 
 def _own_attention() -> UnsupportedError:
-    what = "the layer does not compute attention with a function that transformers knows by name"
+    what = "the layer does not look up its attention function in transformers"
     return UnsupportedError(what, hint='call model.set_attn_implementation("sdpa")')
 
 

@@ -11,6 +11,7 @@ from itertools import chain
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from fusegen.api import Kernel
@@ -32,7 +33,10 @@ from fusegen.integrations.patch.caches import (
     with_empty_cache,
     without_mask,
 )
-from fusegen.integrations.patch.fused_call import CallKind, FusedCall, PreparedCall, refusal_of
+from fusegen.integrations.patch.fused_call import CallKind, FusedCall, FusedFacts, PreparedCall, facts_of, refusal_of
+from fusegen.integrations.patch.static_cache import SLOTS, CacheSlots, cache_slots, with_static_cache
+from fusegen.options import DEFAULTS
+from fusegen.runtime.callables import name_of
 from fusegen.threads import cached_property
 
 _HOOKED = "_old_forward"  # the forward pass that accelerate's wrapper calls
@@ -43,10 +47,16 @@ class FusedForward(FusedCall):
 
     Under torch.compile, under gradient checkpointing, and if submodules have hooks, calls run the module's own code. Its submodules
     may still be fused.
+
+    Attributes:
+        decode: the facts of the kernel of calls with a filled static cache.
+        attention: the function that the latest call ran between its two kernels.
     """
 
     __guarded__ = ("module", "_given")
     __name__ = "forward"
+    decode: FusedFacts | None = None
+    attention: CacheFunction | None = None
     _is_removed = False
 
     def __init__(self, module: nn.Module) -> None:
@@ -75,7 +85,7 @@ class FusedForward(FusedCall):
         return self._given or partial(type(self.module).forward, self.module)
 
     def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
-        """Converts the call to a kernel call, or to two if its cache has entries.
+        """Converts the call to a kernel call, or to two if its cache has entries and is not static.
 
         Raises:
             UnsupportedError: the layer uses its cache in an unsupported way.
@@ -84,8 +94,12 @@ class FusedForward(FusedCall):
         if match is None:
             return PreparedCall(self._kernel("", _unchanged), (self.module, *args), kwargs)
         argument, cache = match
-        index = layer_index_in(cache, self._indices, self.name)
         positional, named = argument.substitute(None, args, kwargs)
+        slots = self._slots(args, kwargs)
+        if slots is not None and (not self._split_kinds or self._kind_with(slots, args, kwargs) not in self._split_kinds):
+            split = partial(self._split, args, kwargs)
+            return self._decoding(argument, slots, positional, named, split)
+        index = layer_index_in(cache, self._indices, self.name)
         are_fresh = fresh_flags(cache, index)
         if any(are_fresh):
             kernel = self._kernel("fill" if all(are_fresh) else "fill_one", with_empty_cache, argument, are_fresh)
@@ -95,6 +109,8 @@ class FusedForward(FusedCall):
 
         def finish(inputs: AttentionInputs) -> Any:
             attended = inputs.calls.run(cache, inputs.tensors, positional, named)
+            if self.attention is not inputs.calls.attention:  # a recorded graph would not repeat the assignment
+                self.attention = inputs.calls.attention
             try:
                 with rejecting_side_effects():
                     return self._after(argument)(self.module, attended, *arguments, **named_arguments)
@@ -104,10 +120,59 @@ class FusedForward(FusedCall):
                     raise
             # The whole layer must not run again: its cache already has the new keys and values.
             result = self._after(argument).function(self.module, attended, *positional, **named)
-            self.refuse(args, kwargs, refusal)
+            self.refuse(self._kind_with(slots, args, kwargs), refusal)
             return result
 
         return PreparedCall(before, (self.module, *arguments), named_arguments, finish)
+
+    def _slots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CacheSlots | None:
+        """Returns the slots of a static cache that a call can write in one kernel, which has no gradients."""
+        match = None if torch.is_grad_enabled() or len(self._indices) != 1 else cache_of(args, kwargs)
+        return None if match is None else cache_slots(match[1], next(iter(self._indices)), args, kwargs)
+
+    def _decoding(
+        self,
+        argument: CacheArgument,
+        slots: CacheSlots,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        split: Callable[[str], None],
+    ) -> PreparedCall:
+        kernel = self._kernel("decode", with_static_cache, argument, slots.is_full)
+        arguments = (self.module, *slots.arguments, *args)
+
+        def finish(result: Any) -> Any:
+            slots.count()
+            if self.decode is None:
+                self.decode = facts_of(PreparedCall(kernel, arguments, kwargs))
+            return result
+
+        return PreparedCall(kernel, arguments, kwargs, finish, refused=split)
+
+    def _split(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
+        """Makes calls of this kind two kernels although their cache is static."""
+        self._split_kinds[self._kind(args, kwargs)] = reason
+
+    @cached_property
+    def _split_kinds(self) -> dict[CallKind, str]:
+        return {}
+
+    def decoding(self) -> str:
+        """Describes calls with a filled cache, for the report; empty before the first one."""
+        texts = []
+        if (facts := self.decode) is not None:
+            launches = f"{'?' if facts.eager_launches is None else facts.eager_launches} → {facts.launches} launches"
+            texts.append(f"static cache: {launches}, {facts.attention or 'attention as matmuls'}")
+        if self.attention is not None:
+            reasons = "".join(f" ({reason})" for reason in dict.fromkeys(self._split_kinds.values()))
+            texts.append(f"filled cache: two kernels around {name_of(self.attention)}{reasons}")
+        return "; ".join(texts)
+
+    def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
+        return self._kind_with(self._slots(args, kwargs), args, kwargs)
+
+    def _kind_with(self, slots: CacheSlots | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
+        return (*super()._kind(args, kwargs), slots is not None)
 
     def _after(self, argument: CacheArgument) -> Kernel[..., Any]:
         return self._kernel("behind", after_attention, argument)
@@ -138,7 +203,8 @@ class FusedForward(FusedCall):
         key = part, settings, self.mode()
         if key not in self._kernels:
             name = "_".join(filter(None, (_snake_case(self.name), part)))
-            self._kernels[key] = Kernel(self._function(transform, settings), name=name)
+            options = DEFAULTS._replace(mutates=SLOTS) if transform is with_static_cache else DEFAULTS
+            self._kernels[key] = Kernel(self._function(transform, settings), name=name, options=options)
         return self._kernels[key]
 
     def _function(self, transform: Callable[..., CacheFunction], settings: tuple[Hashable, ...]) -> CacheFunction:

@@ -16,12 +16,14 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusegen.api import Kernel, vjp
+from fusegen.describe import explain_title
 from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, rejecting_side_effects
 from fusegen.progress import Layers, set_layers
+from fusegen.schedule.program import Program
 from fusegen.threads import cached_property
 from fusegen.trace import inlined, is_tracing
 from fusegen.trace.run import trace
@@ -38,6 +40,8 @@ class PreparedCall:
         args, kwargs: arguments of the kernel.
         finish: computes the result from the kernel's. It may change the caller's state, so the function must not run afterwards.
         function: the equivalent in torch, if the kernel's function computes more than the result.
+        refused: records the reason why the kernel is refused, so that the same call can be prepared in another form; None if the
+            function itself runs then.
     """
 
     kernel: Kernel[..., Any]
@@ -45,6 +49,7 @@ class PreparedCall:
     kwargs: Mapping[str, Any]
     finish: Callable[[Any], Any] | None = None
     function: Callable[..., Any] | None = None
+    refused: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,14 @@ class FusedFacts:
 
     Attributes:
         launches: launches of a forward pass without gradients.
+        attention: the implementation of attention, if there is one.
         function: the equivalent in torch.
         args, kwargs: arguments of a call, with meta tensors.
         lowered: device type and dtype of the active autocast, or None.
     """
 
     launches: int
+    attention: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -66,18 +73,26 @@ class FusedFacts:
 
     @classmethod
     def of(cls, call: PreparedCall) -> FusedFacts:
-        launches = call.kernel.lower(*call.args, **call.kwargs).step_count
-        args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
+        stages = call.kernel.lower(*call.args, **call.kwargs)
+        with torch.inference_mode(False):  # the function may write to tensors, outside of the mode too
+            args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
-        return cls(launches, call.function or call.kernel.function, args, kwargs, lowered)
+        return cls(stages.step_count, _attention_of(stages.program), call.function or call.kernel.function, args, kwargs, lowered)
 
     @cached_property
     def eager_launches(self) -> int | None:
         """The launches of the call in torch eager; None if they cannot be counted."""
         cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
         return None if cost is None else cost.launches
+
+
+def _attention_of(program: Program) -> str:
+    titles = [explain_title(step) for step in program.steps]
+    if any(": attention" in title for title in titles):
+        return "fusegen's attention"
+    return "torch's attention" if any(title.startswith("attention") for title in titles) else ""
 
 
 def _to_meta(tensor: Tensor) -> Tensor:
@@ -118,7 +133,7 @@ class FusedCall:
             return self.original(*args, **kwargs)
         if kind is not None and self.layers is not None:
             set_layers(self.layers)
-        refusal, is_first = "", False
+        refusal, is_first, call = "", False, None
         try:
             call = self.prepared(args, kwargs)
             with rejecting_side_effects():
@@ -131,13 +146,17 @@ class FusedCall:
             if not refusal:
                 raise
             is_first = isinstance(error, ChangeError) and not self._has_changed
-        if refusal:
+        if call is not None and call.refused is not None and refusal:
+            call.refused(refusal)
+            return self(*args, **kwargs)
+        if call is None or refusal:
+            kind = kind or self._kind(args, kwargs)  # of the state before the call
             result = self.original(*args, **kwargs)  # raises its own error if the function itself is wrong
             self._has_changed = is_first
             if is_first:
                 self._last_reason = refusal
             else:
-                self.refuse(args, kwargs, refusal)
+                self.refuse(kind, refusal)
             return result
         self._has_changed = False
         if call.finish is not None:
@@ -147,10 +166,10 @@ class FusedCall:
             self._learn(kind, call)
         return result
 
-    def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
-        """Makes later calls of this kind run the function itself."""
+    def refuse(self, kind: CallKind, reason: str) -> None:
+        """Makes later calls of a kind run the function itself."""
         self._count_first_call()
-        self.kinds[self._kind(args, kwargs)] = reason
+        self.kinds[kind] = reason
         self._refuses = True
 
     @property
@@ -198,10 +217,16 @@ class FusedCall:
             set_layers(None)
 
     def _learn(self, kind: CallKind, call: PreparedCall) -> None:
-        try:
-            self.kinds[kind] = FusedFacts.of(call)
-        except FusegenError:  # torch ran the call, under one of its transforms
-            return
+        if (facts := facts_of(call)) is not None:
+            self.kinds[kind] = facts
+
+
+def facts_of(call: PreparedCall) -> FusedFacts | None:
+    """Returns the facts of a call; None if torch ran it, under one of its transforms."""
+    try:
+        return FusedFacts.of(call)
+    except FusegenError:
+        return None
 
 
 def _require_derivative(call: PreparedCall) -> None:

@@ -35,8 +35,8 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
     parameters, buffers and names.
 
     A call runs the module's own code if it cannot be traced, or under a hook, torch.compile or gradient checkpointing. The loss
-    function of a ``transformers`` model is replaced as well. A layer with a non-empty key-value cache becomes two kernels, before
-    and after the model's own attention.
+    function of a ``transformers`` model is replaced as well. A layer with a filled key-value cache is one kernel if the cache is
+    static, else two kernels, before and after the model's own attention.
 
     Args:
         model: a model of ``transformers``, or any other module.

@@ -23,6 +23,7 @@ class ReportRow:
         fused: True if calls are one kernel each.
         before, after: launches of a forward pass of all of them, in torch eager and fused; None if unknown.
         reason: why they, or some of their calls, are not fused.
+        decoding: the launches and the attention of calls with a filled cache.
     """
 
     path: str
@@ -32,6 +33,7 @@ class ReportRow:
     before: int | None
     after: int | None
     reason: str
+    decoding: str = ""
 
 
 class Report:
@@ -113,7 +115,7 @@ class Report:
         if not rows:
             return "\n".join([f"{self._model}: nothing is replaced", *graphs])
         cells = [
-            (row.path or "(model)", f"{row.kind}{f' ×{row.count}' if row.count > 1 else ''}", _launches(row), row.reason)
+            (row.path or "(model)", f"{row.kind}{f' ×{row.count}' if row.count > 1 else ''}", _launches(row), _notes(row))
             for row in rows
         ]
         widths = [max(len(row_cells[column]) for row_cells in cells) for column in range(3)]
@@ -139,9 +141,13 @@ def _row(path: str, call: FusedCall) -> ReportRow:
     reason = "; ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…" for text in reasons)
     if not fused:
         return ReportRow(path, call.name, 1, False, None, None, f"not fused: {reason}")
-    return ReportRow(
-        path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, f"partly fused: {reason}" if reason else ""
-    )
+    decoding = call.decoding() if isinstance(call, FusedForward) else ""
+    reason = f"partly fused: {reason}" if reason else ""
+    return ReportRow(path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, reason, decoding)
+
+
+def _notes(row: ReportRow) -> str:
+    return "; ".join(filter(None, (row.reason, row.decoding)))
 
 
 def _launches(row: ReportRow) -> str:
@@ -152,11 +158,9 @@ def _launches(row: ReportRow) -> str:
 
 
 def _grouped(rows: Iterator[ReportRow]) -> Iterator[ReportRow]:
-    groups: dict[tuple[object, ...], list[ReportRow]] = {}
+    groups: dict[ReportRow, list[ReportRow]] = {}
     for row in rows:
-        groups.setdefault(
-            (re.sub(r"(?<![^.])\d+(?=\.|$)", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
-        ).append(row)
+        groups.setdefault(replace(row, path=re.sub(r"(?<![^.])\d+(?=\.|$)", "#", row.path)), []).append(row)
     for members in groups.values():
         yield _merged(members) if len(members) > 1 else members[0]
 

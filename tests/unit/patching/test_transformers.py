@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import fusegen as fg
+from fusegen.integrations.patch.forward import FusedForward
+from fusegen.schedule.program import LibraryStep
 from tests.unit.patching.models import IDS, generated, small_model, step, transformers
 
 
@@ -89,6 +91,131 @@ def test_generation_with_caches(name: str, cache: str) -> None:
     report = fg.patch(model)
     assert torch.equal(generated(model, cache_implementation=cache, disable_compile=True), expected)
     assert all(row.fused and not row.reason for row in report.rows if row.kind.endswith(("Layer", "Block")))
+
+
+def _steps(model: Any, lengths: Sequence[int], max_cache_len: int = 24) -> tuple[torch.Tensor, Any]:
+    """The logits of calls of the given lengths with one static cache, and the cache."""
+    cache = transformers.StaticCache(config=model.config, max_cache_len=max_cache_len)
+    ids = (torch.arange(2 * sum(lengths)) % 37 + 1).view(2, -1)
+    return torch.cat([model(part, past_key_values=cache).logits for part in ids.split(lengths, 1)], 1), cache
+
+
+_DECODERS: dict[str, dict[str, Any]] = {
+    "Llama": {"num_hidden_layers": 1},
+    "Mistral": {"num_hidden_layers": 1, "sliding_window": 6},
+    "Gemma2": {"sliding_window": 6},
+    "Qwen3": {},
+    "Qwen2": {"num_key_value_heads": 2},
+    "Phi3": {"num_key_value_heads": 2},
+    "GPTNeoX": {},
+    "GPT2": {},
+    "Falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in ("Llama", "Mistral") else pytest.mark.deep) for n in _DECODERS])
+@torch.no_grad()
+def test_a_static_cache_is_written_by_the_kernel_of_a_layer(name: str) -> None:
+    """Some calls fill a sliding window, others move it; Gemma 2 has its own attention function with a soft cap."""
+    model = small_model(name, **_DECODERS[name])
+    lengths = (7, 1, 1) if model.config.num_hidden_layers == 1 else (5, 1, 1, 3, 1, 1)
+    expected, exact = _steps(model, lengths)
+    report = fg.patch(model)
+    found, cache = _steps(model, lengths)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for layer, other in zip(cache.layers, exact.layers, strict=True):
+        torch.testing.assert_close([layer.keys, layer.values], [other.keys, other.values])
+        assert vars(layer).get("cumulative_length_int") == vars(other).get("cumulative_length_int")
+        assert layer.cumulative_length == other.cumulative_length
+    rows = [row for row in report.rows if row.kind.endswith(("Layer", "Block"))]
+    assert rows and all(row.fused and "static cache: " in row.decoding for row in rows)
+
+
+@torch.no_grad()
+def test_a_decoding_layer_takes_eight_launches() -> None:
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=8))
+        (layer,) = model.to(torch.bfloat16).eval().model.layers
+        cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
+        heads = torch.empty(16, 8, 1, 128, dtype=torch.bfloat16)
+        cache.layers[0].lazy_initialization(heads, heads)
+        angles = [torch.empty(16, 1, 128, dtype=torch.bfloat16) for _ in range(2)]
+        given = {"attention_mask": torch.empty(16, 1, 1, 1024, dtype=torch.bool), "position_embeddings": tuple(angles)}
+        hidden = torch.empty(16, 1, 4096, dtype=torch.bfloat16)
+    call = FusedForward(layer).prepared((hidden,), {**given, "past_key_values": cache})
+    lowered = call.kernel.lower(*call.args, **call.kwargs, target="sm_90a")
+    assert lowered.step_count <= 8, lowered.explain()
+    assert not any(isinstance(step, LibraryStep) for step in lowered.program.steps)
+
+
+def _whisper() -> Any:
+    sides = {
+        f"{side}_{name}": n
+        for side in ("encoder", "decoder")
+        for name, n in {"attention_heads": 4, "ffn_dim": 64, "layers": 1}.items()
+    }
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    sizes = {"d_model": 32, "vocab_size": 60, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 30}
+    return transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sides, **ends, **sizes))
+
+
+def _t5() -> Any:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+@pytest.mark.parametrize(
+    ("created", "given", "layers"),
+    [
+        (_whisper, torch.ones(2, 8, 20), "model.decoder.layers.*"),
+        pytest.param(_t5, IDS + 1, "decoder.block.*", marks=pytest.mark.deep),
+    ],
+)
+def test_a_decoder_with_static_caches_is_one_kernel_a_layer(created: Callable[[], Any], given: torch.Tensor, layers: str) -> None:
+    torch.manual_seed(0)
+    model = created().eval()
+    settings = {
+        "max_new_tokens": 4,
+        "min_new_tokens": 4,
+        "do_sample": False,
+        "cache_implementation": "static",
+        "disable_compile": True,
+    }
+    expected = model.generate(given, **settings)
+    report = fg.patch(model, only=layers)
+    assert torch.equal(model.generate(given, **settings), expected)
+    assert all("static cache: " in row.decoding for row in report.rows if row.kind in ("T5Block", "WhisperDecoderLayer"))
+
+
+def test_calls_with_gradients_write_a_static_cache_between_two_kernels() -> None:
+    model = small_model("Llama", num_hidden_layers=1)
+
+    def gradients() -> Sequence[torch.Tensor]:
+        with torch.no_grad():
+            _, cache = _steps(model, (5,))
+        return torch.autograd.grad(model(IDS[:, :1], past_key_values=cache).logits.sum(), list(model.parameters()))
+
+    expected = gradients()
+    report = fg.patch(model)
+    torch.testing.assert_close(gradients(), expected, rtol=1e-4, atol=1e-5)
+    (row,) = [row for row in report.rows if row.kind == "LlamaDecoderLayer"]
+    assert row.decoding == "filled cache: two kernels around sdpa_attention_forward"
+
+
+@torch.no_grad()
+def test_a_layer_with_an_untraceable_attention_function_is_two_kernels() -> None:
+    def summing(module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+        return sdpa(module, query, key, value, mask if value.sum().item() < 1e9 else None, **named)
+
+    sdpa = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+    transformers.AttentionInterface.register("summing", summing)
+    model = small_model("Llama", num_hidden_layers=1, attn_implementation="summing")
+    expected, _ = _steps(model, (5, 1, 1))
+    report = fg.patch(model)
+    torch.testing.assert_close(_steps(model, (5, 1, 1))[0], expected)
+    (row,) = [row for row in report.rows if row.kind == "LlamaDecoderLayer"]
+    assert row.fused and row.decoding.startswith("filled cache: two kernels around summing (")
 
 
 class Untraceable(torch.nn.Module):
@@ -239,13 +366,23 @@ def test_gradient_checkpointing_runs_the_models_own_layers() -> None:
     torch.testing.assert_close(step(model), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_by_a_models_own_code_stays_with_its_cache() -> None:
-    model = small_model("Llama", attn_implementation="eager")
+@pytest.mark.skipif(not hasattr(transformers.AttentionInterface, "get_interface"), reason="an old release looks up no own function")
+def test_an_own_attention_function_of_a_model_runs_between_two_kernels() -> None:
+    model = small_model("Llama", num_hidden_layers=1, attn_implementation="eager")
     expected = generated(model)
     report = fg.patch(model)
     assert torch.equal(generated(model), expected)
     (row,) = [row for row in report.rows if row.kind == "LlamaDecoderLayer"]
-    assert "does not compute attention with a function that transformers knows by name" in row.reason
+    assert (row.reason, row.decoding) == ("", "filled cache: two kernels around eager_attention_forward")
+
+
+def test_attention_in_a_models_own_code_stays_with_its_cache() -> None:
+    model = small_model("Falcon", num_hidden_layers=1, new_decoder_architecture=True, num_kv_heads=2)
+    expected = generated(model)
+    report = fg.patch(model)
+    assert torch.equal(generated(model), expected)
+    (row,) = [row for row in report.rows if row.kind == "FalconDecoderLayer"]
+    assert "does not look up its attention function in transformers" in row.reason
 
 
 _TINY: dict[str, Any] = {
@@ -272,16 +409,31 @@ _WHOLE = """
 _IN_PARTS = "gpt_oss granitemoe jetmoe mixtral olmoe phimoe qwen2_moe qwen3_moe"
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
-def test_layers_of_many_architectures_stay_fused(name: str) -> None:
+def _architecture(name: str) -> Any:
     config = transformers.AutoConfig.for_model(name)
     for key in _TINY.keys() & vars(config).keys():
         setattr(config, key, _TINY[key])
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:2]
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
+@torch.no_grad()
+def test_static_caches_of_many_architectures(name: str) -> None:
+    model = _architecture(name)
+    expected, _ = _steps(model, (5, 1, 1, 3, 1))
+    report = fg.patch(model)
+    torch.testing.assert_close(_steps(model, (5, 1, 1, 3, 1))[0], expected, rtol=1e-4, atol=1e-5)
+    assert any("static cache: " in row.decoding for row in report.rows) or name in ("mpt", "jetmoe")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
+def test_layers_of_many_architectures_stay_fused(name: str) -> None:
+    model = _architecture(name)
     with torch.no_grad():
         expected = model(IDS).logits
         report = fg.patch(model)
