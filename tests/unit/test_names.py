@@ -28,7 +28,14 @@ def test_names_of_primitives_are_not_given_to_users() -> None:
 
 
 PIPELINES = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja"), *TEMPLATES.glob("*/rows/*.jinja")]
-OF_LANES = ("contraction.cu.jinja", "few_rows.cu.jinja", "mma.cu.jinja", "products.cuh.jinja", "attention.cu.jinja")
+OF_LANES = (
+    "contraction.cu.jinja",
+    "few_rows.cu.jinja",
+    "mma.cu.jinja",
+    "products.cuh.jinja",
+    "attention.cu.jinja",
+    "few_queries.cu.jinja",
+)
 """Their pipelines call wrappers, and user's names occur in these alone."""
 
 IN_FUNCTIONS = {"mask", "value", "distance", "through", "before", "carry", "earlier", "warps"} | set(

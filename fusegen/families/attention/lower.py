@@ -48,7 +48,7 @@ from fusegen.target import Target
 WORDS = ("batch", "head", "query")
 """The names of the leading coordinates in the math."""
 
-_RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", "loaded", *WORDS)
+_RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", "loaded", "Loaded", *WORDS)
 _LINE = 64  # channels of a TMA box: 128 bytes
 
 
