@@ -11,7 +11,8 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, NumberInMemory, Recurrence, Separation
+from fusegen.families.attention.bounds import NumberInMemory
+from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation
 from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, AttentionPlan, FewQueriesPlan, StreamingPlan
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
 import sympy
 
 from fusegen.dtypes import DType
+from fusegen.families.attention.bounds import NumberInMemory, masked_values, visible_keys
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, StridedView, identity_axes, repeated_view, sources, strided_view
+from fusegen.ir.index_map import Position, StridedView, repeated_view, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, same
-from fusegen.schedule.indices import Maximum, Minimum
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.target import Target
 
 # The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
@@ -29,12 +29,6 @@ from fusegen.target import Target
 
 
 ATTENTION = GroupKind("attention", reads_logical_dtype=True)
-
-
-class NumberInMemory(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """An integer that the kernel reads: ``NumberInMemory(node, *index)``."""
-
-    is_integer = True
 
 
 @dataclass(frozen=True)
@@ -314,7 +308,7 @@ def _group_sizes(graph: Graph, q: int, keys: int) -> list[int]:
 
 
 def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
-    masked = _masked_values(graph, values)
+    masked = masked_values(graph, values)
     where, present = (None, None) if masked is None else masked
     kt, v = _unrepeated(graph, keys, gqa_group), _unrepeated(graph, values, gqa_group, where)
     if kt is None or v is None:
@@ -322,26 +316,6 @@ def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_g
     k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
     batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * gqa_group, q.shape[1]) for view in (k, v))
     return AttentionOperands(q, k, v, gqa_group, present) if batched else None
-
-
-def _masked_values(graph: Graph, values: int) -> tuple[int, Index] | None:
-    """Returns the ``where`` that sets values of later keys to 0, and the number of keys before them over (batch, head)."""
-    axes = _axes_of(graph, values)
-    position, at = values, axes.symbols
-    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
-        (operand,) = sources(graph, position, at, axes)
-        position, at = operand.arg, operand.index
-    if graph.nodes[position].op is not Op.WHERE:
-        return None
-    condition, _, zero = sources(graph, position, at, axes)
-    key, channel = axes.symbols[-2:]
-    bound = _bound(graph, condition.arg, condition.index, axes, key, holds=True)
-    is_zero = graph.nodes[zero.arg].op is Op.CONSTANT and graph.nodes[zero.arg].number == 0
-    return None if bound is None or not is_zero or bound.has(key) or bound.has(channel) else (position, bound)
-
-
-def _axes_of(graph: Graph, position: int) -> Axes:
-    return identity_axes(graph.nodes[position].shape)
 
 
 def _unrepeated(graph: Graph, position: int, gqa_group: int, unmasked: int | None = None) -> StridedView | None:
@@ -380,128 +354,3 @@ def _walk(graph: Graph, root: int, product: int, producers: Producers, materiali
 
 def _is_identity(at: Position, axes: Axes) -> bool:
     return all(i in (s, 0) and (i == s or same(e, 1)) for i, s, e in zip(at, axes.symbols, axes.extents, strict=True))
-
-
-# A bound on the keys that a query sees, e.g. in causal attention. Scores are `where(condition, s, -inf)`, possibly nested; the
-# conditions compare positions. Keys past the bound have weight 0, so the kernel skips them.
-
-
-_FAR = 1 << 20
-_COUNTED = (DType.INT32, DType.INT64)
-_EXTREMES = {Op.MINIMUM: Minimum, Op.MAXIMUM: Maximum}
-_OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
-
-
-def visible_keys(graph: Graph, scores: int) -> Index | None:
-    """Returns a bound on the keys that a query sees; it grows with the query's position. None if a query may see all keys.
-
-    Scores are (batch, head, query, key). The bound is over the `identity_axes` of the first three. Run-time numbers, e.g. the first
-    query's position, are `RunTimeNumber` symbols in it, and integers that the kernel reads are `NumberInMemory` functions.
-    """
-    axes = _axes_of(graph, scores)
-    *_, query, key = axes.symbols
-    bound = _least(_bounds(graph, scores, axes.symbols, axes, key))
-    if bound is None:
-        return None
-    bound = sympy.expand(bound)
-    remainder = bound - query if bound.coeff(query) == 1 else bound
-    if remainder.has(query) or remainder.has(key) or not all(map(_is_small, sympy.Add.make_args(remainder))):
-        return None  # the bound may shrink from a query to the next, or exceed 32 bits
-    return sympy.sympify(bound)
-
-
-def _is_small(term: sympy.Expr) -> bool:
-    """True if a term of a bound is a small number, a size, or a run-time number, so that sums fit into 32 bits. Integers in memory
-    are 64-bit numbers in emitted text."""
-    is_plain = any(t.is_Symbol or isinstance(t, (NumberInMemory, Minimum, Maximum)) for t in (term, -term))
-    return is_plain or bool(term.is_Integer and abs(term) <= _FAR)
-
-
-def _bounds(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Symbol) -> Iterable[sympy.Expr]:
-    """Yields the bounds that nested conditions set on the scores."""
-    node = graph.nodes[position]
-    if node.op is Op.CAST and node.dtype.is_float:
-        (operand,) = sources(graph, position, at, axes)
-        yield from _bounds(graph, operand.arg, operand.index, axes, key)
-    if node.op is not Op.WHERE:
-        return
-    condition, chosen, alternative = sources(graph, position, at, axes)
-    for shown, masked, holds in ((chosen, alternative, True), (alternative, chosen, False)):
-        if _is_least(graph, masked.arg):
-            bound = _bound(graph, condition.arg, condition.index, axes, key, holds=holds)
-            yield from () if bound is None else (bound,)
-            yield from _bounds(graph, shown.arg, shown.index, axes, key)
-            return
-
-
-def _is_least(graph: Graph, position: int) -> bool:
-    node = graph.nodes[position]
-    while node.op is Op.EXPAND or (node.op is Op.CAST and node.dtype.is_float):
-        node = graph.nodes[node.args[0]]
-    return node.op is Op.CONSTANT and node.number == -math.inf
-
-
-def _bound(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Symbol, *, holds: bool) -> sympy.Expr | None:
-    """Returns the first key from which on a condition never holds, or, with `holds=False`, always holds."""
-    node = graph.nodes[position]
-    operands = sources(graph, position, at, axes) if node.family in (Family.POINTWISE, Family.VIEW) else ()
-    if node.op is Op.LOGICAL_NOT:
-        return _bound(graph, operands[0].arg, operands[0].index, axes, key, holds=not holds)
-    if node.op is Op.LOGICAL_AND and holds:
-        return _least(b for o in operands if (b := _bound(graph, o.arg, o.index, axes, key, holds=True)) is not None)
-    if node.family is Family.VIEW and len(operands) == 1:
-        return _bound(graph, operands[0].arg, operands[0].index, axes, key, holds=holds)
-    if node.op not in _OPPOSITE:
-        return None
-    left, right = (_number(graph, o.arg, o.index, axes) for o in operands)
-    return None if left is None or right is None else _solved(node.op if holds else _OPPOSITE[node.op], left - right, key)
-
-
-def _solved(op: Op, difference: sympy.Expr, key: sympy.Symbol) -> sympy.Expr | None:
-    """Returns the first key for which ``difference op 0`` is false."""
-    if op in (Op.GT, Op.GE):
-        op, difference = (Op.LT if op is Op.GT else Op.LE), -difference
-    difference = sympy.expand(difference)
-    if difference.coeff(key) != 1 or (difference - key).has(key):
-        return None
-    return sympy.expand(key - difference + (1 if op is Op.LE else 0))
-
-
-def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
-    """Returns an integer that depends only on positions, sizes, constants, run-time numbers and integers in memory; None for other
-    values."""
-    node = graph.nodes[position]
-    if node.dtype not in _COUNTED or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
-        return None  # numbers of fewer bits wrap
-    if node.op is Op.IOTA:
-        return sympy.sympify(at[0])
-    if node.op is Op.CONSTANT:
-        return sympy.Integer(int(node.number))
-    if node.op is Op.SIZE:
-        return sympy.sympify(node.attr("size"))
-    if node.op is Op.SCALAR:
-        return RunTimeNumber(str(node.attr("name")), integer=True)
-    if node.op is Op.INPUT:
-        return NumberInMemory(position, *at)  # e.g. the length of a sequence
-    if node.family is Family.LEAF:
-        return None
-    operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
-    known = [o for o in operands if o is not None]
-    if len(known) < len(operands):
-        return None
-    if node.family is Family.VIEW or node.op is Op.CAST:
-        return known[0] if len(known) == 1 else None
-    if node.op in _EXTREMES:
-        return _EXTREMES[node.op](*known)
-    signs = {Op.ADD: 1, Op.SUB: -1}
-    return known[0] + signs[node.op] * known[1] if node.op in signs else None
-
-
-def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:
-    """Returns the smallest bound. Bounds that do not differ by a constant from the smallest one so far are ignored."""
-    least: sympy.Expr | None = None
-    for bound in bounds:
-        distance = None if least is None else sympy.expand(bound - least)
-        if least is None or (distance is not None and distance.is_Integer and distance < 0):
-            least = bound
-    return least
