@@ -51,10 +51,21 @@ __device__ __forceinline__ float cached_attention_score(float product, i64 key, 
     return le_1 ? product : -bit_cast<float>(0x7f800000u);                            // line 26: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
-// Scores two neighbouring keys.
-__device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head, i32 query,
-                                      i32 key, float (&s)[2]) {
+// Operands of score that are loaded ahead of its call.
+struct Loaded {
+    i64 lengths;
+};
+
+__device__ __forceinline__ void load_score(const Operands& operands, i32 batch, i32 head, i32 query, i32 key,
+                                           Loaded& loaded) {
     const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
+    loaded.lengths = lengths;
+}
+
+// Scores two neighbouring keys.
+__device__ __forceinline__ void score(const Operands& operands, const Loaded& loaded, const float (&product)[2], i32 batch,
+                                      i32 head, i32 query, i32 key, float (&s)[2]) {
+    const i64 lengths = loaded.lengths;
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) s[v] = cached_attention_score(product[v], key + v, lengths, operands.k_cache_dim2);
 }
@@ -131,6 +142,7 @@ constexpr i32 BLOCKS_PER_SM = 2;
 
 constexpr i32 SLAB = 16, OCTET = 8;  // rows and keys, or depth, of an instruction; keys or channels of an instruction
 constexpr i32 ROW_SLABS = (ROWS + SLAB - 1) / SLAB, KEY_SLABS = TILE_K / SLAB;
+constexpr i32 HALVES = ROWS > OCTET ? 2 : 1;  // of a slab of rows that hold queries
 constexpr i32 WARPS = ROW_SLABS * KEY_SLABS;  // consumer warps
 constexpr i32 THREADS = 32 * (WARPS + 1);
 constexpr i32 LINE = 64;  // elements of a 128-byte line of the swizzle
@@ -246,12 +258,18 @@ __device__ __forceinline__ float quad_combine_mass(float mass) {
 // Multiplies the rows of this warp by its 16 keys.
 __device__ __forceinline__ void multiply_keys(float (&s)[2][4], const u32 (&q)[STEPS][4], u32 tile, i32 first_key) {
     const i32 matrix = lane_id() / OCTET, key = first_key + matrix / 2 * OCTET + lane_id() % OCTET;
+    float odd[2][4] = {};  // the sums of every other step, which need not wait for the step between
 #pragma unroll
     for (i32 step = 0; step < STEPS; ++step) {
         u32 k[4];
         ldmatrix(k, unit_address<TILE_K>(tile, key, 2 * step + matrix % 2));
-        mma_m16n8k16_bf16(s[0], q[step], k[0], k[1]);
-        mma_m16n8k16_bf16(s[1], q[step], k[2], k[3]);
+        mma_m16n8k16_bf16(step % 2 ? odd[0] : s[0], q[step], k[0], k[1]);
+        mma_m16n8k16_bf16(step % 2 ? odd[1] : s[1], q[step], k[2], k[3]);
+    }
+#pragma unroll
+    for (i32 octet = 0; octet < 2; ++octet) {
+#pragma unroll
+        for (i32 held = 0; held < 4; ++held) s[octet][held] += odd[octet][held];
     }
 }
 
@@ -280,28 +298,43 @@ __device__ __forceinline__ void multiply_values(float (&acc)[2 * VALUE_SLABS][4]
     }
 }
 
+// The pair of keys that a thread scores; past the end, the last pair, where the score may read its operands.
+__device__ __forceinline__ i32 scored_key(i32 key, i32 keys) { return key < keys ? key : (keys - 1) & ~1; }
+
+// Loads the operands of the scores of a tile, while the one before it is computed.
+__device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operands& operands, const Work& work, i32 first_row,
+                                            i32 first_key, i32 queries, i32 keys) {
+#pragma unroll
+    for (i32 octet = 0; octet < 2; ++octet) {
+        const i32 key = scored_key(first_key + octet * OCTET, keys);
+#pragma unroll
+        for (i32 row = 0; row < HALVES; ++row) {
+            const i32 at = first_row + row * OCTET;
+            load_score(operands, work.batch, work.head_of(at), work.query_of(at, queries), key, loaded[octet][row]);
+        }
+    }
+}
+
 // Turns q . k^T into weights, in place; keys past the last one have weight 0. `carried` is the rescale factor of the sums.
-__device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carried)[2], const Operands& operands, const Work& work,
-                                      i32 first_row, i32 first_key, i32 queries, i32 keys) {
+__device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carried)[2], const Loaded (&loaded)[2][2],
+                                      const Operands& operands, const Work& work, i32 first_row, i32 first_key, i32 queries, i32 keys) {
     const float old_peak[2] = {rows.peak[0], rows.peak[1]};
 #pragma unroll
     for (i32 octet = 0; octet < 2; ++octet) {
-        const i32 own = first_key + octet * OCTET;
-        // A pair past the end is scored at the last pair of keys, where the score may read its operands.
-        const i32 key = own < keys ? own : (keys - 1) & ~1;
+        const i32 own = first_key + octet * OCTET, key = scored_key(own, keys);
 #pragma unroll
-        for (i32 row = 0; row < 2; ++row) {
+        for (i32 row = 0; row < HALVES; ++row) {
             const i32 at = first_row + row * OCTET;
             const float product[2] = {s[octet][2 * row], s[octet][2 * row + 1]};
             float scored[2];
-            score(operands, product, work.batch, work.head_of(at), work.query_of(at, queries), key, scored);
+            score(operands, loaded[octet][row], product, work.batch, work.head_of(at), work.query_of(at, queries), key, scored);
 #pragma unroll
             for (i32 j = 0; j < 2; ++j) s[octet][2 * row + j] = own + j < keys ? scored[j] : peak_identity();
             rows.peak[row] = peak_combine(rows.peak[row], peak_combine(s[octet][2 * row], s[octet][2 * row + 1]));
         }
     }
 #pragma unroll
-    for (i32 row = 0; row < 2; ++row) {
+    for (i32 row = 0; row < HALVES; ++row) {
         rows.peak[row] = quad_combine_peak(rows.peak[row]);
         const float reference = anchor(rows.peak[row]);
         carried[row] = carry(old_peak[row], reference);
@@ -340,14 +373,18 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
     for (i32 step = 0; step < STEPS; ++step) {
         ldmatrix(q[step], unit_address<TILE_ROWS>(shared_address(shared.q), row, 2 * step + matrix / 2));
     }
+    Loaded loaded[2][2];
+    if (first_tile < key_tiles) load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries, keys);
     Cursor ring;
     for (i32 tile = first_tile; tile < key_tiles; tile += SPLITS) {
         float s[2][4] = {};
-        float carried[2];
+        float carried[2] = {};
         mbarrier_wait(&shared.k_full[ring.stage], ring.phase);
         multiply_keys(s, q, shared_address(shared.k[ring.stage]), key_slab * SLAB);
         release(shared.k_empty[ring.stage]);
-        weigh(s, rows, carried, operands, work, own_row, tile * TILE_K + own_key, queries, keys);
+        weigh(s, rows, carried, loaded, operands, work, own_row, tile * TILE_K + own_key, queries, keys);
+        const i32 next = tile + SPLITS;
+        if (next < key_tiles) load_scores(loaded, operands, work, own_row, next * TILE_K + own_key, queries, keys);
 #pragma unroll
         for (i32 octet = 0; octet < 2 * VALUE_SLABS; ++octet) {
 #pragma unroll
