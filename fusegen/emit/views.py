@@ -267,7 +267,7 @@ class Offsets:
 
     def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar | Minimum | Maximum) -> str:
         if call.func in _EXTREMES:
-            return f"{_EXTREMES[call.func]}({', '.join(f'i64({c_text(a)})' for a in call.args)})"
+            return f"{_EXTREMES[call.func]}({', '.join(map(_in_64_bits, call.args))})"
         if isinstance(call, Scalar):
             return call.name
         if isinstance(call, Differs):
@@ -288,6 +288,11 @@ def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
 def cpu_offsets(kernel: LoweredKernel) -> Offsets:
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
+
+
+def _in_64_bits(operand: sympy.Expr) -> str:
+    text = c_text(operand)
+    return text if text.startswith("i64(") else f"i64({text})"
 
 
 def _symbol(text: str) -> sympy.Symbol:

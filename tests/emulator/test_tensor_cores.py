@@ -142,6 +142,16 @@ def test_few_rows_request_weights_before_they_wait() -> None:
     check(chain, *arguments, unit=2.0**-7)
 
 
+def test_few_rows_with_columns_shifted_within_heads() -> None:
+    """Columns are combined that no tile of two slabs holds together."""
+
+    def shifted(x: Tensor, w: Tensor) -> Tensor:
+        heads = F.linear(x, w).unflatten(-1, (-1, 64))
+        return (heads + F.pad(heads[..., 16:], (0, 16))).flatten(-2)
+
+    check(shifted, randn(3, 72), randn(128, 72), timings=ONCE)
+
+
 def test_missing_rows_and_columns_do_not_touch_others() -> None:
     """NaN and infinity stay in their row and column, also where a tile is partial and the depth ends within a chunk."""
     x, w, b = torch.ones(3, 72, dtype=BF16), torch.ones(24, 72, dtype=BF16), torch.zeros(24, dtype=BF16)
@@ -322,6 +332,25 @@ def test_a_cache_is_read_up_to_its_lengths(queries: int, monkeypatch: pytest.Mon
         with case(number):
             got = run(over_cache, q, k.masked_fill(beyond, math.nan), v.masked_fill(beyond, math.nan), lengths, timing=ONCE[0])
             torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
+
+
+def test_values_that_are_masked_by_more_than_a_length() -> None:
+    """By other conditions, and differently in heads that share keys."""
+
+    def also_by_others(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        key = torch.arange(k.shape[2], device=k.device)[:, None]
+        v = torch.where((key < lengths.view(-1, 1, 1, 1)) & (key % 3 != 0), v, 0.0)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    def by_head(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        key = torch.arange(k.shape[2], device=k.device)[:, None]
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        return plain(q, k, torch.where(key < lengths.view(1, -1, 1, 1), v, 0.0))
+
+    arguments = randn(2, 4, 1, 64), randn(2, 2, 150, 64), randn(2, 2, 150, 64)
+    for function, lengths in ((also_by_others, (150, 70)), (by_head, (30, 150, 100, 64))):
+        with case(function.__name__):
+            check(function, *arguments, torch.tensor(lengths), timings=ONCE)
 
 
 def over_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ def test_plans_for_few_queries_are_candidates_keyed_by_queries_and_keys() -> Non
     assert len({each.plan.description for each in launch.candidates}) == len(launch.candidates)
 
 
-# What is shown and compared.
+# Text of records, and compared results.
 
 
 def test_explain_shows_the_times_of_candidates(fastest: Fastest) -> None:

@@ -146,7 +146,10 @@ def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:
 
 
 def masked_values(graph: Graph, values: int) -> tuple[int, Index] | None:
-    """Returns the ``where`` that sets values of later keys to 0, and the number of keys before them over (batch, head)."""
+    """Returns the ``where`` that sets values of later keys to 0, and the number of keys before them for each batch.
+
+    Unlike for scores, a bound does not suffice: no other values may be set to 0, and all heads of a GQA group have the same bound.
+    """
     axes = _axes_of(graph, values)
     position, at = values, axes.symbols
     while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
@@ -155,10 +158,19 @@ def masked_values(graph: Graph, values: int) -> tuple[int, Index] | None:
     if graph.nodes[position].op is not Op.WHERE:
         return None
     condition, _, zero = sources(graph, position, at, axes)
-    key, channel = axes.symbols[-2:]
+    _, *others, key, _ = axes.symbols
     bound = _bound(graph, condition.arg, condition.index, axes, key, holds=True)
     is_zero = graph.nodes[zero.arg].op is Op.CONSTANT and graph.nodes[zero.arg].number == 0
-    return None if bound is None or not is_zero or bound.has(key) or bound.has(channel) else (position, bound)
+    if bound is None or not is_zero or not _is_comparison(graph, condition.arg):
+        return None
+    return None if bound.has(key, *others, axes.symbols[-1]) else (position, bound)
+
+
+def _is_comparison(graph: Graph, position: int) -> bool:
+    """True if a condition with a bound is one comparison, and not several of which some have no bound."""
+    while graph.nodes[position].op is Op.LOGICAL_NOT or graph.nodes[position].family is Family.VIEW:
+        (position,) = graph.nodes[position].args
+    return graph.nodes[position].op in _OPPOSITE
 
 
 def _axes_of(graph: Graph, position: int) -> Axes:

@@ -25,6 +25,7 @@ _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 
 _OFFSET = "The offset of a query's first channel in the output."
 _SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
+_WIDE_LOAD = "i64(widen(load_once({}, {})))"  # a length in 32 bits could overflow in a sum
 _PRESENT = "The number of keys with values; those of later ones are 0."
 
 # The largest weight is about 1, so weights below the smallest normal number may be flushed to 0.
@@ -86,7 +87,8 @@ def _bounds(body: AttentionBody) -> list[tuple[str, str, Index]]:
 
 
 def _bound_text(kernel: LoweredKernel, name: str, doc: str, bound: Index, body: AttentionBody, coordinates: PairCoordinates) -> str:
-    return offset_text(name, doc, bound, body.score.axes, coordinates, last=False, offsets=cuda_offsets(kernel, "operands."))
+    offsets = replace(cuda_offsets(kernel, "operands."), load=_WIDE_LOAD)
+    return offset_text(name, doc, bound, body.score.axes, coordinates, last=False, offsets=offsets)
 
 
 def _reductions(body: AttentionBody) -> list[MathFunction]:

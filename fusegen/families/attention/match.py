@@ -184,8 +184,7 @@ class AttentionOperands:
 
     Attributes:
         gqa_group: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
-        present_keys: the number of keys with values, over (batch, head); values of later keys are 0 and not read. None if all have
-            values.
+        present_keys: the number of keys with values, for each batch; values of later keys are 0. None if all have values.
     """
 
     q: StridedView

@@ -357,8 +357,6 @@ class _Lanes:
             shift = int(offset) - int(offset) % FRAGMENT
             if shift and not self._stays_in_head(column, shift, bounds):
                 return False
-            if shift:
-                self.shift = abs(shift) if self.shift in (0, abs(shift)) else None
         return True
 
     def _stays_in_head(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
@@ -372,4 +370,13 @@ class _Lanes:
             if distance.is_Integer and lower is not None and upper is not None:
                 first, end = max(first, lower - int(distance)), min(end, upper - int(distance))
         self.head = extent
+        self._add_shift(shift, first, end)
         return first // LANES * LANES + shift >= 0 and -(-end // LANES) * LANES + shift <= extent
+
+    def _add_shift(self, shift: int, first: int, end: int) -> None:
+        """Updates `shift` with reads at a distance by the columns from `first` to `end`. A tile of two slabs holds them only if the
+        columns lie in the lower halves of blocks of two distances, for reads to the right, or in the upper halves."""
+        distance = abs(shift)
+        start = first % (2 * distance) - (distance if shift < 0 else 0)
+        is_paired = start >= 0 and start + end - first <= distance
+        self.shift = distance if is_paired and self.shift in (0, distance) else None

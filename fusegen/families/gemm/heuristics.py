@@ -107,8 +107,9 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
 
 
 def _shift_of(group: Group) -> int | None:
-    """Returns the distance between the columns that the epilogues of a launch combine; None unless it is equal for all."""
-    shifts = {part.shift for part in group.parts} - {0}
+    """Returns the distance between the columns that the epilogues of a launch combine; None unless it is equal for all, and heads
+    consist of blocks of two distances."""
+    shifts = {part.shift if not part.shift or part.head % (2 * part.shift) == 0 else None for part in group.parts} - {0}
     return shifts.pop() if len(shifts) == 1 else None if shifts else 0
 
 

@@ -150,7 +150,7 @@ class FusedCall:
             call.refused(refusal)
             return self(*args, **kwargs)
         if call is None or refusal:
-            kind = kind or self._kind(args, kwargs)  # of the state before the call
+            kind = kind or self._kind(args, kwargs)  # before the call changes its state
             result = self.original(*args, **kwargs)  # raises its own error if the function itself is wrong
             self._has_changed = is_first
             if is_first:
