@@ -327,9 +327,11 @@ class EmulatorBackend(LaunchBackend):
 
 
 def _written_before(launch: call.KernelLaunch, steps: Sequence[call.CallStep]) -> set[int]:
-    """The buffers that the launch directly before an overlapping one writes."""
+    """The buffers that the launch or matmul directly before an overlapping launch writes."""
     before = next((b for b, step in pairwise(steps) if step is launch and launch.overlaps), None)
-    return {key for key, written in before.accesses.items() if written} if isinstance(before, call.KernelLaunch) else set()
+    if not isinstance(before, call.KernelLaunch | call.MatmulCall):
+        return set()
+    return {key for key, written in before.accesses.items() if written}
 
 
 def _value(

@@ -22,7 +22,7 @@ from fusegen.schedule.kernel import Plan, Pointer
 from fusegen.schedule.memory import Memory
 from fusegen.schedule.names import identifier
 from fusegen.schedule.precision import approximations, contractions
-from fusegen.schedule.program import Launch, Program, Step, has_one_block, started_together
+from fusegen.schedule.program import Launch, LibraryMatmul, Program, Run, Step, has_one_block, started_together
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 
@@ -153,9 +153,10 @@ def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterato
 #   completed when a launch starts.
 # - Before it waits, it may read what any launch but the previous one has written, for this reason. It writes nothing.
 # - Its blocks take no place from the previous launch, whose blocks have all started by then.
-# The first launch of a call does not overlap: the earlier work in the stream is unknown. A launch after a library matmul does not
-# overlap either, because the library's kernels may not wait. Kernels trigger behind their main loop: blocks that wait longer
-# occupy SMs, which costs up to 4 µs.
+# A library matmul counts as a launch that triggers at its end. Its last kernel ends after all earlier work, which may have written
+# its operands. It may trigger before it waits, though: the next launch reads nothing before its own wait.
+# The first launch of a call does not overlap: the earlier work in the stream is unknown. Kernels trigger behind their main loop:
+# blocks that wait longer occupy SMs, which costs up to 4 µs.
 
 
 def mark_overlaps(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
@@ -166,17 +167,19 @@ def mark_overlaps(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
     marked: list[Step] = []
     for before, run, after in zip((None, *runs), runs, (*runs[1:], None), strict=False):
         if isinstance(run, tuple):
-            marked += _linked(before if isinstance(before, tuple) else (), run, triggers=isinstance(after, tuple))
+            marked += _linked(before, run, triggers=isinstance(after, tuple))
         else:
             marked.append(run)
     return tuple(marked)
 
 
-def _linked(before: Sequence[Launch], parts: Sequence[Launch], *, triggers: bool) -> Sequence[Launch]:
+def _linked(before: Run | None, parts: Sequence[Launch], *, triggers: bool) -> Sequence[Launch]:
     first, *others = (replace(part, triggers=triggers) for part in parts)
-    if before:
+    if isinstance(before, tuple):
         written = frozenset().union(*map(_written, before))
         first = replace(first, overlaps=True, early_reads=_touched(first) - written)
+    elif isinstance(before, LibraryMatmul):
+        first = replace(first, overlaps=True)
     return (first, *others)
 
 

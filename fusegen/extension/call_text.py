@@ -306,9 +306,15 @@ class CallText:
             return self._loop(step, entries[launch_index : launch_index + len(step.body.launches)])
         if not entries[launch_index].is_cuda:
             return self._host_launch(step, entries[launch_index])
-        previous = self.call.steps[number - 1] if number else None
-        overlaps = f"grid_{launch_index - 1} > 0" if step.overlaps and isinstance(previous, KernelLaunch) else "false"
+        overlaps = self._follows(number, launch_index) if step.overlaps else "false"
         return self._cuda_launch(step, entries[launch_index], launch_index, overlaps)
+
+    def _follows(self, number: int, launch_index: int) -> str:
+        """Returns a condition: the previous step starts a kernel."""
+        previous = self.call.steps[number - 1] if number else None
+        if isinstance(previous, MatmulCall):
+            return f"{self.formula(previous.products)} > 0"
+        return f"grid_{launch_index - 1} > 0" if isinstance(previous, KernelLaunch) else "false"
 
     def _library_call(self, number: int, call: LibraryCall) -> list[str]:
         """Calls the function, and permutes its results to the expected layout."""

@@ -145,6 +145,11 @@ class MatmulCall:
     adds: Formula
 
     @property
+    def products(self) -> Formula:
+        """The number of multiplications; the library starts no kernel for none."""
+        return prod((*self.a.shape[1:], self.b.shape[-1]), start=self.a.shape[0])
+
+    @property
     def accesses(self) -> dict[int, bool]:
         return {self.a.buffer: False, self.b.buffer: False, self.out.buffer: True}
 

@@ -296,11 +296,11 @@ class Binder:
 
 
 def _without_false_overlap(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:
-    """Clears `overlaps` unless the previous step is a launch with blocks.
-
-    An empty grid is not launched, and other work may precede the launch in the stream.
-    """
-    follows = isinstance(before, KernelLaunch) and before.grid(sizes) > 0
+    """Clears `overlaps` unless the previous step starts a kernel: else, other work precedes the launch in the stream."""
+    if isinstance(before, KernelLaunch):
+        follows = before.grid(sizes) > 0
+    else:
+        follows = isinstance(before, MatmulCall) and before.products(sizes) > 0
     return launch if follows or not launch.overlaps else replace(launch, overlaps=False)
 
 

@@ -242,9 +242,13 @@ class LoopStep:
 Step: TypeAlias = "Launch | LibraryMatmul | LibraryStep | LoopStep"
 
 
-def started_together(steps: Sequence[Step]) -> list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep]:
+Run: TypeAlias = tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep
+"""The parts of one launch, or another step."""
+
+
+def started_together(steps: Sequence[Step]) -> list[Run]:
     """The steps, with the parts of each launch in one tuple."""
-    groups: list[tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep] = []
+    groups: list[Run] = []
     for step in steps:
         previous = groups[-1] if groups else None
         if not isinstance(step, Launch):

@@ -119,9 +119,9 @@ def test_a_launch_triggers_the_next_one_if_that_overlaps() -> None:
     assert triggers(library_between, meta(64, 64, dtype=F32)) == [False, None, False]
 
 
-def test_none_behind_the_library() -> None:
-    """Its kernels are not known to wait for those before them."""
-    assert overlaps(library_between, meta(64, 64, dtype=F32)) == [False, None, False]
+def test_a_launch_overlaps_with_a_library_matmul_but_not_with_other_functions() -> None:
+    assert overlaps(library_between, meta(64, 64, dtype=F32)) == [False, None, True]
+    assert overlaps(lambda x: x.sort(-1)[0].softmax(-1), meta(64, 64, dtype=F32))[-1] is False
 
 
 def test_none_on_machines_that_cannot() -> None:
