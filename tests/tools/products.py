@@ -2,13 +2,16 @@
 record.
 
 ``python -m tests.tools.products FILE.json`` measures matmuls of few and of many rows, ``… FILE.json few-rows`` those of up to 16
-rows, ``… FILE.json epilogues`` those of training, whose epilogues read and write several values per element. Weights are cold: all
-of them together exceed the cache.
+rows, ``… FILE.json epilogues`` those of training, whose epilogues read and write several values per element, ``… FILE.json sizes``
+sizes that are drawn at random. Weights are cold: all of them together exceed the cache.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import random
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,11 +35,12 @@ from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner
 
 SHAPES = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
-ROWS = (33, 64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)
+ROWS = (64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)
 FEW_ROWS_SHAPES = (*SHAPES, (14336, 4096), (4096, 14336), (28672, 3584), (5120, 5120), (2816, 1024), (1024, 2816), (128256, 4096))
 FEW_ROWS = (1, 8, 16)
 TRAINED_SHAPES = ((4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
 TRAINED_ROWS = (1024, 4096, 8192)
+DRAWN, SEED = 43, 20261127
 _COLD = 200 << 20  # bytes of weights that successive calls read
 _ROUNDS = 7
 
@@ -45,6 +49,18 @@ _ROUNDS = 7
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A matmul with an epilogue."""
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+@fg.kernel
+def linear_gelu_erf(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A matmul with an epilogue of many instructions."""
+    return F.gelu(F.linear(x, weight, bias))
+
+
+@fg.kernel
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A matmul with an epilogue of few instructions."""
+    return F.relu(F.linear(x, weight, bias))
 
 
 @fg.kernel
@@ -143,6 +159,7 @@ Kernels = Sequence[tuple[fg.Kernel[..., Any], int, Arguments]]
 """Declarations, each with the number of matmuls of its first operand, and its arguments."""
 
 INFERENCE: Kernels = ((linear_gelu, 1, _forward(0)), (gated, 2, _forward(1)))
+DRAWN_SIZES: Kernels = ((linear_gelu_erf, 1, _forward(0)), (linear_relu, 1, _forward(0)))
 TRAINING: Kernels = (
     (linear_gelu_saved, 1, _forward(0)),
     (gated_saved, 2, _forward(1)),
@@ -151,21 +168,32 @@ TRAINING: Kernels = (
 )
 
 
-def measure(
-    device: torch.device, kernels: Kernels, shapes: Sequence[tuple[int, int]], row_counts: Sequence[int]
-) -> Iterator[Measured]:
-    """Measures all cases.
+Sizes = Sequence[tuple[int, int, int]]
+"""Rows, columns and depths."""
 
-    Args:
-        shapes: columns and depths.
-    """
-    for columns, depth in shapes:
+
+def _all_of(shapes: Sequence[tuple[int, int]], row_counts: Sequence[int]) -> Sizes:
+    return [(rows, *shape) for shape, rows in itertools.product(shapes, row_counts)]
+
+
+def drawn_sizes() -> Sizes:
+    """Returns log-uniform sizes: 1 to 8192 rows, 512 to 16384 columns and depth, these in multiples of 64."""
+    draws = random.Random(SEED)
+
+    def drawn(low: int, high: int, step: int) -> int:
+        return max(1, round(math.exp(draws.uniform(math.log(low), math.log(high))) / step)) * step
+
+    return [(drawn(1, 8192, 1), drawn(512, 16384, 64), drawn(512, 16384, 64)) for _ in range(DRAWN)]
+
+
+def measure(device: torch.device, kernels: Kernels, sizes: Sizes) -> Iterator[Measured]:
+    """Measures all cases."""
+    for rows, columns, depth in sizes:
         for kernel, products, make in kernels:
-            for rows in row_counts:
-                arguments = make(rows, columns, depth, device)
-                for plan, program in _programs(kernel, arguments[0]):
-                    time = microseconds([partial(program.call, each, {}) for each in arguments])
-                    yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
+            arguments = make(rows, columns, depth, device)
+            for plan, program in _programs(kernel, arguments[0]):
+                time = microseconds([partial(program.call, each, {}) for each in arguments])
+                yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
 def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None]:
@@ -227,9 +255,10 @@ def main(file: Path, of: str = "") -> None:
     """Measures, and writes a record with one case per line."""
     device = torch.device("cuda", torch.cuda.current_device())
     cases = {
-        "": (INFERENCE, SHAPES, ROWS),
-        "few-rows": (INFERENCE, FEW_ROWS_SHAPES, FEW_ROWS),
-        "epilogues": (TRAINING, TRAINED_SHAPES, TRAINED_ROWS),
+        "": (INFERENCE, _all_of(SHAPES, ROWS)),
+        "few-rows": (INFERENCE, _all_of(FEW_ROWS_SHAPES, FEW_ROWS)),
+        "epilogues": (TRAINING, _all_of(TRAINED_SHAPES, TRAINED_ROWS)),
+        "sizes": (DRAWN_SIZES, drawn_sizes()),
     }[of]
     write_cases(file, measure(device, *cases), environment(device, "CUDA graphs, weights cold"))
 

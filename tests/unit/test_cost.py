@@ -18,9 +18,11 @@ COSTS = Path(__file__).parents[2] / "docs/costs"
 HOPPER = target("sm_90a")
 
 EPILOGUES = {
-    "linear_gelu": EpilogueSize(0, 0),
+    "linear_gelu": EpilogueSize(0, 0, 1),
+    "linear_gelu_erf": EpilogueSize(0, 0, 1),
+    "linear_relu": EpilogueSize(0, 0),
     "gated": EpilogueSize(0, 0),
-    "linear_gelu_saved": EpilogueSize(0, 1),
+    "linear_gelu_saved": EpilogueSize(0, 1, 1),
     "gated_saved": EpilogueSize(0, 2),
     "silu_backward": EpilogueSize(1, 0),
     "gated_backward": EpilogueSize(2, 1),
@@ -65,8 +67,14 @@ def ratios(record: str) -> list[float]:
 
 def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
     found = ratios("h200.json")
-    assert len(found) == 132 and statistics.mean(found) < 1.02
-    assert statistics.quantiles(found, n=10)[-1] < 1.05 and max(found) < 1.4
+    assert len(found) == 120 and statistics.mean(found) < 1.02
+    assert statistics.quantiles(found, n=10)[-1] < 1.03 and max(found) < 1.25
+
+
+def test_the_choice_at_sizes_drawn_at_random() -> None:
+    found = ratios("sizes-h200.json")
+    assert len(found) == 86 and statistics.mean(found) < 1.02
+    assert statistics.quantiles(found, n=10)[-1] < 1.04 and max(found) < 1.16
 
 
 def test_the_choice_for_few_rows_is_close_to_the_best_measured() -> None:
@@ -77,4 +85,4 @@ def test_the_choice_for_few_rows_is_close_to_the_best_measured() -> None:
 def test_the_choice_for_epilogues_that_read_and_write_more() -> None:
     found = ratios("epilogues-h100.json")
     assert len(found) == 48 and statistics.mean(found) < 1.03
-    assert statistics.quantiles(found, n=10)[-1] < 1.08 and max(found) < 1.2
+    assert statistics.quantiles(found, n=10)[-1] < 1.085 and max(found) < 1.2

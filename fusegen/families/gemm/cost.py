@@ -1,9 +1,9 @@
 """The cost model of matmuls: expected times in µs of a generated kernel with a plan, and of the library.
 
 A kernel's time is its start-up plus the longer of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile takes a
-step for every 64 of the depth, plus an end. The end grows with the values per element that the epilogue reads and writes. The
-constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py` bounds
-the loss by wrong choices.
+step for every 64 of the depth, plus an end. The end grows with the math of the epilogue and with the values per element that it
+reads and writes. The constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/sizes-h200.json`,
+`docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py` bounds the loss by wrong choices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fusegen.families.gemm.plan import ContractionPlan
 
 _STEP_DEPTH = 64
-_ALONE = 0.33  # share of the epilogue's extra time in a single wave, which does not wait for memory
+_SHORT = 0.3  # share of a tile's end without functions of many instructions
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class MatmulCosts:
     Attributes:
         sms: SMs of the measured machine.
         start: start-up of a kernel.
-        steps, ends: time of a tile's step and end, by consumer warpgroups and columns multiplied at once.
+        steps, ends: time of a tile's step, and of its end with one function of many instructions per element, by consumer warpgroups
+            and columns multiplied at once.
         reads, writes: extra time of a tile's end per 16-bit value per element that the epilogue reads, or writes besides its first;
             by consumer warpgroups and columns of a tile.
-        ragged: relative extra time of a tile without valid rows.
         draws: random elements per µs in an epilogue; two elements share a call of the generator.
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
@@ -43,7 +43,6 @@ class MatmulCosts:
     ends: Mapping[tuple[int, int], float]
     reads: Mapping[tuple[int, int], float]
     writes: Mapping[tuple[int, int], float]
-    ragged: float
     draws: float
     library_start: float
     library_bandwidth: float
@@ -58,10 +57,16 @@ class MatmulCosts:
 
 @dataclass(frozen=True)
 class EpilogueSize:
-    """The 16-bit values per element that an epilogue reads, and that it writes besides its first; the mean over the parts."""
+    """The work of an epilogue per element; the mean over the parts.
+
+    Attributes:
+        read, written: 16-bit values that it reads, and that it writes besides its first.
+        functions: calls of functions of many instructions, such as erf and tanh.
+    """
 
     read: float = 0.0
     written: float = 0.0
+    functions: float = 0.0
 
 
 NO_EPILOGUE = EpilogueSize()
@@ -70,20 +75,19 @@ _WIDTHS = [(consumers, width) for consumers in (1, 2) for width in (64, 128, 192
 
 H200 = MatmulCosts(
     sms=132,
-    start=2.84,
-    bandwidth=3.91e6,
-    steps=dict(zip(_WIDTHS, (0.166, 0.217, 0.268, 0.330, 0.261, 0.344, 0.470, 0.632), strict=True)),
-    ends=dict(zip(_WIDTHS, (0.95, 0.80, 4.23, 3.82, 0.80, 1.06, 4.73, 2.68), strict=True)),
-    reads=dict(zip(_WIDTHS, (0.4, 4.2, 2.9, 2.2, 5.3, 4.7, 1.7, 4.7), strict=True)),
-    writes=dict(zip(_WIDTHS, (0.4, 1.9, 0.3, 15.1, 5.2, 3.5, 1.5, 13.2), strict=True)),
-    ragged=0.174,
+    start=2.57,
+    bandwidth=3.81e6,
+    steps=dict(zip(_WIDTHS, (0.167, 0.211, 0.259, 0.339, 0.242, 0.337, 0.478, 0.639), strict=True)),
+    ends=dict(zip(_WIDTHS, (1.09, 1.59, 4.07, 4.48, 1.25, 2.57, 4.47, 5.21), strict=True)),
+    reads=dict(zip(_WIDTHS, (0.5, 1.8, 2.9, 1.9, 2.2, 2.4, 2.7, 3.8), strict=True)),
+    writes=dict(zip(_WIDTHS, (0.1, 0.2, 0.0, 9.2, 1.3, 1.2, 0.0, 7.2), strict=True)),
     draws=2.74e5,  # 4096 x 4096 x 4096 with dropout and a residual takes 259.5 µs, and without dropout 198.2
-    library_start=3.08,
-    library_bandwidth=4.05e6,
-    library_flops=793e6,
+    library_start=3.42,
+    library_bandwidth=4.03e6,
+    library_flops=769e6,
     library_unaligned=2.8,  # 8192 x 1024 with 30522 columns takes 1966 µs, padded 701; odd columns cost 3.6 to 7.4 times as much
-    epilogue_start=3.05,
-    epilogue_bandwidth=2.87e6,
+    epilogue_start=2.19,
+    epilogue_bandwidth=3.0e6,
     few_rows_start=2.9,
     few_rows_bandwidth=4.05e6,
     few_rows_more=1.06,
@@ -117,11 +121,10 @@ def matmul_time(
     by_tile = (plan.consumers, plan.tile_n)
     waves = math.ceil(tiles / sms)
     longer = epilogue.written * costs.writes[by_tile] + epilogue.read * costs.reads[by_tile]
-    longer *= _ALONE if waves == 1 else 1.0
-    multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind] + longer)
-    missing = 1 - first.rows / (row_tiles * plan.tile_m)
+    end = costs.ends[kind] * (_SHORT + (1 - _SHORT) * epilogue.functions) + longer
+    multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + end)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
-    return costs.start + (1 + costs.ragged * missing) * overlapped_time(multiplying, moving)
+    return costs.start + overlapped_time(multiplying, moving)
 
 
 def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...]) -> float:

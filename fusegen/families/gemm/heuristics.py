@@ -20,7 +20,7 @@ from fusegen.families.gemm.cost import (
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
-from fusegen.fusion.groups import Group, strip_views
+from fusegen.fusion.groups import Group, computed, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
@@ -32,7 +32,10 @@ from fusegen.target import Target
 # the previous class up to its own number, which stands for all of them.
 
 
-CLASSES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536)
+CLASSES = (
+    8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144,
+    8192, 12288, 16384, 32768, 65536,
+)  # fmt: skip
 """The largest count of each class; larger counts belong to the last."""
 
 _MANY = 4096
@@ -114,7 +117,7 @@ def _shift_of(group: Group) -> int | None:
 
 
 def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
-    """Returns the values per element that the epilogues of a launch move."""
+    """Returns the work of the epilogues of a launch per element."""
     operands = {strip_views(graph, a) for part in group.parts for p in part.products for a in graph.nodes[p].args}
     inputs = [p for p in group.inputs if strip_views(graph, p) not in operands]
     elements = [product(part.domain.shape) for part in group.parts]
@@ -125,7 +128,8 @@ def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
 
     read = sum(words(p, elements) for p in inputs)
     written = sum(words(o, (extents,)) for part, extents in zip(group.parts, elements, strict=True) for o in part.outputs)
-    return EpilogueSize(read / len(elements), max(0.0, written / len(elements) - 1))
+    functions = sum(graph.nodes[p].op in _LONG for p in computed(graph, group))
+    return EpilogueSize(read / len(elements), max(0.0, written / len(elements) - 1), functions / len(elements))
 
 
 def rows_of(graph: Graph, matmul: int) -> Dim:
@@ -152,6 +156,9 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
     return (*_few_rows_plans(shape, target), *_warpgroup_plans(shape, target))
 
+
+_LONG = frozenset({Op.TANH, Op.ERF, Op.ONE_PLUS_ERF, Op.ERFC, Op.LGAMMA, Op.LOG1P, Op.EXPM1, Op.SIN, Op.COS, Op.POW})
+"""Functions of many instructions."""
 
 _FEW_ROWS = 16
 _FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
