@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -19,7 +20,7 @@ from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
 from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
-from fusegen.families.gemm.plan import FewRowsPlan
+from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.schedule import context
@@ -184,6 +185,19 @@ def test_tiles_of_an_odd_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(tensor_cores, "choose", three_chunks)
     check(residual, randn(300, 128), randn(520, 128), randn(300, 520), timings=EVERY_TIMING[1:3])
+
+
+@pytest.mark.parametrize(("consumers", "splits", "depth"), [(1, 3, 584), (2, 2, 256), (1, 4, 64)])
+def test_blocks_of_a_cluster_share_the_depth(monkeypatch: pytest.MonkeyPatch, consumers: int, splits: int, depth: int) -> None:
+    """Their spans may differ by a step, or be empty."""
+
+    def shared(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
+        plans = candidates(shape_of(graph, group, expected), target)
+        plan = next(plan for plan in plans if isinstance(plan, ContractionPlan) and plan.consumers == consumers)
+        return MatmulChoice(replace(plan, splits=splits))
+
+    monkeypatch.setattr(tensor_cores, "choose", shared)
+    check(residual, randn(150, depth), randn(136, depth), randn(150, 136), timings=EVERY_TIMING[1:3])
 
 
 def test_a_float32_result_leaves_in_chunks_of_32_columns() -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from fusegen.families.gemm.plan import ContractionPlan
 
-_STEP_DEPTH = 64
 _SHORT = 0.3  # share of a tile's end without functions of many instructions
 
 
@@ -25,8 +24,9 @@ class MatmulCosts:
     Attributes:
         sms: SMs of the measured machine.
         start: start-up of a kernel.
-        steps, ends: time of a tile's step, and of its end with one function of many instructions per element, by consumer warpgroups
-            and columns multiplied at once.
+        steps: time of a tile's step, by consumer warpgroups and columns multiplied at once.
+        ends: time of a tile's end with one function of many instructions per element, likewise.
+        joins: time per column of each further block that shares the depth of a tile.
         reads, writes: extra time of a tile's end per 16-bit value per element that the epilogue reads, or writes besides its first;
             by consumer warpgroups and columns of a tile.
         draws: random elements per µs in an epilogue; two elements share a call of the generator.
@@ -41,6 +41,7 @@ class MatmulCosts:
     bandwidth: float
     steps: Mapping[tuple[int, int], float]
     ends: Mapping[tuple[int, int], float]
+    joins: float
     reads: Mapping[tuple[int, int], float]
     writes: Mapping[tuple[int, int], float]
     draws: float
@@ -79,6 +80,7 @@ H200 = MatmulCosts(
     bandwidth=3.81e6,
     steps=dict(zip(_WIDTHS, (0.167, 0.211, 0.259, 0.339, 0.242, 0.337, 0.478, 0.639), strict=True)),
     ends=dict(zip(_WIDTHS, (1.09, 1.59, 4.07, 4.48, 1.25, 2.57, 4.47, 5.21), strict=True)),
+    joins=0.01,
     reads=dict(zip(_WIDTHS, (0.5, 1.8, 2.9, 1.9, 2.2, 2.4, 2.7, 3.8), strict=True)),
     writes=dict(zip(_WIDTHS, (0.1, 0.2, 0.0, 9.2, 1.3, 1.2, 0.0, 7.2), strict=True)),
     draws=2.74e5,  # 4096 x 4096 x 4096 with dropout and a residual takes 259.5 µs, and without dropout 198.2
@@ -119,10 +121,12 @@ def matmul_time(
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])
     kind = (plan.consumers, plan.tile_n * plan.products)
     by_tile = (plan.consumers, plan.tile_n)
-    waves = math.ceil(tiles / sms)
+    waves = math.ceil(tiles * plan.splits / sms)
+    steps = math.ceil(first.depth / plan.tile_k / plan.splits)
     longer = epilogue.written * costs.writes[by_tile] + epilogue.read * costs.reads[by_tile]
     end = costs.ends[kind] * (_SHORT + (1 - _SHORT) * epilogue.functions) + longer
-    multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + end)
+    join = costs.joins * (plan.splits - 1) * kind[1]
+    multiplying = waves * (steps * costs.steps[kind] + join + end)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
     return costs.start + overlapped_time(multiplying, moving)
 

@@ -26,7 +26,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Measured, choice_of
-from fusegen.target import Target
+from fusegen.target import PORTABLE_CLUSTER, Target
 
 # Classes of row counts: a plan depends on the class alone, so that few programs serve all sizes. A class covers the counts above
 # the previous class up to its own number, which stands for all of them.
@@ -59,6 +59,7 @@ class ExpectedSizes:
 
 
 _MOST_STAGES = 8
+_FEWEST_STEPS = 4  # of a block that shares the depth with others
 _GROUP = 8
 _MOST_RESULT_REGISTERS = 128  # registers of a thread for a tile's results, beside the accumulators
 
@@ -192,7 +193,21 @@ def _fits_slabs(shape: MatmulShape) -> bool:
 def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
     allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
-    return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
+    plans = [_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths]
+    return (*plans, *(replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1))
+
+
+def _splits(shape: MatmulShape, plan: ContractionPlan, target: Target) -> int:
+    """Returns the most blocks that can share the depth of a tile, all at once and with several steps each."""
+    steps = math.ceil(shape.depth / plan.tile_k)
+    fitting = [
+        n for n in range(2, PORTABLE_CLUSTER + 1) if _tiles(shape, plan) <= target.clusters(n) and steps >= _FEWEST_STEPS * n
+    ]
+    return max(fitting, default=1)
+
+
+def _tiles(shape: MatmulShape, plan: ContractionPlan) -> int:
+    return math.ceil(shape.rows / plan.tile_m) * sum(math.ceil(columns / plan.tile_n) for columns in shape.columns)
 
 
 def _plan(shape: MatmulShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:

@@ -184,7 +184,11 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     context = products.context
     plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
-    grid = minimum(_tiles(products, plan), context.target.sms * plan.blocks_per_sm)  # persistent blocks
+    tiles = _tiles(products, plan)
+    if plan.splits > 1:
+        grid = tiles * plan.splits
+    else:
+        grid = minimum(tiles, context.target.sms * plan.blocks_per_sm)  # persistent blocks
     return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 

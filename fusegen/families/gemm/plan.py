@@ -22,6 +22,7 @@ class ContractionPlan(Plan):
         group: rows of tiles that are traversed together.
         a_major, b_major: the contiguous index of an operand: ``k``, or ``m`` and ``n``.
         products: matrices that are multiplied with the same first operand.
+        splits: blocks of a cluster, which share the depth of a tile.
     """
 
     consumers: int
@@ -31,17 +32,23 @@ class ContractionPlan(Plan):
     a_major: str = "k"
     b_major: str = "k"
     products: int = 1
+    splits: int = 1
     blocks_per_sm: int = 1
     producer_registers: int = 24
     consumer_registers: int = 240
 
     @property
     def description(self) -> str:
-        return f"tiles of {self.tile_m} x {self.tile_n}: {self.consumers + 1} warpgroups, {self.stages} stages"
+        split = f", depth split over a cluster of {self.splits} blocks" if self.splits > 1 else ""
+        return f"tiles of {self.tile_m} x {self.tile_n}: {self.consumers + 1} warpgroups, {self.stages} stages{split}"
 
     @property
     def tile_m(self) -> int:
         return 64 * self.consumers
+
+    @property
+    def tile_k(self) -> int:
+        return 64
 
     @property
     def threads(self) -> int:
@@ -260,6 +267,10 @@ class ContractionBody(Body):
     @property
     def chosen_plan(self) -> Plan:
         return self.plan
+
+    @property
+    def cluster(self) -> int:
+        return self.plan.splits if isinstance(self.plan, ContractionPlan) else 1
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
