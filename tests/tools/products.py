@@ -106,6 +106,7 @@ class Measured:
         rows, columns, depth: the sizes of each matmul.
         products: the number of matmuls.
         consumers, tile_n, warps: fields of the plan: of warpgroups the first two, for few rows the last two, else None.
+        splits: blocks that share the depth of a tile.
         microseconds: the median time of a call.
     """
 
@@ -117,6 +118,7 @@ class Measured:
     consumers: int | None
     tile_n: int | None
     warps: int | None
+    splits: int
     microseconds: float
 
 
@@ -196,10 +198,10 @@ def measure(device: torch.device, kernels: Kernels, sizes: Sizes) -> Iterator[Me
                 yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
-def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None]:
+def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None, int]:
     if isinstance(plan, FewRowsPlan):
-        return None, plan.tile_n, plan.warps
-    return (plan.consumers, plan.tile_n, None) if plan else (None, None, None)
+        return None, plan.tile_n, plan.warps, 1
+    return (plan.consumers, plan.tile_n, None, plan.splits) if plan else (None, None, None, 1)
 
 
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[CostedPlan | None, Runner]]:

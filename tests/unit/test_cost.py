@@ -32,19 +32,22 @@ SAVED = {"gated_saved": 2}
 
 
 LIBRARY = (None, None, None)
-Key: TypeAlias = tuple[int | None, int | None, int | None]
+Key: TypeAlias = tuple[int | None, ...]
 
 
 def key(plan: CostedPlan) -> Key:
     """Tells measured plans apart."""
-    return (None, plan.tile_n, plan.warps) if isinstance(plan, FewRowsPlan) else (plan.consumers, plan.tile_n, None)
+    if isinstance(plan, FewRowsPlan):
+        return None, plan.tile_n, plan.warps
+    return (plan.consumers, plan.tile_n, None) if plan.splits == 1 else (plan.consumers, plan.tile_n, None, plan.splits)
 
 
 def times(record: str) -> dict[tuple[Any, ...], dict[Key, float]]:
     """Measured times by plan, for a kernel, rows, columns, depth and products."""
     found: dict[tuple[Any, ...], dict[Key, float]] = defaultdict(dict)
     for case in json.loads((COSTS / record).read_text())["cases"]:
-        plan = case["consumers"], case["tile_n"], case.get("warps")
+        plan: Key = case["consumers"], case["tile_n"], case.get("warps")
+        plan = (*plan, case["splits"]) if case.get("splits", 1) > 1 else plan
         found[case["kernel"], case["rows"], case["columns"], case["depth"], case["products"]][plan] = case["microseconds"]
     return found
 

@@ -185,10 +185,8 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     tiles = _tiles(products, plan)
-    if plan.splits > 1:
-        grid = tiles * plan.splits
-    else:
-        grid = minimum(tiles, context.target.sms * plan.blocks_per_sm)  # persistent blocks
+    persistent = minimum(tiles, context.target.sms * plan.blocks_per_sm)
+    grid = tiles * plan.splits if plan.splits > 1 else persistent
     return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
