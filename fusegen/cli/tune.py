@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import fusegen as fg
-from fusegen.cli.arguments import KernelCall, add_inputs, chosen_target, kernel_calls, nvidia_gpu
+from fusegen.cli.arguments import KernelCall, add_inputs, chosen_target, kernel_calls, lowering_target, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -87,7 +87,7 @@ def _tuned(options: argparse.Namespace, terminal: Terminal) -> Iterator[_Tuned]:
     if _is_unmeasured(options):
         target = chosen_target(options.target)
         for call in _calls(options, target):
-            yield _Tuned(call, _pinned(call, options.pin, target))
+            yield _Tuned(call, _pinned(call, options.pin, lowering_target(options.target)))
         return
     device = _gpu()
     calls = _calls(options, target_of(device))
@@ -116,13 +116,13 @@ def _each_size(texts: Sequence[str]) -> list[list[str]]:
     return [[each[number % len(each)] for each in lists] for number in range(count)]
 
 
-def _pinned(call: KernelCall, text: str | None, target: Target) -> Tuning:
+def _pinned(call: KernelCall, text: str | None, target: str | None) -> Tuning:
     """The candidates of a call, after the one with some text was pinned.
 
     Raises:
         ArgumentError: no choice has that candidate.
     """
-    tuning = candidates(call.kernel, target=target.name, **call.arguments)
+    tuning = candidates(call.kernel, target=target, **call.arguments)
     if text is None:
         return tuning
     matches = [(launch, each.plan) for launch in tuning.launches for each in launch.candidates if each.plan.description == text]
@@ -130,7 +130,7 @@ def _pinned(call: KernelCall, text: str | None, target: Target) -> Tuning:
         raise ArgumentError(f"{call.name} has no candidate {text!r}", hint="--list prints the candidates")
     for launch, plan in matches:
         launch.pin(plan)
-    return candidates(call.kernel, target=target.name, **call.arguments)
+    return candidates(call.kernel, target=target, **call.arguments)
 
 
 def _print(kernels: list[_Tuned], terminal: Terminal) -> None:

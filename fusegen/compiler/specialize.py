@@ -417,7 +417,7 @@ class Specializer:
     def _takes_library(self, library: Graph, sizes: SizeValues, measured: Measured | None) -> bool:
         """True if torch is measured or expected to compute the attentions faster."""
         attentions = [size(sizes) for size in self._attentions]
-        is_expected = takes_library(attentions, self._target.sms)
+        is_expected = takes_library(attentions, self._target)
         plan = None if measured is None else measured(attention_choice(library, attentions, by_library=is_expected))
         return is_expected if plan is None else plan == LIBRARY
 

@@ -110,7 +110,9 @@ _BANDWIDTH = 2.9e6  # bytes per µs
 
 # Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
 _READ_START, _LIBRARY_READ_START = 3.4, 6.7
-_READ, _READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 4.2e6, 90e3, 50e3  # bytes per µs of all blocks, and of a block
+_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 90e3, 50e3  # bytes per µs
+_READ: Mapping[str, float] = {"NVIDIA H200": 4.2e6, "NVIDIA H100 80GB HBM3": _BANDWIDTH}
+"""Bytes per µs of all blocks, by the card of a target."""
 _LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
 _JOIN, _CLUSTERED_BLOCK = 0.3, 0.012  # µs per doubling of the splits, and per block beyond half of the SMs
 
@@ -127,17 +129,18 @@ H100: Mapping[int, AttentionCosts] = {
 _MARGIN = 0.95  # if both are expected to take about as long, the generated kernel also fuses adjacent operations
 
 
-def takes_library(sizes: Sequence[AttentionSize], sms: int) -> bool:
+def takes_library(sizes: Sequence[AttentionSize], target: Target) -> bool:
     """True if torch's kernels are expected to be faster than generated ones for all attentions together."""
-    ours = sum(_own_time(size, sms) for size in sizes)
-    return sum(library_time(size, sms) for size in sizes) < _MARGIN * ours
+    ours = sum(_own_time(size, target) for size in sizes)
+    return sum(library_time(size, target) for size in sizes) < _MARGIN * ours
 
 
-def _own_time(size: AttentionSize, sms: int) -> float:
+def _own_time(size: AttentionSize, target: Target) -> float:
     """Returns the time of the fastest generated kernel."""
     if size.queries * size.heads // size.kv_heads > MOST_ROWS:
-        return generated_time(size, sms)
-    return min(generated_time(size, sms), *(few_queries_time(size, size.queries, splits, sms) for splits in SPLITS))
+        return generated_time(size, target.sms)
+    few_queries = (few_queries_time(size, size.queries, splits, target) for splits in SPLITS)
+    return min(generated_time(size, target.sms), *few_queries)
 
 
 def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict[Plan, float]:
@@ -151,13 +154,13 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
 
     def time(plan: Plan) -> float:
         if isinstance(plan, FewQueriesPlan):
-            return few_queries_time(size, plan.queries, plan.splits, target.sms, reads_scores=reads_scores)
+            return few_queries_time(size, plan.queries, plan.splits, target, reads_scores=reads_scores)
         return generated_time(size, target.sms)
 
     return {candidate: time(candidate) for candidate in launch.candidates}
 
 
-def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int, *, reads_scores: bool = False) -> float:
+def few_queries_time(size: AttentionSize, queries: int, splits: int, target: Target, *, reads_scores: bool = False) -> float:
     """Returns the time of a kernel for few queries.
 
     Args:
@@ -166,9 +169,9 @@ def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int, *
     """
     tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
     blocks = tiles * splits
-    rate = min(_READ * sms / _PROCESSORS, blocks * (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK))
+    rate = min(_READ[target.card] * target.sms / _PROCESSORS, blocks * (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK))
     rate *= _LARGEST_CLUSTER if splits > PORTABLE_CLUSTER else 1.0
-    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - sms // 2) if splits > 1 else 0.0
+    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - target.sms // 2) if splits > 1 else 0.0
     return _READ_START + joining + 4 * tiles * size.keys * size.channels / rate
 
 
@@ -180,14 +183,14 @@ def generated_time(size: AttentionSize, sms: int) -> float:
     return _START + overlapped_time(math.ceil(blocks / sms) * block, size.bytes / _BANDWIDTH)
 
 
-def library_time(size: AttentionSize, sms: int) -> float:
+def library_time(size: AttentionSize, target: Target) -> float:
     if size.queries == 1:
-        return _LIBRARY_READ_START + size.bytes / _READ
+        return _LIBRARY_READ_START + size.bytes / _READ[target.card]
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
-    waves = math.ceil(blocks / sms) * sms  # in blocks, including idle SMs of the last wave
+    waves = math.ceil(blocks / target.sms) * target.sms  # in blocks, including idle SMs of the last wave
     flops = 4 * waves * _TILE * size.mean_keys * size.channels
-    rate = (costs.causal_flops if size.is_causal else costs.flops) * sms / _PROCESSORS
+    rate = (costs.causal_flops if size.is_causal else costs.flops) * target.sms / _PROCESSORS
     return _LIBRARY_START + overlapped_time(flops / rate, size.bytes / _BANDWIDTH)
 
 
