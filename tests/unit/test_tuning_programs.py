@@ -79,6 +79,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
 def gqa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
@@ -228,6 +232,19 @@ def test_attention_by_kernels_or_torch(fastest: Fastest, by: Plan) -> None:
     launch = next(each for each in fg.tune(fg.kernel(attention), q, q, q).launches if each.key.extents == (1, 2, 2, 16, 16, 64))
     assert launch.plan == by
     steps = program_of(attention, q, q, q).steps
+    assert any(isinstance(step, LibraryStep) for step in steps) is (by == LIBRARY)
+
+
+@pytest.mark.parametrize("by", [GENERATED, LIBRARY])
+@pytest.mark.parametrize("mask", [randn(2, 16, 16, dtype=BF16), torch.ones(16, 16, dtype=torch.bool).tril()], ids=["bias", "mask"])
+def test_masked_attention_by_kernels_or_torch(fastest: Fastest, by: Plan, mask: Tensor) -> None:
+    q = randn(1, 2, 16, 64, dtype=BF16)
+    assert not any(isinstance(step, LibraryStep) for step in program_of(masked_attention, q, q, q, mask).steps), "not measured"
+    fastest(lambda plan: plan == by)
+    found = fg.tune(fg.kernel(masked_attention), q, q, q, mask).launches
+    launch = next(each for each in found if each.key.extents == (1, 2, 2, 16, 16, 64))
+    assert launch.plan == by
+    steps = program_of(masked_attention, q, q, q, mask).steps
     assert any(isinstance(step, LibraryStep) for step in steps) is (by == LIBRARY)
 
 

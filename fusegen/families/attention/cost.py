@@ -17,6 +17,7 @@ from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import literal
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Choice, Launch
 from fusegen.target import PORTABLE_CLUSTER, Target
@@ -26,7 +27,8 @@ _TILE = 128  # queries per block
 
 @dataclass(frozen=True)
 class AttentionSize:
-    """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position."""
+    """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position. The cost
+    model does not cover a bias, nor a mask that torch reads as one."""
 
     batch: int
     heads: int
@@ -35,6 +37,7 @@ class AttentionSize:
     keys: int
     channels: int
     is_causal: bool
+    has_bias: bool = False
 
     @property
     def bytes(self) -> int:
@@ -49,13 +52,9 @@ class AttentionSize:
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
     """Returns the sizes of the attentions for which torch is an alternative, as functions of the graph's sizes.
 
-    Attentions with dropout are left out, since torch computes all of them. The result is empty if an attention has a bias, which
-    the cost model does not cover.
+    Attentions with dropout are left out, since torch computes all of them.
     """
-    nodes = _without_dropout(graph)
-    if any(len(node.args) > 3 for node in nodes):
-        return ()
-    return tuple(_sized(graph, node) for node in nodes)
+    return tuple(_sized(graph, node) for node in _without_dropout(graph))
 
 
 def attention_choice(graph: Graph, sizes: Sequence[AttentionSize], *, by_library: bool) -> Choice:
@@ -64,7 +63,7 @@ def attention_choice(graph: Graph, sizes: Sequence[AttentionSize], *, by_library
     Args:
         by_library: True if torch is expected to be faster.
     """
-    digest = f"attention {[(node.dtype.short, node.attr('causal')) for node in _without_dropout(graph)]}"
+    digest = f"attention {[(n.dtype.short, n.attr('causal'), *_bias_dims(graph, n)) for n in _without_dropout(graph)]}"
     dims = [(size.batch, size.heads, size.kv_heads, size.queries, size.keys, size.channels) for size in sizes]
     candidates = (LIBRARY, GENERATED) if by_library else (GENERATED, LIBRARY)
     return Choice(graph.name, digest, tuple(itertools.chain.from_iterable(dims)), candidates)
@@ -75,13 +74,21 @@ def _without_dropout(graph: Graph) -> list[Node]:
     return [node for node in attentions if not node.attr("dropout")]
 
 
+def _bias_dims(graph: Graph, node: Node) -> list[str]:
+    """Returns a letter for each dim of each bias: 1 if the scores share an element along it."""
+    return ["".join("1" if literal(extent) == 1 else "n" for extent in graph.nodes[p].shape) for p in node.args[3:]]
+
+
 def _sized(graph: Graph, node: Node) -> Callable[[Mapping[str, int]], AttentionSize]:
-    q, k, _ = (graph.nodes[p].shape for p in node.args)
+    q, k, *_ = (graph.nodes[p].shape for p in node.args)
     dims = {"batch": q[0], "heads": q[1], "kv_heads": k[1], "queries": q[2], "keys": k[2], "channels": q[3]}
-    formulas, is_causal = {name: formula(dim) for name, dim in dims.items()}, bool(node.attr("causal"))
+    formulas = {name: formula(dim) for name, dim in dims.items()}
+    is_causal, has_bias = bool(node.attr("causal")), len(node.args) > 3
 
     def size(sizes: Mapping[str, int]) -> AttentionSize:
-        return AttentionSize(**{name: formula_of(sizes) for name, formula_of in formulas.items()}, is_causal=is_causal)
+        return AttentionSize(
+            **{name: formula_of(sizes) for name, formula_of in formulas.items()}, is_causal=is_causal, has_bias=has_bias
+        )
 
     return size
 
@@ -130,7 +137,9 @@ _MARGIN = 0.95  # if both are expected to take about as long, the generated kern
 
 
 def takes_library(sizes: Sequence[AttentionSize], target: Target) -> bool:
-    """True if torch's kernels are expected to be faster than generated ones for all attentions together."""
+    """True if torch's kernels are expected to be faster than generated ones for all attentions together; False with a bias."""
+    if any(size.has_bias for size in sizes):
+        return False
     ours = sum(_own_time(size, target) for size in sizes)
     return sum(library_time(size, target) for size in sizes) < _MARGIN * ours
 
