@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from fusegen import families
 from fusegen.compiler.lower import emit, kernel_name, lower, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.families import cuts_are_faster, preferred
+from fusegen.families import contenders, cuts_are_faster, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.gemm.epilogue import CONTRACTION
@@ -327,7 +327,7 @@ def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measur
     """Yields the measured plans of launches, by the outputs of their groups."""
     for launch in program.launches:
         if launch.plan is not None and len(launch.candidates) > 1:
-            candidates = (launch.plan, *(plan for plan in launch.candidates if plan != launch.plan))
+            candidates = (launch.plan, *(plan for plan in contenders(launch, sizes) if plan != launch.plan))
             plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
             if plan is not None:
                 yield launch.group.outputs, plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fusegen.families.attention import AttentionFamily
 from fusegen.families.base import KernelFamily
@@ -38,6 +38,11 @@ def family_of(kind: GroupKind) -> KernelFamily:
 def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
     """Returns the candidate with the lowest estimated time, or the first if none is clearly faster. None without candidates."""
     return family_of(launch.group.kind).preferred(launch, sizes, target)
+
+
+def contenders(launch: Launch, sizes: Mapping[str, int]) -> Sequence[Plan]:
+    """Returns the candidates without those that cannot be the fastest at some sizes."""
+    return family_of(launch.group.kind).contenders(launch, sizes)
 
 
 def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:

@@ -254,7 +254,9 @@ def test_plans_for_few_queries_are_candidates_keyed_by_queries_and_keys() -> Non
     program, launch = found.launches
     assert [each.plan for each in program.candidates] == [GENERATED, LIBRARY]
     assert launch.key.extents == (8, 32, 1, 128, 128, 4096)
-    assert {type(each.plan) for each in launch.candidates} == {AttentionPlan, FewQueriesPlan}
+    plans = [each.plan for each in launch.candidates]
+    assert {type(plan) for plan in plans} == {AttentionPlan, FewQueriesPlan}
+    assert {plan.queries for plan in plans if isinstance(plan, FewQueriesPlan)} == {1}, "larger tiles hold no more queries"
     assert len({each.plan.description for each in launch.candidates}) == len(launch.candidates)
 
 
