@@ -16,6 +16,7 @@ from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import export_records, import_records
 from fusegen.errors import ArgumentError
+from fusegen.runtime.callables import by_position
 from fusegen.specs import materialize
 from fusegen.target import Target
 from fusegen.tuning import TunedLaunch, Tuning, candidates
@@ -94,7 +95,8 @@ def _tuned(options: argparse.Namespace, terminal: Terminal) -> Iterator[_Tuned]:
     with terminal.steps(len(calls)) as step:
         for call in calls:
             step(f"measuring the plans of {call.name} …")
-            yield _Tuned(call, fg.tune(call.kernel, **materialize(call.arguments, device)))
+            args, kwargs = by_position(call.kernel.function, materialize(call.arguments, device))
+            yield _Tuned(call, fg.tune(call.kernel, *args, **kwargs))
 
 
 def _calls(options: argparse.Namespace, target: Target) -> list[KernelCall]:
@@ -122,7 +124,8 @@ def _pinned(call: KernelCall, text: str | None, target: str | None) -> Tuning:
     Raises:
         ArgumentError: no choice has that candidate.
     """
-    tuning = candidates(call.kernel, target=target, **call.arguments)
+    args, kwargs = by_position(call.kernel.function, call.arguments)
+    tuning = candidates(call.kernel, *args, target=target, **kwargs)
     if text is None:
         return tuning
     matches = [(launch, each.plan) for launch in tuning.launches for each in launch.candidates if each.plan.description == text]
@@ -130,7 +133,7 @@ def _pinned(call: KernelCall, text: str | None, target: str | None) -> Tuning:
         raise ArgumentError(f"{call.name} has no candidate {text!r}", hint="--list prints the candidates")
     for launch, plan in matches:
         launch.pin(plan)
-    return candidates(call.kernel, target=target, **call.arguments)
+    return candidates(call.kernel, *args, target=target, **kwargs)
 
 
 def _print(kernels: list[_Tuned], terminal: Terminal) -> None:
