@@ -92,7 +92,7 @@ H200 = MatmulCosts(
 H100 = replace(
     H200,
     bandwidth=2.72e6,
-    steps=dict(zip(_WIDTHS, (0.168, 0.230, 0.314, 0.361, 0.306, 0.367, 0.493, 0.688), strict=True)),
+    steps=dict(zip(_WIDTHS, (0.168, 0.230, 0.327, 0.361, 0.306, 0.367, 0.513, 0.688), strict=True)),
     ends=dict(zip(_WIDTHS, (0.93, 0.64, 2.01, 2.15, 0.67, 0.79, 3.79, 2.49), strict=True)),
     reads=dict(zip(_WIDTHS, (0.4, 1.9, 1.9, 1.7, 1.8, 2.5, 1.8, 3.4), strict=True)),
     writes=dict(zip(_WIDTHS, (0.3, 0.8, 0.3, 12.0, 1.6, 2.1, 1.5, 10.8), strict=True)),
@@ -101,8 +101,9 @@ H100 = replace(
     epilogue_bandwidth=3.2e6,
     few_rows_bandwidth=2.81e6,
 )
-"""Steps, ends, epilogues and the library's rate are fitted to `docs/costs/epilogues-h100.json`. The bandwidths are an H200's, times
-the ratio of both copy rates, 2.98 to 4.29 TB/s (`docs/bench/h100.json`, `docs/bench/h200.json`). All else is an H200's."""
+"""Steps, ends, epilogues and the library's rate are fitted to `docs/costs/epilogues-h100.json` and to the choices for both matmuls of
+`docs/bench/h100.json`. The bandwidths are an H200's, times the ratio of both copy rates, 2.98 to 4.29 TB/s (`docs/bench/h100.json`,
+`docs/bench/h200.json`). All else is an H200's."""
 
 COSTS: Mapping[str, MatmulCosts] = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": H100}
 """Constants by the card of a target; targets without a card have no cost model."""
