@@ -101,9 +101,9 @@ H100 = replace(
     epilogue_bandwidth=3.2e6,
     few_rows_bandwidth=2.81e6,
 )
-"""Steps, ends, epilogues and the library's rate are fitted to `docs/costs/epilogues-h100.json` and to the choices for both matmuls of
-`docs/bench/h100.json`. The bandwidths are an H200's, times the ratio of both copy rates, 2.98 to 4.29 TB/s (`docs/bench/h100.json`,
-`docs/bench/h200.json`). All else is an H200's."""
+"""Steps, ends, epilogues and the library's rate are fitted to `docs/costs/epilogues-h100.json`, and to the choices for both matmuls
+of `docs/bench/h100.json`. The bandwidths are an H200's, times the ratio of both copy rates, 2.98 to 4.29 TB/s
+(`docs/bench/h100.json`, `docs/bench/h200.json`). All else is an H200's."""
 
 COSTS: Mapping[str, MatmulCosts] = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": H100}
 """Constants by the card of a target; targets without a card have no cost model."""
