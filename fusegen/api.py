@@ -131,7 +131,7 @@ class Kernel(Generic[P, R]):
 
         Args:
             args, kwargs: as in a call; tensors may be meta or fake. Pass a parameter that is called ``target`` by position.
-            target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
+            target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device, with the costs of that GPU.
 
         Raises:
             ArgumentError: the target is not a string.

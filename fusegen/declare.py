@@ -14,7 +14,7 @@ from fusegen.api import BackwardPass, Kernel
 from fusegen.autodiff.saved_values import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
-from fusegen.options import Options
+from fusegen.options import Options, Plans
 from fusegen.runtime.callables import name_of, python_function
 from fusegen.settings import Compiler
 
@@ -25,19 +25,29 @@ M = TypeVar("M", bound=nn.Module)
 
 @overload
 def kernel(  # type: ignore[overload-overlap]  # a module is callable too
-    function: M, *, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
+    function: M, *, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ..., plan: Plans | None = ...
 ) -> M: ...
 @overload
 def kernel(
-    function: Callable[P, R], *, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
+    function: Callable[P, R],
+    *,
+    recompute: Recompute = ...,
+    compiler: Compiler | None = ...,
+    fast_math: bool = ...,
+    plan: Plans | None = ...,
 ) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, mutates: Sequence[str] = ..., recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
+    *,
+    mutates: Sequence[str] = ...,
+    recompute: Recompute = ...,
+    compiler: Compiler | None = ...,
+    fast_math: bool = ...,
+    plan: Plans | None = ...,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 @overload
 def kernel(
-    *, op: str, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ...
+    *, op: str, recompute: Recompute = ..., compiler: Compiler | None = ..., fast_math: bool = ..., plan: Plans | None = ...
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[..., Any] | nn.Module | None = None,
@@ -47,6 +57,7 @@ def kernel(
     recompute: Recompute = "auto",
     compiler: Compiler | None = None,
     fast_math: bool = False,
+    plan: Plans | None = None,
 ) -> Any:
     """Declares a kernel: the function's body is ordinary torch on its arguments.
 
@@ -79,11 +90,16 @@ def kernel(
             instruction. Gradients and operators of recorded calls follow it; an inlined kernel follows the outer kernel's rule.
             ``explain`` lists the documented error of each function next to the accurate one. It does not affect float64, integers,
             library calls and the CPU target.
+        plan: the plan of a launch as ``fusegen tune NAME --list`` prints it, or ``"library"`` or ``"generated kernel"``; several in
+            a list, or in a dict by the names of the launches: ``plan={"block_0": "library"}``. It takes precedence over all
+            measurements, and `fg.tune` does not measure what it decides. All launches that have the candidate take it; the others
+            take theirs as usual. Each call, lowering and build fails if a plan is no candidate at its sizes. The passes of a call
+            with gradients, an inlined kernel and loops over blocks ignore it.
 
     Raises:
         ArgumentError: an unknown parameter name or option value, or an operator name that is already registered.
     """
-    options = Options(mutates, recompute, compiler, fast_math).checked()  # type: ignore[arg-type]  # any sequence of names
+    options = Options(mutates, recompute, compiler, fast_math, plan).checked()  # type: ignore[arg-type]  # of any form
     return partial(_declared, op, options) if function is None else _declared(op, options, function)
 
 

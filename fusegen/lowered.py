@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.compiler.backends import device_of
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.compiler.specialize import GraphPlanner, Specialization
+from fusegen.compiler.specialize import Specialization
 from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import MatmulChoice
@@ -66,7 +66,7 @@ class Lowered:
     @cached_property
     def choices(self) -> Mapping[int, MatmulChoice]:
         """Maps the position of each matmul in the graph to its selected implementation and the expected times."""
-        return self._planner.choices(self.sizes)
+        return self._compiled.specializer.choices(self.sizes)
 
     @cached_property
     def asm(self) -> Assembly:
@@ -76,10 +76,6 @@ class Lowered:
     @property
     def _planned(self) -> Specialization:
         return self._compiled.planned
-
-    @property
-    def _planner(self) -> GraphPlanner:
-        return self._compiled.specializer.planner(self.sizes)
 
     def explain(self) -> str:
         """Describes the kernels that run: layout, bytes, FLOPs and bound of each, and the values that a forward pass saves.
@@ -128,7 +124,7 @@ class Lowered:
 
         The layouts are those for the sizes of this call.
         """
-        specializations = self._planner.all(self.sizes)
+        specializations = self._compiled.specializer.all(self.sizes)
         return tuple(
             LoweredSpecialization({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources)
             for rows, f in specializations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 from fusegen.autodiff.saved_values import RECOMPUTES, Recompute
 from fusegen.errors import ArgumentError
 from fusegen.settings import COMPILERS, Compiler
+
+Plans: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""The text of a plan, several texts, or those of each kernel by its name."""
 
 
 class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every dataclass
@@ -17,9 +20,10 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
     recompute: Recompute = "auto"
     compiler: Compiler | None = None
     fast_math: bool = False
+    plan: tuple[tuple[str, str], ...] = ()  # as in `Graph.plans`
 
     def checked(self) -> Options:
-        """Returns the options with ``mutates`` as a tuple.
+        """Returns the options with ``mutates`` and ``plan`` as tuples.
 
         Raises:
             ArgumentError: an unknown option value, or one name instead of a sequence of names.
@@ -39,12 +43,25 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
             raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, COMPILERS))}")
         if not isinstance(self.fast_math, bool):
             raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="pass True or False")
-        return self._replace(mutates=names)
+        return self._replace(mutates=names, plan=tuple(_plans(cast(Plans, self.plan))))
 
     def applied_to(self, declared: Options) -> Options:
         """Overrides the options of a declared kernel, except ``mutates``, by the non-default options of this object."""
         rules = {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
         return declared._replace(**rules | {"mutates": declared.mutates})
+
+
+def _plans(plan: Plans | None, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(plan, str):
+        yield name, plan
+    elif isinstance(plan, Mapping) and not name and all(isinstance(key, str) for key in plan):
+        for key, texts in plan.items():
+            yield from _plans(texts, key)
+    elif isinstance(plan, (list, tuple)) and all(isinstance(text, str) for text in plan):
+        yield from ((name, text) for text in plan)
+    elif plan is not None:
+        what = f"fg.kernel: plan is {plan!r}"
+        raise ArgumentError(what, hint="pass the text of a plan, a list of texts, or a dict of them by the name of a kernel")
 
 
 DEFAULTS = Options()

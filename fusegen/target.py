@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from fusegen.errors import TargetError
@@ -29,6 +29,7 @@ class Target:
         overlap: supports programmatic dependent launch: a kernel starts before the previous one ends, and waits for it itself.
         converts_float8: has conversion instructions for 8-bit floats.
         products: matmul pipelines that take epilogues, the preferred one first; without one, matmuls use the library.
+        card: the GPU whose measured costs rank plans, by torch's name; empty without a cost model.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Target:
     overlap: bool = False
     converts_float8: bool = False
     products: tuple[str, ...] = ()
+    card: str = ""
 
     @property
     def device(self) -> str:
@@ -79,13 +81,15 @@ _CUDA = (
     Target("sm_86", Backend.CUDA, sms=84, shared_bytes=101_376, products=("mma.sync",)),
     Target("sm_89", Backend.CUDA, sms=128, shared_bytes=101_376, converts_float8=True, products=("mma.sync",)),
     Target("sm_90a", Backend.CUDA, sms=132, shared_bytes=232_448, converts_float8=True, wgmma=True, cluster=16, overlap=True,
-           products=("wgmma",)),
+           products=("wgmma",), card="NVIDIA H200"),
     Target("sm_100", Backend.CUDA, sms=148, shared_bytes=232_448, converts_float8=True, cluster=16, overlap=True,
            products=("mma.sync",)),
     Target("sm_120", Backend.CUDA, sms=170, shared_bytes=101_376, converts_float8=True, cluster=8, overlap=True,
            products=("mma.sync",)),
 )  # fmt: skip
 _BY_NAME = {target.name: target for target in (*_CUDA, CPU)}
+_CARDS = {"sm_90a": ("NVIDIA H200", "NVIDIA H100 80GB HBM3")}
+"""The GPUs with measured costs, by target."""
 _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm_90a", (10, 0): "sm_100", (12, 0): "sm_120"}
 
 
@@ -110,6 +114,11 @@ def from_capability(major: int, minor: int) -> Target:
     if best[0] != major:
         raise TargetError(f"compute capability {major}.{minor} is not known", hint="update fusegen")
     return _BY_NAME[_BY_CAPABILITY[best]]
+
+
+def on_card(architecture: Target, name: str) -> Target:
+    """Returns the target with the costs of a GPU; those of the architecture's default if none were measured on that GPU."""
+    return replace(architecture, card=name) if name in _CARDS.get(architecture.name, ()) else architecture
 
 
 def cuda_targets() -> tuple[Target, ...]:

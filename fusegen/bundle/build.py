@@ -191,7 +191,7 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: 
     requested, variant = traced.requested, traced.variant
     signature = signature_of(variant, traced.names, traced.values)
     hints = dict(variant.request.sizes.hints)
-    for count, (rows, form) in enumerate(variant.specializer.planner(hints, is_general=True).all(hints), number):
+    for count, (rows, form) in enumerate(variant.specializer.all(hints, is_general=True), number):
         limited = replace(signature, rows=limits(rows))
         program, files = built_program(requested.target, limited, variant.with_specialization(form), f"{subdir}-{count}")
         machine, structure = machine_of(requested.target), structure_of(variant.structure)

@@ -278,7 +278,7 @@ class TracedOperator:
     ) -> tuple[CompiledProgram, ...]:
         """Returns a program for each range of row counts. By default they take the function's sizes and numbers."""
         programs = []
-        for rows, specialization in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
+        for rows, specialization in compiled.specializer.all(self._hints, is_general=True):
             specialized = compiled.with_specialization(specialization)
             assumed = CallGuards(
                 tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),

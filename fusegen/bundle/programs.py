@@ -178,7 +178,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pre
         built_program(
             kernel.target, replace(signature, rows=limits(rows)), compiled.with_specialization(form), f"{prefix}-{number}"
         )
-        for number, (rows, form) in enumerate(compiled.specializer.planner(sizes, is_general=True).all(sizes))
+        for number, (rows, form) in enumerate(compiled.specializer.all(sizes, is_general=True))
     ]
 
 

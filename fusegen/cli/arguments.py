@@ -74,7 +74,7 @@ def lowered(options: argparse.Namespace) -> tuple[NamedKernel, dict[str, Any], L
     arguments = meta_arguments(named, options, target)
     check_complete(named, arguments)
     args, kwargs = by_position(named.kernel.function, arguments)
-    low = named.kernel.lower(*args, target=target.name, **kwargs)
+    low = named.kernel.lower(*args, target=lowering_target(options.target), **kwargs)
     _check_sizes(low)
     return named, arguments, low
 
@@ -92,6 +92,11 @@ def chosen_target(name: str | None) -> Target:
         return targets.target(name)
     gpu = nvidia_gpu()
     return targets.target("sm_90a") if gpu is None else targets.from_capability(*torch.cuda.get_device_capability(gpu))
+
+
+def lowering_target(name: str | None) -> str | None:
+    """The ``target=`` of `fusegen.api.Kernel.lower`; by default None, for the costs of this machine's GPU, else sm_90a."""
+    return "sm_90a" if name is None and nvidia_gpu() is None else name
 
 
 def meta_arguments(named: NamedKernel, options: argparse.Namespace, target: Target) -> dict[str, Any]:

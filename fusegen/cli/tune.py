@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 import fusegen as fg
-from fusegen.cli.arguments import KernelCall, add_inputs, chosen_target, kernel_calls, nvidia_gpu
+from fusegen.cli.arguments import KernelCall, add_inputs, chosen_target, kernel_calls, lowering_target, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import export_records, import_records
 from fusegen.errors import ArgumentError
+from fusegen.runtime.callables import by_position
 from fusegen.specs import materialize
 from fusegen.target import Target
 from fusegen.tuning import TunedLaunch, Tuning, candidates
@@ -87,14 +88,15 @@ def _tuned(options: argparse.Namespace, terminal: Terminal) -> Iterator[_Tuned]:
     if _is_unmeasured(options):
         target = chosen_target(options.target)
         for call in _calls(options, target):
-            yield _Tuned(call, _pinned(call, options.pin, target))
+            yield _Tuned(call, _pinned(call, options.pin, lowering_target(options.target)))
         return
     device = _gpu()
     calls = _calls(options, target_of(device))
     with terminal.steps(len(calls)) as step:
         for call in calls:
             step(f"measuring the plans of {call.name} …")
-            yield _Tuned(call, fg.tune(call.kernel, **materialize(call.arguments, device)))
+            args, kwargs = by_position(call.kernel.function, materialize(call.arguments, device))
+            yield _Tuned(call, fg.tune(call.kernel, *args, **kwargs))
 
 
 def _calls(options: argparse.Namespace, target: Target) -> list[KernelCall]:
@@ -116,13 +118,14 @@ def _each_size(texts: Sequence[str]) -> list[list[str]]:
     return [[each[number % len(each)] for each in lists] for number in range(count)]
 
 
-def _pinned(call: KernelCall, text: str | None, target: Target) -> Tuning:
+def _pinned(call: KernelCall, text: str | None, target: str | None) -> Tuning:
     """The candidates of a call, after the one with some text was pinned.
 
     Raises:
         ArgumentError: no choice has that candidate.
     """
-    tuning = candidates(call.kernel, target=target.name, **call.arguments)
+    args, kwargs = by_position(call.kernel.function, call.arguments)
+    tuning = candidates(call.kernel, *args, target=target, **kwargs)
     if text is None:
         return tuning
     matches = [(launch, each.plan) for launch in tuning.launches for each in launch.candidates if each.plan.description == text]
@@ -130,7 +133,7 @@ def _pinned(call: KernelCall, text: str | None, target: Target) -> Tuning:
         raise ArgumentError(f"{call.name} has no candidate {text!r}", hint="--list prints the candidates")
     for launch, plan in matches:
         launch.pin(plan)
-    return candidates(call.kernel, target=target.name, **call.arguments)
+    return candidates(call.kernel, *args, target=target, **kwargs)
 
 
 def _print(kernels: list[_Tuned], terminal: Terminal) -> None:

@@ -55,11 +55,11 @@ def target_of(device: torch.device) -> Target:
 
 
 def device_of(target: Target) -> torch.device | None:
-    """A device of this machine with some target; None if there is none."""
+    """A device of this machine with the architecture of a target; None if there is none."""
     gpus = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_available() else []
     for device in (*gpus, torch.device("cpu")):
         with suppress(FusegenError):  # the GPU of another vendor
-            if target_of(device) == target:
+            if target_of(device).name == target.name:
                 return device
     return None
 

@@ -58,7 +58,7 @@ class Request:
         repeated_tensors: parameters that receive the same tensor.
         mutates: parameters that the function may write to.
         tied: ints used as sizes that share a symbol with dims of equal size.
-        fast_math: the option of the declaration.
+        fast_math, plans: the options of the declaration.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Request:
     mutates: frozenset[str] = frozenset()
     tied: frozenset[str] = frozenset()
     fast_math: bool = False
+    plans: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

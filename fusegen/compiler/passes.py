@@ -244,7 +244,8 @@ def named_passes(
     graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute
 ) -> tuple[Derivative, Graph, Graph, tuple[str, ...]]:
     """The derivative of a graph, its forward and backward graph with unique names, and the sizes that are not dims of the
-    backward graph's inputs."""
+    backward graph's inputs. Plans of the declaration do not apply to them."""
+    graph = replace(graph, plans=())
     input_names = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=input_names, functions=kernel_functions(graph.name))
     full = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)

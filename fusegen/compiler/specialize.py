@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, TypeAlias, cast
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from fusegen import families
 from fusegen.compiler.lower import emit, kernel_name, lower, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.families import preferred, program_time
+from fusegen.families import contenders, cuts_are_faster, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.gemm.epilogue import CONTRACTION
@@ -30,21 +31,20 @@ from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
-from fusegen.families.rows.plan import RowPlan
 from fusegen.fusion.driver import fuse
 from fusegen.fusion.groups import Group, matmuls_of
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
-from fusegen.ir.ops import Family, Op
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import BlockwiseGraph, with_block_loops
-from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, row_splits
+from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, reduced_lengths, row_splits
 from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import LIBRARY, Plan
-from fusegen.schedule.program import Measured, Program, choice_of, row_bytes, sum_bytes
+from fusegen.schedule.program import DeclaredPlans, Measured, Program, choice_of, row_bytes, sum_bytes
 from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
@@ -175,29 +175,30 @@ class GraphPlanner:
         with self._lock:
             return self._planned(self._classes(sizes), sizes, measured)
 
-    def choices(self, sizes: Mapping[str, int]) -> dict[int, MatmulChoice]:
+    def choices(self, sizes: Mapping[str, int], measured: Measured | None) -> dict[int, MatmulChoice]:
         """Maps each matmul that a generated kernel could compute to the choice made for these sizes; positions are those of the
         fused graph."""
         with self._lock:
-            decision = self._expected_decision(self._classes(sizes))
+            decision = self._decided(self._classes(sizes), sizes, measured)
         positions = zip(self._matmuls, decision.fused.matmuls, strict=True)
         return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
-    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[RowRanges, Specialization]]:
+    def all(self, sizes: Mapping[str, int], declared: DeclaredPlans | None) -> Iterator[tuple[RowRanges, Specialization]]:
         """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range includes
         all larger numbers.
 
         Args:
             sizes: used to plan all other launches.
         """
-        for ranges in itertools.product(*self._ranges()):
-            yield dict(zip(self._rows, ranges, strict=True)), self._planned(tuple(r[-1] for r in ranges), sizes)
+        for ranges in itertools.product(*self._ranges(sizes, declared)):
+            own = declared and copy(declared)
+            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own)
+            yield dict(zip(self._rows, ranges, strict=True)), own.checked(planned) if own else planned
 
     # Plans of launches.
 
     def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None = None) -> Specialization:
-        bodies, expected = self._bodies(sizes), self._expected(classes)
-        decision = self._expected_decision(classes) if measured is None else self._decision(expected, sizes, measured)
+        bodies, decision = self._bodies(sizes), self._decided(classes, sizes, measured)
         fused = self._specialization(decision, _NO_SPLIT, bodies).program.launches
         split = frozenset(launch.group.outputs for launch in fused if is_faster_split(launch, sizes, self._target))
         plans: dict[tuple[int, ...], Plan] = {}
@@ -217,7 +218,7 @@ class GraphPlanner:
         return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}) if unpinned else specialization
 
     def _specialization(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
-        key = decision.key, split, frozenset(pins.items()), _body_ids(bodies)
+        key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
         if key not in self._specializations:
             self._specializations[key] = self._lowered(decision, split, bodies, pins)
         return self._specializations[key]
@@ -245,6 +246,11 @@ class GraphPlanner:
         if classes not in self._decisions:
             self._decisions[classes] = self._decision(self._expected(classes), {}, None)
         return self._decisions[classes]
+
+    def _decided(self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None) -> _MatmulDecision:
+        if measured is None:
+            return self._expected_decision(classes)
+        return self._decision(self._expected(classes), sizes, measured)
 
     def _decision(self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None) -> _MatmulDecision:
         """Leaves matmuls to the library until each remaining matmul launch is expected or measured to be faster than the
@@ -298,9 +304,9 @@ class GraphPlanner:
     def _expected(self, classes: tuple[int, ...]) -> ExpectedSizes:
         return ExpectedSizes(dict(zip(self._rows, classes, strict=True)) if classes else {})
 
-    def _ranges(self) -> list[list[range]]:
+    def _ranges(self, sizes: Mapping[str, int], measured: Measured | None) -> list[list[range]]:
         """For each of these sizes, the ranges within which all choices stay the same."""
-        keys = {c: self._expected_decision(c).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
+        keys = {c: self._decided(c, sizes, measured).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
         return [self._merged(axis, keys) for axis in range(len(self._rows))]
 
     def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
@@ -321,7 +327,7 @@ def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measur
     """Yields the measured plans of launches, by the outputs of their groups."""
     for launch in program.launches:
         if launch.plan is not None and len(launch.candidates) > 1:
-            candidates = (launch.plan, *(plan for plan in launch.candidates if plan != launch.plan))
+            candidates = (launch.plan, *(plan for plan in contenders(launch, sizes) if plan != launch.plan))
             plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
             if plan is not None:
                 yield launch.group.outputs, plan
@@ -334,10 +340,6 @@ def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 def _rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
     return rows_of(graph, matmul), depth_of(graph, matmul)
-
-
-def _body_ids(bodies: Bodies) -> tuple[int, ...]:
-    return tuple(id(program) for program, _ in bodies.values())
 
 
 # Equivalent graphs: torch's attention or generated kernels, loops over blocks of rows, reductions cut into rows, facts about sizes.
@@ -382,7 +384,7 @@ class Specializer:
     ) -> None:
         self._lock = lock or new_lock()
         self._target, self._index64, self._depth = target, index64, depth
-        self._lengths = _reduced_lengths(graph)
+        self._lengths, self._plans = reduced_lengths(graph), graph.plans
         self._loops = with_block_loops(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
         self._bodies: dict[Blocks, Specializer] = {}
@@ -394,8 +396,24 @@ class Specializer:
         self.base = self._planner(None, (), with_loops=False)
 
     def at(self, sizes: SizeValues, measured: Measured | None = None) -> Specialization:
-        """The specialization for some sizes; for `measured`, see `GraphPlanner.at`."""
-        return self.planner(sizes, measured).at(sizes, measured)
+        """The specialization for some sizes; for `measured`, see `GraphPlanner.at`. Declared plans come before measured ones.
+
+        Raises:
+            ArgumentError: a declared plan is no candidate.
+        """
+        declared = DeclaredPlans(self._plans, measured) if self._plans else None
+        planner = self.planner(sizes, declared or measured)
+        return declared.checked(planner.at(sizes, declared)) if declared else planner.at(sizes, measured)
+
+    def all(self, sizes: SizeValues, *, is_general: bool = False) -> Iterator[tuple[RowRanges, Specialization]]:
+        """The specializations for all rows of matmuls (`GraphPlanner.all`); for `is_general`, see `planner`."""
+        declared = DeclaredPlans(self._plans) if self._plans else None
+        return self.planner(sizes, declared, is_general=is_general).all(sizes, declared)
+
+    def choices(self, sizes: SizeValues) -> dict[int, MatmulChoice]:
+        """The choices of matmuls (`GraphPlanner.choices`)."""
+        declared = DeclaredPlans(self._plans) if self._plans else None
+        return self.planner(sizes, declared).choices(sizes, declared)
 
     def planner(self, sizes: SizeValues, measured: Measured | None = None, *, is_general: bool = False) -> GraphPlanner:
         """The planner for some sizes, and for all others with the same bounds and divisors.
@@ -404,20 +422,17 @@ class Specializer:
             is_general: True for a planner whose specializations serve all sizes, with loops if these sizes need them.
         """
         with self._lock:
-            return self._chosen(sizes, measured, is_general=is_general)
-
-    def _chosen(self, sizes: SizeValues, measured: Measured | None, *, is_general: bool) -> GraphPlanner:
-        if self._library is not None and self._takes_library(self._library.base.graph, sizes, measured):
-            return self._library._chosen(sizes, measured, is_general=is_general)
-        without = self._cut_or_whole(sizes, is_general=is_general, with_loops=False)
-        if self._loops is None or not self._needs_loops(self._loops, without.at(sizes).program, sizes):
-            return without
-        return self._cut_or_whole(sizes, is_general=is_general, with_loops=True)
+            if self._library is not None and self._takes_library(self._library.base.graph, sizes, measured):
+                return self._library.planner(sizes, measured, is_general=is_general)
+            without = self._cut_or_whole(sizes, is_general=is_general, with_loops=False)
+            if self._loops is None or not self._needs_loops(self._loops, without.at(sizes).program, sizes):
+                return without
+            return self._cut_or_whole(sizes, is_general=is_general, with_loops=True)
 
     def _takes_library(self, library: Graph, sizes: SizeValues, measured: Measured | None) -> bool:
         """True if torch is measured or expected to compute the attentions faster."""
         attentions = [size(sizes) for size in self._attentions]
-        is_expected = takes_library(attentions, self._target.sms)
+        is_expected = takes_library(attentions, self._target)
         plan = None if measured is None else measured(attention_choice(library, attentions, by_library=is_expected))
         return is_expected if plan is None else plan == LIBRARY
 
@@ -441,7 +456,7 @@ class Specializer:
         if not cuts or any(same(product(graph.nodes[position].shape), 1) for position, _ in cuts):
             return planner(cuts)  # a single result would leave most of the machine idle
         whole, cut = planner(()), planner(cuts)
-        return cut if _is_faster(cut.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
+        return cut if cuts_are_faster(cut.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
 
     def _planner(self, facts: SizeFacts | None, cuts: RowSplits, *, with_loops: bool) -> GraphPlanner:
         graph, key = self._graphs[with_loops], (with_loops, facts, cuts)
@@ -465,22 +480,6 @@ class Specializer:
         bytes_of_row = row_bytes(trial.program, blocks)
         first = {**sizes, **blocks.first(rows_of_block(extent, bytes_of_row(sizes), sum_bytes(blocks)(sizes)))}
         return loop.planner(first, is_general=is_general).at(first).program, bytes_of_row
-
-
-def _reduced_lengths(graph: Graph) -> tuple[Dim, ...]:
-    """Symbolic extents that reductions run along."""
-    reduced = ((node, graph.nodes[node.args[0]].shape) for node in graph.nodes if node.family is Family.REDUCTION)
-    extents = (shape[dim] for node, shape in reduced for dim in cast(tuple[int, ...], node.attr("dims")))
-    return tuple(sorted({extent for extent in extents if literal(extent) is None}, key=str))
-
-
-def _is_faster(cut: Program, whole: Program, sizes: SizeValues, target: Target) -> bool:
-    """True if reductions cut into rows are expected to be faster; without a cost, if whole ones launch fewer blocks than SMs."""
-    time, whole_time = program_time(cut, sizes, target), program_time(whole, sizes, target)
-    if time is not None and whole_time is not None:
-        return time < whole_time
-    rows = (launch for launch in whole.launches if isinstance(launch.plan, RowPlan) and not launch.plan.tiled)
-    return any(launch.cluster == 1 and launch.grid(sizes) < target.sms for launch in rows)
 
 
 def _fact(extent: Dim, sizes: SizeValues) -> tuple[str, int, int]:

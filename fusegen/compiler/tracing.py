@@ -77,7 +77,7 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, captures, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     tracer.parameter_sizes = {symbol: name for name, symbol in request.sizes.parameters.items()}
-    tracer.builder.fast_math = request.fast_math
+    tracer.builder.fast_math, tracer.builder.plans = request.fast_math, request.plans
     tracer.tied = request.tied
     values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for name, symbol in request.sizes.parameters.items()}
     values |= request.statics

@@ -2,7 +2,8 @@
 
 The cache has a folder for each kind of choice and device, with a file for each measured extents, so that processes can measure at
 the same time. Other extents take the plan of the nearest record that is a candidate there; each extent may differ by a factor of
-two. Removing the files is safe. ``FUSEGEN_TUNING_PATH`` names further folders, and exported files.
+two. Removing the files is safe. ``FUSEGEN_TUNING_PATH`` names further folders, and exported files. The package may ship a table of
+records for a GPU: an exported file, which is searched without parsing it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -85,7 +88,7 @@ class TuningRecord:
     @classmethod
     def of(cls, extents: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> TuningRecord:
         """The record of a plan."""
-        return cls(extents, plan_fields(plan), tuple(times), pinned)
+        return cls(extents, plan_fields(plan), tuple((text, round(time, 3)) for text, time in times), pinned)
 
 
 _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
@@ -124,10 +127,10 @@ def without_tuning_records() -> Iterator[None]:
 
 def with_measured_plans(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
     """The compiled graph with the plans recorded for these sizes on this device."""
-    digest = "" if _ACTIVE_UNTUNED else _digest()
+    name = device_name(compiled.target, device)
+    digest = "" if _ACTIVE_UNTUNED else _digest(name)
     if not digest:
         return compiled
-    name = device_name(compiled.target, device)
     return compiled.with_specialization(compiled.cache.measured(sizes, f"{name} {digest}", recorded_plans(name)))
 
 
@@ -172,9 +175,10 @@ def recorded_plans(device: str) -> Measured:
 def records_text(compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device | None) -> str:
     """The records that calls of these sizes use, with the times of all candidates; empty if there are none."""
     texts: list[str] = []
+    name = device_name(compiled.target, device)
 
     def measured(choice: Choice) -> Plan | None:
-        match = nearest_record(tuning_key(choice, device_name(compiled.target, device)), choice.candidates)
+        match = nearest_record(tuning_key(choice, name), choice.candidates)
         if match is None:
             return None
         record, plan = match
@@ -182,7 +186,7 @@ def records_text(compiled: CompiledGraph, sizes: Mapping[str, int], device: torc
         texts.append(times_text(choice.name, record.extents, times, plan.description) + "\n   pinned" * record.pinned)
         return plan
 
-    if not _ACTIVE_UNTUNED and _digest():
+    if not _ACTIVE_UNTUNED and _digest(name):
         compiled.specializer.at(sizes, measured)
     return "\n".join(dict.fromkeys(texts))
 
@@ -201,11 +205,11 @@ def times_text(name: str, extents: Extents, times: Sequence[tuple[str, float | s
     return "\n".join(lines)
 
 
-def _digest() -> str:
-    """A text that changes with any record; empty without records."""
+def _digest(device: str) -> str:
+    """A text that changes with any record for a device; empty without records."""
     files = []
-    for path in (path for root in _roots() for path in ([root] if _is_file(root) else root.glob("*/*.json"))):
-        with suppress(OSError):  # removed meanwhile
+    for path in (table_of(device), *(path for root in _roots() for path in ([root] if _is_file(root) else root.glob("*/*.json")))):
+        with suppress(OSError):  # no table, or removed meanwhile
             files.append((str(path), path.stat().st_mtime_ns))
     return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
@@ -217,13 +221,15 @@ def recorded_plan(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
 
 
 def nearest_record(key: TuningKey, candidates: Sequence[Plan]) -> tuple[TuningRecord, Plan] | None:
-    """The nearest record whose plan is a candidate, and that candidate."""
-    known = [record for record in records(key) if _distance(record.extents, key.extents) <= _NEAR]
+    """The nearest record whose plan is a candidate, and that candidate. The package's table counts only without such a record of
+    the user."""
     fields = [(plan, plan_fields(plan)) for plan in candidates]
-    for record in sorted(known, key=lambda record: _distance(record.extents, key.extents)):
-        plan = next((plan for plan, values in fields if values == record.plan), None)
-        if plan is not None:
-            return record, plan
+    for source in (records, _records_of_table):
+        known = [(_distance(record.extents, key.extents), record) for record in source(key)]
+        for distance, record in sorted(known, key=lambda pair: pair[0]):
+            plan = next((plan for plan, values in fields if values == record.plan), None)
+            if plan is not None and distance <= _NEAR:
+                return record, plan
     return None
 
 
@@ -236,8 +242,8 @@ def _distance(one: Extents, other: Extents) -> float:
 
 
 def records(key: TuningKey) -> list[TuningRecord]:
-    """All records of this kind of choice for any extents, on this kind of device or on any device with its target. Of several for
-    the same extents, a pinned one is taken, else that of this job, of the cache, or of the first folder."""
+    """All records of the user for this kind of choice and any extents, on this kind of device or on any device with its target. Of
+    several for the same extents, a pinned one is taken, else that of this job, of the cache, or of the first folder."""
     found: dict[Extents, TuningRecord] = {}
     for record in _known(key):
         other = found.get(record.extents)
@@ -275,14 +281,17 @@ def write_record(key: TuningKey, record: TuningRecord) -> None:
 
 
 def export_records(path: Path) -> int:
-    """Writes all records of the cache to one file, for `import_records` and ``FUSEGEN_TUNING_PATH``. Returns their number.
+    """Writes all records of the cache to one file, for `import_records`, ``FUSEGEN_TUNING_PATH`` and tables. Returns their number.
+
+    Each record is a line, and the lines are sorted.
 
     Raises:
         ArgumentError: the file cannot be written.
     """
     files = sorted((settings().cache_dir / _FOLDER).glob("*/*.json"))
-    documents = [_document(key, record) for file in files for key, record in _read(file)]
-    write_for_user(path, _text({"format": FORMAT, "records": documents}), hint="name a file in a folder that you can write to")
+    documents = sorted(json.dumps(_document(key, record)) for file in files for key, record in _read(file))
+    text = ",\n".join(documents)
+    write_for_user(path, f'{{"format": {FORMAT}, "records": [\n{text}\n]}}\n', hint="name a file in a folder that you can write to")
     return len(documents)
 
 
@@ -345,6 +354,62 @@ def _exported(path: Path) -> Sequence[tuple[TuningKey, TuningRecord]]:
 @lru_cache(maxsize=16)
 def _read_once(path: Path, _changed: int) -> list[tuple[TuningKey, TuningRecord]]:
     return _read(path)
+
+
+# Tables that ship with the package.
+
+
+_TABLES = Path(__file__).parents[1] / "tables"
+
+
+def table_of(device: str) -> Path:
+    """The path of the table for a device; no file if the package has none.
+
+    Args:
+        device: as in `TuningKey`.
+    """
+    name = re.sub("[^a-z0-9]+", "-", device.partition(", ")[2].lower()).strip("-")
+    return _TABLES / f"{name}.json"
+
+
+def _records_of_table(key: TuningKey) -> list[TuningRecord]:
+    """The records of the device's table for this kind of choice."""
+    path = table_of(key.device)
+    try:
+        lines = _lines(_mapped(path, path.stat().st_mtime_ns), key.launch)
+        found = [keyed for line in lines for keyed in _keyed(json.loads(line))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        warnings.warn(f"{path} is not a table of tuning records and is ignored ({error})", stacklevel=2)
+        return []
+    same = (record for other, record in found if other.device == key.device and len(record.extents) == len(key.extents))
+    return [replace(record, pinned=False) for record in same]
+
+
+@lru_cache(maxsize=16)
+def _mapped(path: Path, _changed: int) -> mmap.mmap | None:
+    """The content of a table; None if it has another format."""
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return content if content[: content.find(b"\n")] == f'{{"format": {FORMAT}, "records": ['.encode() else None
+
+
+def _lines(table: mmap.mmap | None, launch: str) -> Iterator[bytes]:
+    """The lines of a launch in a table, found by binary search."""
+    if table is None:
+        return
+    prefix, low, high = f'{{"launch": {json.dumps(launch)}'.encode(), table.find(b"\n") + 1, len(table)
+    while low < high:
+        start = max(low, table.rfind(b"\n", low, (low + high) // 2) + 1)
+        if table[start : start + len(prefix)] < prefix:
+            low = table.find(b"\n", start) + 1
+        else:
+            high = start
+    while table[low : low + len(prefix)] == prefix:
+        end = table.find(b"\n", low)
+        yield table[low:end].removesuffix(b",")
+        low = end + 1
 
 
 def _keyed(document: Mapping[str, Any]) -> list[tuple[TuningKey, TuningRecord]]:

@@ -64,7 +64,7 @@ class VariantCache:
         *,
         origin: tuple[Callable[..., Any], Hashable] | None = None,
     ) -> None:
-        self.function, self.name, self._fast_math = function, name, options.fast_math
+        self.function, self.name, self._fast_math, self._plans = function, name, options.fast_math, options.plan
         self.parameters = Parameters.of(function, options.mutates)
         self.history = History()
         self._variants: dict[
@@ -75,7 +75,7 @@ class VariantCache:
         self._warned = False  # about many variants
         user_function, layouts = origin or (function, None)
         kernels = _KERNELS.setdefault(user_function, {}) if isinstance(user_function, FunctionType) else {}
-        self._kernels = kernels.setdefault((layouts, name, options.mutates, options.fast_math), [])
+        self._kernels = kernels.setdefault((layouts, name, options.mutates, options.fast_math, options.plan), [])
 
     @property
     def known(self) -> list[Variant]:
@@ -321,6 +321,7 @@ class VariantCache:
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
             fast_math=self._fast_math,
+            plans=self._plans,
         )
 
     def sizes(self, variant: Variant, values: Values, captured: Captured) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fusegen.families.attention import AttentionFamily
 from fusegen.families.base import KernelFamily
@@ -11,6 +11,7 @@ from fusegen.families.gemm import GemmFamily
 from fusegen.families.library import AccumulationFamily, LibraryFamily
 from fusegen.families.pointwise import PointwiseFamily
 from fusegen.families.rows import RowFamily
+from fusegen.families.rows.plan import RowPlan
 from fusegen.families.scan import ScanFamily
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.matcher import matcher_of
@@ -39,6 +40,11 @@ def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan 
     return family_of(launch.group.kind).preferred(launch, sizes, target)
 
 
+def contenders(launch: Launch, sizes: Mapping[str, int]) -> Sequence[Plan]:
+    """Returns the candidates without those that cannot be the fastest at some sizes."""
+    return family_of(launch.group.kind).contenders(launch, sizes)
+
+
 def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
     """Returns the estimated time of each candidate, in µs; empty if the family has no cost model."""
     return family_of(launch.group.kind).times(launch, sizes, target)
@@ -54,3 +60,12 @@ def program_time(program: Program, sizes: Mapping[str, int], target: Target) -> 
     times = [expected_time(launch, sizes, target) for launch in program.launches]
     known = [time for time in times if time is not None]
     return math.fsum(known) if len(known) == len(times) else None
+
+
+def cuts_are_faster(cut: Program, whole: Program, sizes: Mapping[str, int], target: Target) -> bool:
+    """True if reductions cut into rows are expected to be faster; without a cost, if whole ones launch fewer blocks than SMs."""
+    time, whole_time = program_time(cut, sizes, target), program_time(whole, sizes, target)
+    if time is not None and whole_time is not None:
+        return time < whole_time
+    rows = (launch for launch in whole.launches if isinstance(launch.plan, RowPlan) and not launch.plan.tiled)
+    return any(launch.cluster == 1 and launch.grid(sizes) < target.sms for launch in rows)

@@ -43,6 +43,10 @@ class KernelFamily(Matcher):
         best = min(times, key=lambda plan: times[plan], default=first)
         return best if best in times and times[best] < MARGIN * times.get(first, times[best]) else first
 
+    def contenders(self, launch: Launch, sizes: Mapping[str, int]) -> Sequence[Plan]:
+        """Returns the candidates without those that cannot be the fastest at some sizes."""
+        return launch.candidates
+
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
         """Returns the first candidate that differs from the launch's plan only in the threads per block, or None."""
         return None

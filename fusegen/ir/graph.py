@@ -122,6 +122,7 @@ class Graph:
         derived: computes the kernels' scalars on the host; empty before `passes.hoist`, when kernels take the function's scalars.
         writes: the last functionalized write (`PUT`) of each mutated input.
         fast_math: True if float32 math may use approximate hardware functions and fused multiply-add.
+        plans: the plans of the declaration: pairs of a kernel's name, empty for any kernel, and the plan's text.
         padded: nodes in the call's own memory whose rows are padded there (`ir.index_map.memory_shape`).
     """
 
@@ -136,6 +137,7 @@ class Graph:
     derived: ScalarProgram = NO_SCALARS
     writes: tuple[int, ...] = ()
     fast_math: bool = False
+    plans: tuple[tuple[str, str], ...] = ()
     padded: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
@@ -216,6 +218,7 @@ class GraphBuilder:
         self.bounds: tuple[tuple[str, int], ...] = ()
         self.derived = NO_SCALARS
         self.fast_math = False
+        self.plans: tuple[tuple[str, str], ...] = ()
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
@@ -262,10 +265,11 @@ class GraphBuilder:
 
     @classmethod
     def like(cls, graph: Graph, name: str | None = None) -> GraphBuilder:
-        """Returns an empty builder with a graph's inputs, scalars, precision and facts about sizes."""
+        """Returns an empty builder with a graph's inputs, scalars, precision, declared plans and facts about sizes."""
         builder = cls(graph.name if name is None else name)
         builder.inputs, builder.scalars, builder.derived = list(graph.inputs), list(graph.scalars), graph.derived
-        builder.multiples, builder.bounds, builder.fast_math = graph.multiples, graph.bounds, graph.fast_math
+        builder.multiples, builder.bounds = graph.multiples, graph.bounds
+        builder.fast_math, builder.plans = graph.fast_math, graph.plans
         return builder
 
     def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
@@ -285,6 +289,7 @@ class GraphBuilder:
             derived=self.derived,
             writes=tuple(indices[w] for w in writes),
             fast_math=self.fast_math,
+            plans=self.plans,
         )
 
     def _alive(self, outputs: Sequence[int]) -> list[int]:

@@ -191,3 +191,10 @@ def _first_of_row(node: Node, shape: Shape) -> int | None:
 def _factors(dim: Dim) -> tuple[Dim, ...]:
     factors = (dim,) if isinstance(dim, int) else tuple(map(simplify_dim, sympy.Mul.make_args(dim)))
     return factors if all(isinstance(factor, int) or factor.is_integer for factor in factors) else (dim,)
+
+
+def reduced_lengths(graph: Graph) -> tuple[Dim, ...]:
+    """Symbolic extents that reductions run along."""
+    reduced = ((node, graph.nodes[node.args[0]].shape) for node in graph.nodes if node.family is Family.REDUCTION)
+    extents = (shape[dim] for node, shape in reduced for dim in cast(tuple[int, ...], node.attr("dims")))
+    return tuple(sorted({extent for extent in extents if literal(extent) is None}, key=str))

@@ -32,8 +32,12 @@ def index_of(device: torch.device) -> int:
 
 @lru_cache(maxsize=64)
 def _gpu_target(index: int) -> Target:
-    """Returns the target of a GPU; one with fewer SMs than usual, such as a MIG slice, may not support large clusters."""
+    """Returns the target of a GPU, with its own costs if they were measured.
+
+    A GPU with fewer SMs than usual, such as a MIG slice, may not support large clusters.
+    """
     target = targets.from_capability(*torch.cuda.get_device_capability(index))
+    target = targets.on_card(target, torch.cuda.get_device_name(index))
     has_all_sms = torch.cuda.get_device_properties(index).multi_processor_count >= target.sms
     return target if has_all_sms else replace(target, cluster=min(target.cluster, PORTABLE_CLUSTER))
 

@@ -7,10 +7,11 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import sympy
 
+from fusegen.errors import ArgumentError
 from fusegen.fusion.groups import Domain, Group, computed, strip_views
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula, numbers_of
@@ -43,6 +44,8 @@ from fusegen.schedule.kernel import LoweredKernel, Plan
 from fusegen.schedule.names import scalar_identifier
 from fusegen.target import Target
 from fusegen.threads import cached_property
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -389,6 +392,37 @@ class Choice:
 
 Measured: TypeAlias = Callable[[Choice], Plan | None]
 """Returns the measured or pinned candidate of a choice; None if there is none."""
+
+
+class DeclaredPlans:
+    """A `Measured` function that answers choices with the plans of a declaration.
+
+    Args:
+        plans: as in `Graph.plans`.
+        measured: answers the choices that no declared plan is a candidate of.
+    """
+
+    def __init__(self, plans: Sequence[tuple[str, str]], measured: Measured | None = None) -> None:
+        self._plans, self._measured, self._taken = plans, measured, frozenset[tuple[str, str]]()
+        self._choices: dict[tuple[str, tuple[int, ...]], Choice] = {}
+
+    def __call__(self, choice: Choice) -> Plan | None:
+        self._choices = {**self._choices, (choice.name, choice.extents): choice}
+        for name, text in self._plans:
+            plan = next((plan for plan in choice.candidates if plan.description == text), None)
+            if plan is not None and name in ("", choice.name):
+                self._taken |= {(name, text)}
+                return plan
+        return None if self._measured is None else self._measured(choice)
+
+    def checked(self, planned: T) -> T:
+        """Returns what was planned, or raises `ArgumentError` if a declared plan was no candidate of any choice."""
+        for name, text in self._plans:
+            if (name, text) not in self._taken:
+                lines = [f"{choice.name}: {plan.description}" for choice in self._choices.values() for plan in choice.candidates]
+                what = f"plan={text!r} is no candidate{f' of {name}' if name else ''} at these sizes"
+                raise ArgumentError(what, hint="\n    ".join(["give one of these candidates, or none:", *lines]))
+        return planned
 
 
 def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], candidates: Sequence[Plan]) -> Choice:

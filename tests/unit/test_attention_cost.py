@@ -13,15 +13,18 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.families.attention.cost import AttentionSize, few_queries_time, takes_library
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
+from fusegen.target import on_card, target
 
 COSTS = Path(__file__).parents[2] / "docs/costs"
+HOPPER = target("sm_90a")
+H100 = on_card(HOPPER, "NVIDIA H100 80GB HBM3")
 
 
 def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
     ratios = []
     for case in json.loads((COSTS / "attention-h100.json").read_text())["cases"]:
         own, library = case.pop("own"), case.pop("library")
-        chosen = library if takes_library([AttentionSize(**case)], 132) else own
+        chosen = library if takes_library([AttentionSize(**case)], H100) else own
         ratios.append(chosen / min(own, library))
     assert len(ratios) == 64 and statistics.mean(ratios) < 1.015 and max(ratios) < 1.2
 
@@ -33,8 +36,8 @@ def test_the_choice_for_few_queries_is_close_to_the_best_that_was_measured() -> 
         measured.setdefault(AttentionSize(**case), {})[splits] = time
     ratios = []
     for size, times in measured.items():
-        expected = {splits: few_queries_time(size, size.queries, splits, 132) for splits in times if splits}
-        chosen = None if takes_library([size], 132) else min(expected, key=lambda splits: expected[splits])
+        expected = {splits: few_queries_time(size, size.queries, splits, HOPPER) for splits in times if splits}
+        chosen = None if takes_library([size], HOPPER) else min(expected, key=lambda splits: expected[splits])
         ratios.append(times[chosen] / min(times.values()))
     assert len(ratios) == 42 and statistics.mean(ratios) < 1.025 and max(ratios) < 1.25
 

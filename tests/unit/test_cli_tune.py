@@ -136,6 +136,10 @@ def test_candidates_are_listed_and_pinned_without_a_gpu(run: Run) -> None:
     assert "->  not measured  library\n   pinned" in low.explain()
 
 
+def test_a_parameter_may_be_called_like_an_option(run: Run) -> None:
+    assert "not measured" in run("tune", "binary_cross_entropy_with_logits", "--list", "--target", "sm_90a").out
+
+
 @pytest.mark.usefixtures("gpu")
 def test_records_move_in_one_file(run: Run, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(*WORDS)

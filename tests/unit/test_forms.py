@@ -152,7 +152,7 @@ def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
     (launch,) = low.program.launches
     first = launch.candidates[0]
     assert launch.plan != first, "two rows have more threads each than the first plan has"
-    (asked,) = low._planner.at(low.sizes, pinned(launch, first)).program.launches
+    (asked,) = low._compiled.specializer.at(low.sizes, pinned(launch, first)).program.launches
     assert asked.plan == first
 
 
@@ -162,7 +162,7 @@ def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() 
     rows, points = low.program.launches
     assert rows.block == points.block
     for plan in points.candidates[:4]:
-        form = low._planner.at(low.sizes, pinned(points, plan))
+        form = low._compiled.specializer.at(low.sizes, pinned(points, plan))
         assert form.program.launches[1].plan == plan
 
 

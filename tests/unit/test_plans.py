@@ -120,7 +120,7 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int) -> None
     plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
     assert plans
     for plan in plans:
-        form = low._planner.at(low.sizes, pinned(launch, plan))
+        form = low._compiled.specializer.at(low.sizes, pinned(launch, plan))
         assert figures(form.sources[0]).spilled == 0, plan
 
 

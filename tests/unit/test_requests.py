@@ -54,7 +54,8 @@ def test_a_device_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_a_machine_has_clusters_of_eight(monkeypatch: pytest.MonkeyPatch, sms: int, cluster: int) -> None:
     devices._gpu_target.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=sms))
     found = devices.target_of(torch.device("cuda", 0))
     devices._gpu_target.cache_clear()
-    assert found == replace(target("sm_90a"), cluster=cluster)
+    assert found == replace(target("sm_90a"), cluster=cluster, card="NVIDIA H100 80GB HBM3")

@@ -345,6 +345,45 @@ def test_records_of_a_read_only_folder_or_file(
     shared.chmod(0o755)
 
 
+def test_a_table_of_the_package_comes_last(
+    own_cache: Path, tmp_path: Path, fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastest(3)
+    sizes = [(rows, columns) for rows in (40, 400, 4000) for columns in (500, 64)]
+    launches = [fg.tune(fg.kernel(softmax), randn(*size)).launches[0] for size in sizes]
+    fg.tune(fg.kernel(lambda x: x.sum(-1)), randn(40, 500))
+    fg.tune(fg.kernel(lambda x: x.sum(-1).exp()), randn(40, 500))
+    launches[0].pin(launches[0].plan)  # a table has no pins
+    monkeypatch.setattr(tuned, "_TABLES", tmp_path)
+    table = tuned.table_of(launches[0].key.device)
+    assert tuned.export_records(table) == 8
+    shutil.rmtree(own_cache / "tuned")
+    for size, launch in zip(sizes, launches, strict=True):
+        assert plan_of(softmax, randn(*size)) == launch.plan
+    low = fg.kernel(softmax).lower(randn(40, 500))
+    assert "->       50.0 us" in low.explain() and low.program.launches[0].plan == launches[0].candidates[0].plan
+    fastest(2)
+    (own,) = fg.tune(fg.kernel(softmax), randn(60, 500)).launches
+    assert plan_of(softmax, randn(40, 500)) == own.plan == own.candidates[2].plan, "the user's nearest record comes first"
+    assert plan_of(softmax, randn(4000, 500)) == launches[4].plan
+    with without_tuning_records():
+        assert plan_of(softmax, randn(4000, 500)) == launches[4].candidates[0].plan
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": 2, "records": [\n]}\n', '{"format": 3, "records": [\n]}\n'])
+def test_a_table_without_usable_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    x = randn(40, 500)
+    first = plan_of(softmax, x)
+    monkeypatch.setattr(tuned, "_TABLES", tmp_path)
+    tuned.table_of(tuned.device_name(machine_of(CPU).target, CPU)).write_text(text)
+    with nullcontext() if text else pytest.warns(UserWarning, match="not a table of tuning records"):
+        assert plan_of(softmax, x) == first
+
+
+def test_names_of_tables() -> None:
+    assert tuned.table_of("sm_90a, NVIDIA H100 80GB HBM3").name == "nvidia-h100-80gb-hbm3.json"
+
+
 def test_an_import_replaces_no_pinned_plan(tmp_path: Path, fastest: Callable[..., None]) -> None:
     fastest(3)
     x = randn(40, 500)

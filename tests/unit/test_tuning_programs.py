@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen import tuning
+from fusegen.bundle.build import BuildRequest, build
 from fusegen.compiler import backends, tuned
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.tuned import with_measured_plans
-from fusegen.errors import VerificationError
+from fusegen.errors import ArgumentError, VerificationError
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
 from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan, MmaPlan
@@ -29,6 +31,7 @@ from tests.unit.eager import randn
 from tests.unit.lowering import lowered, meta
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
+HOPPER = targets.target("sm_90a")
 
 Fastest = Callable[[Callable[[Plan], bool]], None]
 
@@ -76,6 +79,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
 def gqa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
@@ -120,14 +127,14 @@ def test_the_library_computes_a_matmul_that_it_is_faster_for(fastest: Fastest) -
 def test_every_plan_of_a_matmul_is_a_candidate() -> None:
     low = lowered(linear_gelu, meta(1800, 4352), meta(12800, 4352), meta(12800))
     asked: list[Choice] = []
-    low._planner.at(low.sizes, lambda choice: asked.append(choice) or None)
+    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
     (choice,) = asked
     plans = {(plan.consumers, plan.tile_n) for plan in choice.candidates if isinstance(plan, ContractionPlan)}
     assert plans == {(consumers, width) for consumers in (1, 2) for width in (64, 128, 192, 256)}
     assert choice.candidates[0] == low.program.launches[0].plan and choice.candidates[-1] == LIBRARY
     assert len({plan.description for plan in choice.candidates}) == len(choice.candidates)
     for plan in choice.candidates[:-1]:
-        (launch,) = low._planner.at(low.sizes, lambda _, plan=plan: plan).program.launches
+        (launch,) = low._compiled.specializer.at(low.sizes, lambda _, plan=plan: plan).program.launches
         assert launch.plan == plan
 
 
@@ -136,7 +143,7 @@ def test_a_measured_plan_precedes_the_library_that_is_expected_to_be_faster(monk
     low = lowered(linear_gelu, meta(8192, 4096), meta(4096, 4096), meta(4096))
     assert isinstance(low.program.steps[0], LibraryMatmul)
     asked: list[Choice] = []
-    program = low._planner.at(low.sizes, lambda choice: asked.append(choice) or choice.candidates[1]).program
+    program = low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or choice.candidates[1]).program
     assert asked[0].candidates[0] == LIBRARY and program.launches[0].plan == asked[0].candidates[1]
 
 
@@ -144,7 +151,7 @@ def test_what_is_no_candidate_is_not_taken() -> None:
     low = lowered(linear_gelu, meta(512, 256), meta(256, 256), meta(256))
     plan = low.program.launches[0].plan
     assert isinstance(plan, ContractionPlan)
-    assert low._planner.at(low.sizes, lambda _: replace(plan, stages=2)).program == low.program
+    assert low._compiled.specializer.at(low.sizes, lambda _: replace(plan, stages=2)).program == low.program
 
 
 @pytest.mark.parametrize(
@@ -228,13 +235,28 @@ def test_attention_by_kernels_or_torch(fastest: Fastest, by: Plan) -> None:
     assert any(isinstance(step, LibraryStep) for step in steps) is (by == LIBRARY)
 
 
+@pytest.mark.parametrize("by", [GENERATED, LIBRARY])
+@pytest.mark.parametrize("mask", [randn(2, 16, 16, dtype=BF16), torch.ones(16, 16, dtype=torch.bool).tril()], ids=["bias", "mask"])
+def test_masked_attention_by_kernels_or_torch(fastest: Fastest, by: Plan, mask: Tensor) -> None:
+    q = randn(1, 2, 16, 64, dtype=BF16)
+    assert not any(isinstance(step, LibraryStep) for step in program_of(masked_attention, q, q, q, mask).steps), "not measured"
+    fastest(lambda plan: plan == by)
+    found = fg.tune(fg.kernel(masked_attention), q, q, q, mask).launches
+    launch = next(each for each in found if each.key.extents == (1, 2, 2, 16, 16, 64))
+    assert launch.plan == by
+    steps = program_of(masked_attention, q, q, q, mask).steps
+    assert any(isinstance(step, LibraryStep) for step in steps) is (by == LIBRARY)
+
+
 def test_plans_for_few_queries_are_candidates_keyed_by_queries_and_keys() -> None:
     q, k = meta(8, 32, 1, 128), meta(8, 8, 4096, 128)
     found = tuning.candidates(fg.kernel(gqa_attention), q, k, k, target="sm_90a")
     program, launch = found.launches
     assert [each.plan for each in program.candidates] == [GENERATED, LIBRARY]
     assert launch.key.extents == (8, 32, 1, 128, 128, 4096)
-    assert {type(each.plan) for each in launch.candidates} == {AttentionPlan, FewQueriesPlan}
+    plans = [each.plan for each in launch.candidates]
+    assert {type(plan) for plan in plans} == {AttentionPlan, FewQueriesPlan}
+    assert {plan.queries for plan in plans if isinstance(plan, FewQueriesPlan)} == {1}, "larger tiles hold no more queries"
     assert len({each.plan.description for each in launch.candidates}) == len(launch.candidates)
 
 
@@ -269,3 +291,85 @@ def test_programs_may_round_elsewhere_but_not_compute_something_else(fastest: Fa
     monkeypatch.setattr(tuning._Tuner, "_call", wrong)
     with pytest.raises(VerificationError, match="gives different results with the plan library"):
         fg.tune(fg.kernel(quantized), x, weight)
+
+
+# Plans of declarations.
+
+
+def norm_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.gelu(F.linear(F.rms_norm(x, (512,)), weight))
+
+
+NORM_LINEAR = meta(4096, 512), meta(1024, 512)
+TILES, REGISTERS = "tiles of 64 x 128: 2 warpgroups, 8 stages", "registers: 64 threads per row, 1 x 8 elements per thread"
+
+
+def described(kernel: Any, *arguments: Tensor, target: str = "sm_90a") -> list[str]:
+    steps = kernel.lower(*arguments, target=target).program.steps
+    return [step.plan.description if isinstance(step, Launch) else "library" for step in steps]
+
+
+def test_a_declared_plan_is_taken() -> None:
+    expected = described(fg.kernel(norm_linear), *NORM_LINEAR)
+    assert TILES not in expected and REGISTERS not in expected
+    assert described(fg.kernel(plan=TILES)(norm_linear), *NORM_LINEAR) == [expected[0], TILES]
+    assert described(fg.kernel(plan=[REGISTERS, TILES])(norm_linear), *NORM_LINEAR) == [REGISTERS, TILES]
+    by_name = fg.kernel(plan={"norm_linear_0": REGISTERS, "norm_linear_1": ("library",)})(norm_linear)
+    assert described(by_name, *NORM_LINEAR)[:2] == [REGISTERS, "library"]
+    assert REGISTERS in by_name.lower(*NORM_LINEAR, target="sm_90a").explain()
+
+
+def test_a_declared_plan_decides_between_programs() -> None:
+    q = meta(1, 2, 4096, 128)
+    for plan, kind in (("library", LibraryStep), ("generated kernel", Launch)):
+        steps = fg.kernel(plan=plan)(attention).lower(q, q, q, target="sm_90a").program.steps
+        assert any(isinstance(step, kind) for step in steps)
+
+
+def test_a_declared_plan_comes_before_records(fastest: Fastest) -> None:
+    fastest(lambda plan: isinstance(plan, ContractionPlan))
+    arguments = inputs()
+    measured = tuned_matmul(*arguments).plan
+    kernel = fg.kernel(plan="library")(linear_gelu)
+    assert program_of(linear_gelu, *arguments).launches[0].plan == measured
+    torch.testing.assert_close(kernel(*arguments), linear_gelu(*arguments), rtol=2e-2, atol=2e-2)
+    assert len(fg.tune(kernel, *arguments).launches) == 1, "the choice that is left: the plan of the epilogue"
+
+
+def test_a_declared_plan_in_ranges_of_rows() -> None:
+    kernel = fg.kernel(plan=TILES)(norm_linear)
+    ranges = kernel.lower(*NORM_LINEAR, target="sm_90a").plans
+    assert len(ranges) == 1 and ranges[0].program.launches[1].plan.description == TILES
+    few = fg.kernel(plan="few rows")(norm_linear)
+    with pytest.raises(ArgumentError, match="plan='few rows' is no candidate at these sizes"):
+        few.lower(*NORM_LINEAR, target="sm_90a")
+
+
+def test_a_plan_that_is_no_candidate() -> None:
+    kernel = fg.kernel(plan={"norm_linear_0": TILES})(norm_linear)
+    with pytest.raises(ArgumentError) as refused:
+        kernel.lower(*NORM_LINEAR, target="sm_90a")
+    assert f"plan={TILES!r} is no candidate of norm_linear_0 at these sizes" in str(refused.value)
+    assert f"\n    norm_linear_1: {TILES}\n" in str(refused.value) and "\n    norm_linear_1: library\n" in str(refused.value)
+    with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
+        fg.kernel(plan="library")(lambda x: x.sin())(randn(8, 8))
+    for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}):
+        with pytest.raises(ArgumentError, match="pass the text of a plan"):
+            fg.kernel(plan=mistake)
+
+
+def test_passes_and_inlined_kernels_ignore_a_declared_plan() -> None:
+    inner = fg.kernel(plan="library")(linear_gelu)
+    x, weight, bias = (each.requires_grad_() for each in inputs())
+    passes = fg.vjp(inner, x, weight, bias, target="sm_90a")
+    assert passes.forward.lower().traced.plans == passes.backward.lower().traced.plans == ()
+    inner(x, weight, bias).sum().backward()
+    outer = fg.kernel(lambda x, weight, bias: inner(x, weight, bias) + 1)
+    assert outer.lower(*inputs(), target="sm_90a").traced.plans == ()
+
+
+def test_a_built_kernel_has_its_declared_plan(tmp_path: Path) -> None:
+    kernel = fg.kernel(plan="512 threads, 1 x 8 elements per thread")(lambda x: x.sin() + 1)
+    request = BuildRequest("f", kernel.function, {"x": meta(4096, 512)}, HOPPER, kernel.options)
+    (variant,) = build(tmp_path / "built", [request], "0").kernels[0].variants
+    assert [launch.block for launch in variant.call.launches] == [512]

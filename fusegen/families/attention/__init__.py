@@ -9,7 +9,7 @@ from fusegen.families.attention.cost import plan_times
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
 from fusegen.families.attention.match import ATTENTION, attention_group, is_supported, match_recurrence, rejection_reason
-from fusegen.families.attention.plan import AttentionBody
+from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import elementwise_ends
 from fusegen.fusion.groups import Group, matmuls_of
@@ -42,6 +42,14 @@ class AttentionFamily(KernelFamily):
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
         return {} if len(launch.candidates) < 2 else plan_times(launch, sizes, target)
+
+    def contenders(self, launch: Launch, sizes: Mapping[str, int]) -> Sequence[Plan]:
+        """Returns the candidates without tiles that hold more queries than the smallest one that holds all: they read the same
+        keys and values, and compute more rows."""
+        queries = launch.extra[2](sizes)
+        tiles = {plan.queries for plan in launch.candidates if isinstance(plan, FewQueriesPlan)}
+        most = min((tile for tile in tiles if tile >= queries), default=max(tiles, default=0))
+        return [plan for plan in launch.candidates if not isinstance(plan, FewQueriesPlan) or plan.queries <= most]
 
 
 def matmuls_of_attention(graph: Graph, target: Target) -> frozenset[int]:

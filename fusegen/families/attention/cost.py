@@ -17,6 +17,7 @@ from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import literal
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Choice, Launch
 from fusegen.target import PORTABLE_CLUSTER, Target
@@ -26,7 +27,8 @@ _TILE = 128  # queries per block
 
 @dataclass(frozen=True)
 class AttentionSize:
-    """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position."""
+    """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position. The cost
+    model does not cover a bias, nor a mask that torch reads as one."""
 
     batch: int
     heads: int
@@ -35,6 +37,7 @@ class AttentionSize:
     keys: int
     channels: int
     is_causal: bool
+    has_bias: bool = False
 
     @property
     def bytes(self) -> int:
@@ -49,13 +52,9 @@ class AttentionSize:
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
     """Returns the sizes of the attentions for which torch is an alternative, as functions of the graph's sizes.
 
-    Attentions with dropout are left out, since torch computes all of them. The result is empty if an attention has a bias, which
-    the cost model does not cover.
+    Attentions with dropout are left out, since torch computes all of them.
     """
-    nodes = _without_dropout(graph)
-    if any(len(node.args) > 3 for node in nodes):
-        return ()
-    return tuple(_sized(graph, node) for node in nodes)
+    return tuple(_sized(graph, node) for node in _without_dropout(graph))
 
 
 def attention_choice(graph: Graph, sizes: Sequence[AttentionSize], *, by_library: bool) -> Choice:
@@ -64,7 +63,7 @@ def attention_choice(graph: Graph, sizes: Sequence[AttentionSize], *, by_library
     Args:
         by_library: True if torch is expected to be faster.
     """
-    digest = f"attention {[(node.dtype.short, node.attr('causal')) for node in _without_dropout(graph)]}"
+    digest = f"attention {[(n.dtype.short, n.attr('causal'), *_bias_dims(graph, n)) for n in _without_dropout(graph)]}"
     dims = [(size.batch, size.heads, size.kv_heads, size.queries, size.keys, size.channels) for size in sizes]
     candidates = (LIBRARY, GENERATED) if by_library else (GENERATED, LIBRARY)
     return Choice(graph.name, digest, tuple(itertools.chain.from_iterable(dims)), candidates)
@@ -75,13 +74,21 @@ def _without_dropout(graph: Graph) -> list[Node]:
     return [node for node in attentions if not node.attr("dropout")]
 
 
+def _bias_dims(graph: Graph, node: Node) -> list[str]:
+    """Returns a letter for each dim of each bias: 1 if the scores share an element along it."""
+    return ["".join("1" if literal(extent) == 1 else "n" for extent in graph.nodes[p].shape) for p in node.args[3:]]
+
+
 def _sized(graph: Graph, node: Node) -> Callable[[Mapping[str, int]], AttentionSize]:
-    q, k, _ = (graph.nodes[p].shape for p in node.args)
+    q, k, *_ = (graph.nodes[p].shape for p in node.args)
     dims = {"batch": q[0], "heads": q[1], "kv_heads": k[1], "queries": q[2], "keys": k[2], "channels": q[3]}
-    formulas, is_causal = {name: formula(dim) for name, dim in dims.items()}, bool(node.attr("causal"))
+    formulas = {name: formula(dim) for name, dim in dims.items()}
+    is_causal, has_bias = bool(node.attr("causal")), len(node.args) > 3
 
     def size(sizes: Mapping[str, int]) -> AttentionSize:
-        return AttentionSize(**{name: formula_of(sizes) for name, formula_of in formulas.items()}, is_causal=is_causal)
+        return AttentionSize(
+            **{name: formula_of(sizes) for name, formula_of in formulas.items()}, is_causal=is_causal, has_bias=has_bias
+        )
 
     return size
 
@@ -110,7 +117,9 @@ _BANDWIDTH = 2.9e6  # bytes per µs
 
 # Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
 _READ_START, _LIBRARY_READ_START = 3.4, 6.7
-_READ, _READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 4.2e6, 90e3, 50e3  # bytes per µs of all blocks, and of a block
+_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 90e3, 50e3  # bytes per µs
+_READ: Mapping[str, float] = {"NVIDIA H200": 4.2e6, "NVIDIA H100 80GB HBM3": _BANDWIDTH}
+"""Bytes per µs of all blocks, by the card of a target."""
 _LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
 _JOIN, _CLUSTERED_BLOCK = 0.3, 0.012  # µs per doubling of the splits, and per block beyond half of the SMs
 
@@ -127,17 +136,20 @@ H100: Mapping[int, AttentionCosts] = {
 _MARGIN = 0.95  # if both are expected to take about as long, the generated kernel also fuses adjacent operations
 
 
-def takes_library(sizes: Sequence[AttentionSize], sms: int) -> bool:
-    """True if torch's kernels are expected to be faster than generated ones for all attentions together."""
-    ours = sum(_own_time(size, sms) for size in sizes)
-    return sum(library_time(size, sms) for size in sizes) < _MARGIN * ours
+def takes_library(sizes: Sequence[AttentionSize], target: Target) -> bool:
+    """True if torch's kernels are expected to be faster than generated ones for all attentions together; False with a bias."""
+    if any(size.has_bias for size in sizes):
+        return False
+    ours = sum(_own_time(size, target) for size in sizes)
+    return sum(library_time(size, target) for size in sizes) < _MARGIN * ours
 
 
-def _own_time(size: AttentionSize, sms: int) -> float:
+def _own_time(size: AttentionSize, target: Target) -> float:
     """Returns the time of the fastest generated kernel."""
     if size.queries * size.heads // size.kv_heads > MOST_ROWS:
-        return generated_time(size, sms)
-    return min(generated_time(size, sms), *(few_queries_time(size, size.queries, splits, sms) for splits in SPLITS))
+        return generated_time(size, target.sms)
+    few_queries = (few_queries_time(size, size.queries, splits, target) for splits in SPLITS)
+    return min(generated_time(size, target.sms), *few_queries)
 
 
 def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict[Plan, float]:
@@ -151,13 +163,13 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
 
     def time(plan: Plan) -> float:
         if isinstance(plan, FewQueriesPlan):
-            return few_queries_time(size, plan.queries, plan.splits, target.sms, reads_scores=reads_scores)
+            return few_queries_time(size, plan.queries, plan.splits, target, reads_scores=reads_scores)
         return generated_time(size, target.sms)
 
     return {candidate: time(candidate) for candidate in launch.candidates}
 
 
-def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int, *, reads_scores: bool = False) -> float:
+def few_queries_time(size: AttentionSize, queries: int, splits: int, target: Target, *, reads_scores: bool = False) -> float:
     """Returns the time of a kernel for few queries.
 
     Args:
@@ -166,9 +178,9 @@ def few_queries_time(size: AttentionSize, queries: int, splits: int, sms: int, *
     """
     tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
     blocks = tiles * splits
-    rate = min(_READ * sms / _PROCESSORS, blocks * (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK))
+    rate = min(_READ[target.card] * target.sms / _PROCESSORS, blocks * (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK))
     rate *= _LARGEST_CLUSTER if splits > PORTABLE_CLUSTER else 1.0
-    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - sms // 2) if splits > 1 else 0.0
+    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - target.sms // 2) if splits > 1 else 0.0
     return _READ_START + joining + 4 * tiles * size.keys * size.channels / rate
 
 
@@ -180,14 +192,14 @@ def generated_time(size: AttentionSize, sms: int) -> float:
     return _START + overlapped_time(math.ceil(blocks / sms) * block, size.bytes / _BANDWIDTH)
 
 
-def library_time(size: AttentionSize, sms: int) -> float:
+def library_time(size: AttentionSize, target: Target) -> float:
     if size.queries == 1:
-        return _LIBRARY_READ_START + size.bytes / _READ
+        return _LIBRARY_READ_START + size.bytes / _READ[target.card]
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
-    waves = math.ceil(blocks / sms) * sms  # in blocks, including idle SMs of the last wave
+    waves = math.ceil(blocks / target.sms) * target.sms  # in blocks, including idle SMs of the last wave
     flops = 4 * waves * _TILE * size.mean_keys * size.channels
-    rate = (costs.causal_flops if size.is_causal else costs.flops) * sms / _PROCESSORS
+    rate = (costs.causal_flops if size.is_causal else costs.flops) * target.sms / _PROCESSORS
     return _LIBRARY_START + overlapped_time(flops / rate, size.bytes / _BANDWIDTH)
 
 

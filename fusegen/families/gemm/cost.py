@@ -95,8 +95,23 @@ H200 = MatmulCosts(
     few_rows_more=1.06,
 )
 
-COSTS: Mapping[str, MatmulCosts] = {"sm_90a": H200}
-"""Constants by target; other targets have no cost model."""
+H100 = replace(
+    H200,
+    bandwidth=2.72e6,
+    steps=dict(zip(_WIDTHS, (0.168, 0.231, 0.292, 0.370, 0.341, 0.350, 0.507, 0.712), strict=True)),
+    reads=dict(zip(_WIDTHS, (1.0, 1.8, 2.6, 2.4, 0.3, 3.1, 3.6, 3.5), strict=True)),
+    writes=dict(zip(_WIDTHS, (0.1, 0.1, 0.0, 9.1, 1.6, 1.3, 0.1, 7.1), strict=True)),
+    library_bandwidth=2.81e6,
+    library_flops=807e6,
+    epilogue_bandwidth=3.2e6,
+    few_rows_bandwidth=2.81e6,
+)
+"""Steps, reads, writes and the library's rate are fitted to `docs/costs/epilogues-h100.json`, so that choices lose little. The
+bandwidths are an H200's, times the ratio of both copy rates, 2.98 to 4.29 TB/s (`docs/bench/h100.json`, `docs/bench/h200.json`). All
+else is an H200's."""
+
+COSTS: Mapping[str, MatmulCosts] = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": H100}
+"""Constants by the card of a target; targets without a card have no cost model."""
 
 
 @dataclass(frozen=True)

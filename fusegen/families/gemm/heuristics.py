@@ -150,8 +150,8 @@ def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan:
 def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float:
     """Returns the expected time of a launch in µs, without random bits."""
     if isinstance(plan, FewRowsPlan):
-        return few_rows_time(COSTS[target.name], shape.sizes)
-    return matmul_time(COSTS[target.name], plan, shape.sizes, shape.epilogue, target.sms)
+        return few_rows_time(COSTS[target.card], shape.sizes)
+    return matmul_time(COSTS[target.card], plan, shape.sizes, shape.epilogue, target.sms)
 
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
@@ -314,7 +314,7 @@ def measured_choice(
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
     """Chooses between the library and the best plan of a generated kernel."""
     assert group.kind is CONTRACTION
-    shape, costs = shape_of(graph, group, expected), COSTS[target.name]
+    shape, costs = shape_of(graph, group, expected), COSTS[target.card]
     plan = contraction_plan(shape, target)
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
     return MatmulChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms))

@@ -261,7 +261,7 @@ class _Copying:
 
 def _copies(graph: Graph, matmul: int, target: Target) -> _Copies | None:
     """Returns the copies for a matmul; None if it needs none or they take longer than they save."""
-    if target.name not in COSTS or not is_heavy(graph, matmul) or supporting_pipeline(graph, matmul, matmul, target) is not None:
+    if target.card not in COSTS or not is_heavy(graph, matmul) or supporting_pipeline(graph, matmul, matmul, target) is not None:
         return None
     unaligned = [p for p in graph.nodes[matmul].args if not rows_are_aligned(graph, strided_view(graph, p))]
     operands = {p: _without_permutations(graph, p) for p in unaligned}
@@ -276,7 +276,7 @@ def _copies(graph: Graph, matmul: int, target: Target) -> _Copies | None:
 
 def _pays(graph: Graph, matmul: int, copies: _Copies, target: Target) -> bool:
     """True if the matmul with padded rows, including all copies, takes less time than the unaligned one."""
-    node, costs = graph.nodes[matmul], COSTS[target.name]
+    node, costs = graph.nodes[matmul], COSTS[target.card]
     depth = nominal(graph.operands(matmul)[0].shape[-1])
     size = MatmulSize(nominal(product(node.shape[:-1])), nominal(node.shape[-1]), depth)
     values = [*copies.operands, *([matmul] if copies.result or copies.depth is not None else [])]

@@ -58,7 +58,7 @@ class PointwiseFamily(KernelFamily):
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
         """Uses the cost model of elements. It does not cover tiles, nor plans that hoist math out of a loop."""
-        costs, body = LANE_COSTS.get(target.name), launch.kernel.body
+        costs, body = LANE_COSTS.get(target.card), launch.kernel.body
         if costs is None or not isinstance(body, PointwiseBody):
             return {}
         if any(isinstance(plan, TilePlan) for plan in launch.candidates):

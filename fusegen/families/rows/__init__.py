@@ -43,7 +43,7 @@ class RowFamily(KernelFamily):
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
         """Uses the cost model of rows, or of column tiles. It does not cover column sums next to row reductions, nor gathered rows,
         which pay the memory latency twice."""
-        costs, body = LANE_COSTS.get(target.name), launch.kernel.body
+        costs, body = LANE_COSTS.get(target.card), launch.kernel.body
         if costs is None or not isinstance(body, RowBody):
             return {}
         plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
@@ -73,7 +73,7 @@ def is_faster_split(launch: Launch, sizes: Mapping[str, int], target: Target) ->
     13.2 and 9.9 µs for 64 x 8192 in bfloat16, 15.7 and 11.1 for 46 x 11552 in float32, 41 and 36 for 50000 x 128, 28.5 and 27.2 for
     8192 x 768; but 30 and 36 for 2000 x 4096, 34 and 48 for 6000 x 2048, 120 and 189 for 16384 x 4096.
     """
-    costs = LANE_COSTS.get(target.name)
+    costs = LANE_COSTS.get(target.card)
     if costs is None or launch.group.kind is not ROW_COLUMN or not isinstance(launch.kernel.body, RowBody):
         return False
     return launch.traffic.read(sizes) <= costs.columns.cache

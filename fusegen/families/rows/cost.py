@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.families.rows.plan import Persistence, RowPlan
@@ -234,8 +234,19 @@ H200 = RowKernelCosts(
     columns=COLUMNS_H200,
 )
 
-LANE_COSTS: Mapping[str, RowKernelCosts] = {"sm_90a": H200}
-"""Cost models by target; other targets have none."""
+_SLOWER_COPY = 4.29 / 2.98
+"""The copy rates of an H200 and an H100 (`docs/bench/h200.json`, `docs/bench/h100.json`)."""
+
+H100 = RowKernelCosts(
+    rows=replace(H200.rows, megabyte=_SLOWER_COPY * H200.rows.megabyte),
+    staged=replace(H200.staged, megabyte={cluster: _SLOWER_COPY * price for cluster, price in H200.staged.megabyte.items()}),
+    points=replace(H200.points, megabyte=_SLOWER_COPY * H200.points.megabyte),
+    columns=replace(H200.columns, megabyte=_SLOWER_COPY * H200.columns.megabyte, partial=_SLOWER_COPY * H200.columns.partial),
+)
+"""The prices of an H200 with the memory of an H100."""
+
+LANE_COSTS: Mapping[str, RowKernelCosts] = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": H100}
+"""Cost models by the card of a target; targets without a card have none."""
 
 
 @dataclass(frozen=True)
