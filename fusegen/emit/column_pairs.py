@@ -63,10 +63,11 @@ class ReadView:
 
 @dataclass(frozen=True)
 class WrapperResult:
-    """A result of a wrapper: the array that it fills, and the one that the math writes, possibly of a wider type."""
+    """A result of a wrapper: the array that it fills, and the one that the math writes, possibly of a wider `type`."""
 
     out: str
     target: str
+    type: str = "float"
 
     @property
     def narrow(self) -> bool:
@@ -180,8 +181,17 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
         lanewise=function.lanewise,
         call=function.function.name,
         arguments=[_argument(a, function, offsets, coordinates) for a in function.arguments],
-        results=tuple(WrapperResult(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
+        results=tuple(
+            WrapperResult(out, out if type_ == "float" else out.replace("out", "result"), written)
+            for (out, type_), written in zip(wrapper.outs, _written_types(function), strict=True)
+        ),
     )
+
+
+def _written_types(function: LaneFunction) -> list[str]:
+    """Returns the types of the variables that the math writes; a returned value is converted."""
+    results = function.function.results
+    return ["float"] if len(results) == 1 else [r.dtype.spelling for r in results[:: 1 if function.lanewise else _LANES]]
 
 
 def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
