@@ -92,6 +92,7 @@ def test_depths(depth: int, dtype: torch.dtype) -> None:
     x, w, scale = randn(3, depth, dtype=dtype), numbers(COLUMNS, depth), scales(COLUMNS, dtype=dtype)
     agrees(channels, x, w, scale)
     agrees(channels_of_result, x, w, scale)
+    agrees(lambda x, w, s: F.linear(x, w.to(x.dtype) / (s[:, None] * 64)), x, w, scale)  # 0 / 0 behind the depth
     agrees(
         lambda x, p, s: F.linear(x, (nibbles(p).to(x.dtype) - 8) * s[:, None]),
         x,
@@ -118,6 +119,10 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
     "float32": (lambda w, s: (w * s).to(BF16), randn(COLUMNS, 64, dtype=F32)),
     "the same type": (lambda w, s: w.tanh() * s, randn(COLUMNS, 64)),
     "unsigned bytes": (lambda w, s: (w.to(BF16) - 128) * s, numbers(COLUMNS, 64, dtype=torch.uint8)),
+    "high nibbles first": (
+        lambda w, s: (torch.stack(((w & 240) >> 4, w & 15), -1).flatten(1).to(BF16) - 7.5) * s,
+        numbers(COLUMNS, 32, dtype=torch.uint8),
+    ),
     "signed nibbles": (lambda w, s: torch.stack((w << 4 >> 4, w >> 4), -1).flatten(1).to(BF16) * s, numbers(COLUMNS, 32)),
     "nibbles of words": (
         lambda w, s: (w[:, :, None] >> torch.arange(0, 32, 4, dtype=torch.int32) & 15).flatten(1).to(BF16) * s,

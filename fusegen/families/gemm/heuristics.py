@@ -193,6 +193,7 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
 
 _MOST_UNIT_BYTES = 16  # that a thread loads at once
 _MOST_UNIT_ELEMENTS = 128  # of a unit in all fragments of rows: half of them are registers of a thread
+_MOST_IN_FLIGHT = 256  # of a unit in all fragments and warps of a block, for two chunks in flight
 
 
 def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> tuple[FewRowsPlan, ...]:
@@ -202,12 +203,13 @@ def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> t
     fragments = math.ceil(min(shape.rows, FEW_ROWS_ON_LOAD) / _FRAGMENT_ROWS)
     fits = [u for u in stored.units if u * stored.width <= _MOST_UNIT_BYTES and u * fragments <= _MOST_UNIT_ELEMENTS]
     unit = (*fits, stored.units[-1])[0]
-    shift = shape.shift or 0
-    tile_n = 2 * _FRAGMENT_COLUMNS // shape.products
-    tiles = sum(math.ceil(columns / tile_n) for columns in shape.columns)
+    tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
+    slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
     warps, blocks = (16, 1) if tiles <= target.sms and fragments <= 2 else (8, 2 if fragments <= 2 else 1)
-    plan = FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, 1, blocks, shape.products, shift, unit, 1)
-    return (replace(plan, stages=2), plan) if unit * fragments <= _MOST_UNIT_ELEMENTS // 4 else (plan,)
+    stages = 2 if unit * fragments * warps <= _MOST_IN_FLIGHT else 1
+    tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
+    plan = FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, unit, 1)
+    return (plan, replace(plan, stages=3 - stages)) if fragments <= 2 else (plan,)
 
 
 def _fits_slabs(shape: MatmulShape) -> bool:
