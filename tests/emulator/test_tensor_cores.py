@@ -107,17 +107,6 @@ def test_few_rows_of_parts_in_their_own_layouts() -> None:
     assert all(torch.allclose(a.float(), b, rtol=0.02, atol=0.05) for a, b in zip(got, wanted, strict=True))
 
 
-@pytest.mark.parametrize("rows", [4, 40])
-def test_a_result_of_integers_beside_another_one(rows: int) -> None:
-    def quantized(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        h = F.linear(x, w) * 3
-        return h.round().clamp(-127, 127).to(torch.int8), h.float()
-
-    x, w = torch.randint(-2, 3, (rows, 72)).to(BF16), torch.randint(-2, 3, (40, 72)).to(BF16)
-    for got, expected in zip(run(quantized, x, w), quantized(x.float(), w.float()), strict=True):
-        assert torch.equal(got, expected)
-
-
 def rotated_heads(x: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     """Queries and keys with their halves rotated, and values."""
 

@@ -13,7 +13,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan
 from fusegen.schedule.program import Launch
-from tests.emulator.tensor_cores import UNIT, run
+from tests.emulator.tensor_cores import ONCE, UNIT, check, run
+from tests.emulator.test_tensor_cores import takes_a_plan_for_few_rows
 from tests.naming import case
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -194,3 +195,21 @@ def test_weights_that_are_written() -> None:
     assert steps(channels_of_result, randn(65, 64), w, s) == 2
     assert steps(lambda x, w, s: (F.linear(x, w.to(x.dtype)) * s, w.to(x.dtype).sum(1)), randn(4, 64), w, s) > 1
     assert steps(lambda x, w, s: x @ w.to(x.dtype) * s, randn(4, 64), w, s) == 2
+
+
+@pytest.mark.parametrize("depth", [8, 72, 1152], ids=lambda depth: f"depth-{depth}")
+def test_contiguous_columns(depth: int) -> None:
+    """Weights are stored as (in, out); tiles of one slab, and of two per matmul."""
+
+    def bias_tanh(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.tanh(x @ w + b)
+
+    def gated_columns(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(x @ gate) * (x @ up)
+
+    for rows, columns, sms in ((1, 72, 132), (9, 8, 132), (16, 40, 1)):
+        with case((rows, columns)):
+            x, w = randn(rows, depth), randn(depth, columns) / 8
+            for function, others in ((bias_tanh, (randn(columns),)), (gated_columns, (w + 1,))):
+                assert takes_a_plan_for_few_rows(function, x, w, *others)
+                check(function, x, w, *others, timings=ONCE, sms=sms)

@@ -175,12 +175,12 @@ _FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
 
 
 def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
-    """Returns the plan for few rows if operands are contiguous along the depth, and a tile of two slabs holds all columns that the
-    epilogue combines.
+    """Returns the plan for few rows if the first operand is contiguous along the depth, and a tile of two slabs holds all columns
+    that the epilogue combines.
 
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
-    if shape.rows > _FEW_ROWS or (shape.a_major, shape.b_major) != ("k", "k") or not _fits_slabs(shape):
+    if shape.rows > _FEW_ROWS or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
         return ()
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
@@ -188,7 +188,13 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if fragments == 1 else 2)
     stages = 2 if warps == 16 and fragments == 1 else 1
     tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
-    return (FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0),)
+    rows = fragments * _FRAGMENT_ROWS
+    plan = FewRowsPlan(rows, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, shape.b_major)
+    if shape.b_major == "k" or slabs == 1:
+        return (plan,)
+    # Wider tiles read longer parts of lines.
+    wide = replace(plan, tile_n=2 * tile_n, units=1, blocks_per_sm=min(blocks, 3))
+    return (wide, plan) if shape.products > 1 else (plan, wide)
 
 
 _MOST_UNIT_BYTES = 16  # that a thread loads at once
@@ -208,7 +214,7 @@ def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> t
     warps, blocks = (16, 1) if tiles <= target.sms and fragments <= 2 else (8, 2 if fragments <= 2 else 1)
     stages = 2 if unit * fragments * warps <= _MOST_IN_FLIGHT else 1
     tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
-    plan = FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, unit, 1)
+    plan = FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, "k", unit, 1)
     return (plan, replace(plan, stages=3 - stages)) if fragments <= 2 else (plan,)
 
 

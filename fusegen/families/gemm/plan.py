@@ -144,6 +144,7 @@ class FewRowsPlan(Plan):
         blocks_per_sm: blocks per SM that registers must leave room for.
         products: matrices that are multiplied with the same first operand.
         shift: the distance between the two slabs of 16 columns of a tile, if the epilogue combines them; 0 for adjacent columns.
+        b_major: the contiguous index of the second operand, as in `ContractionPlan`.
         unit: neighbouring elements of the depth that a thread multiplies at once.
         units: of a column in a chunk, for each thread.
     """
@@ -155,6 +156,7 @@ class FewRowsPlan(Plan):
     blocks_per_sm: int
     products: int = 1
     shift: int = 0
+    b_major: str = "k"
     unit: int = 8
     units: int = 2
 
