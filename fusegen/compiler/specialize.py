@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from threading import RLock
@@ -23,12 +23,13 @@ from fusegen.families.gemm.heuristics import (
     MatmulChoice,
     choose,
     class_of,
-    depth_of,
     measured_choice,
-    rows_of,
+    rows_and_depth,
+    with_cost,
 )
-from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
+from fusegen.families.gemm.pipelines import leave_to_library
 from fusegen.families.gemm.plan import CostedPlan
+from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.fusion.driver import fuse
@@ -49,7 +50,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[frozenset[int], tuple[CostedPlan, ...]]
+MatmulKey: TypeAlias = tuple[frozenset[int], frozenset[int], tuple[CostedPlan, ...]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -118,12 +119,14 @@ class _MatmulDecision:
 
     Attributes:
         by_library: matmuls left to the library because that is expected to be faster.
-        fused: the graph without them, fused.
+        on_load: matmuls of few rows that compute their second operand on load.
+        fused: the graph without those left to the library, fused.
         plans: plans of the other matmul launches, by their matmuls in the fused graph.
         choices: choices by matmul, including those left to the library.
     """
 
     by_library: frozenset[int]
+    on_load: frozenset[int]
     fused: _Fused
     plans: Mapping[tuple[int, ...], CostedPlan]
     choices: Mapping[int, MatmulChoice]
@@ -131,7 +134,7 @@ class _MatmulDecision:
     @property
     def key(self) -> MatmulKey:
         """The part of the decision that determines the program."""
-        return self.by_library, tuple(self.plans.values())
+        return self.by_library, self.on_load, tuple(self.plans.values())
 
 
 class GraphPlanner:
@@ -160,7 +163,8 @@ class GraphPlanner:
         self._specializations: dict[tuple[object, ...], Specialization] = {}
         self._decisions: dict[tuple[int, ...], _MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
-        self._fused: dict[frozenset[int], _Fused] = {}
+        self._weights = supported_weights(graph, target)
+        self._fused: dict[tuple[frozenset[int], frozenset[int]], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: dict[tuple[int, Group, int, int], MatmulChoice] = {}
 
@@ -235,7 +239,7 @@ class GraphPlanner:
     @property
     def matmul_launches(self) -> tuple[Group, ...]:
         """The matmul launches that a cost model covers, before any matmul is left to the library."""
-        return _with_cost(self._fuse(frozenset()).groups)
+        return with_cost(self._fuse(frozenset()).groups)
 
     def expected(self, sizes: Mapping[str, int]) -> ExpectedSizes:
         """The size classes that choices of matmuls depend on."""
@@ -255,12 +259,16 @@ class GraphPlanner:
     def _decision(self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None) -> _MatmulDecision:
         """Leaves matmuls to the library until each remaining matmul launch is expected or measured to be faster than the
         library."""
-        by_library: frozenset[int] = frozenset()
+        by_library, in_memory = frozenset[int](), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         while True:
-            fused = self._fuse(by_library)
+            on_load = self._weights.of_few_rows(expected.size_of, by_library | in_memory)
+            fused = self._fuse(by_library, on_load)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
-            launches = {group: self._choice(fused, group, expected) for group in _with_cost(fused.groups)}
+            launches = {group: self._choice(fused, group, expected) for group in with_cost(fused.groups)}
+            if refused := {origin[p] for group, choice in launches.items() if choice.plan is None for p in group.core_nodes}:
+                in_memory |= refused
+                continue
             if measured is not None:
                 for number, group in enumerate(fused.groups):
                     if group.kind is CONTRACTION:
@@ -271,19 +279,20 @@ class GraphPlanner:
             slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
             if not slower:
                 plans = {group.core_nodes: choice.plan for group, choice in launches.items() if choice.plan is not None}
-                return _MatmulDecision(by_library, fused, plans, choices)
+                return _MatmulDecision(by_library, on_load, fused, plans, choices)
             by_library |= slower
 
-    def _fuse(self, by_library: frozenset[int]) -> _Fused:
-        if by_library not in self._fused:
-            graph = run(leave_to_library(self.graph, by_library), Rules(self._target), Stage.FUSION)
+    def _fuse(self, by_library: frozenset[int], on_load: frozenset[int] = frozenset()) -> _Fused:
+        key = by_library, on_load
+        if key not in self._fused:
+            graph = run(leave_to_library(self._weights.marked(on_load), by_library), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[by_library] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
-        return self._fused[by_library]
+            self._fused[key] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
+        return self._fused[key]
 
     def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
         """The choice for one matmul launch. It depends only on the launch's own rows and depth."""
-        rows, depth = _rows_and_depth(fused.graph, group.core_nodes[0])
+        rows, depth = rows_and_depth(fused.graph, group.core_nodes[0])
         key = (fused.kind, group, expected.size_of(rows), expected.size_of(depth))
         if key not in self._choices:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)
@@ -295,7 +304,9 @@ class GraphPlanner:
     def _rows(self) -> dict[Dim, Formula]:
         """Symbolic rows and depths of matmuls with a cost model, each as a formula."""
         graph = self._fuse(frozenset()).graph
-        dims = dict.fromkeys(dim for group in self.matmul_launches for dim in _rows_and_depth(graph, group.core_nodes[0]))
+        launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
+        launches += [(self.graph, m) for m in self._weights.weights]
+        dims = dict.fromkeys(dim for each in launches for dim in rows_and_depth(*each))
         return {dim: formula(dim) for dim in dims if literal(dim) is None}
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -331,15 +342,6 @@ def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measur
             plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
             if plan is not None:
                 yield launch.group.outputs, plan
-
-
-def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The matmul launches that a cost model covers."""
-    return tuple(group for group in groups if group.pipeline == WGMMA.name)
-
-
-def _rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
-    return rows_of(graph, matmul), depth_of(graph, matmul)
 
 
 # Equivalent graphs: torch's attention or generated kernels, loops over blocks of rows, reductions cut into rows, facts about sizes.

@@ -63,10 +63,11 @@ class ReadView:
 
 @dataclass(frozen=True)
 class WrapperResult:
-    """A result of a wrapper: the array that it fills, and the one that the math writes, possibly of a wider type."""
+    """A result of a wrapper: the array that it fills, and the one that the math writes, possibly of a wider `type`."""
 
     out: str
     target: str
+    type: str = "float"
 
     @property
     def narrow(self) -> bool:
@@ -157,6 +158,11 @@ def offset_text(
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
 
 
+def index_text(index: Index, offsets: Offsets, axes: Axes, coordinates: PairCoordinates) -> str:
+    """Prints an index over the axes in the pipeline's coordinates."""
+    return offsets.text(_renamed(index, axes, coordinates))
+
+
 def _macro(name: str) -> Callable[[Any], str]:
     return cast(Callable[[Any], str], getattr(environment().get_template("cuda/lanes.cuh.jinja").module, name))
 
@@ -179,9 +185,18 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
         reads=tuple(_read_view(r, offsets, function.axes, coordinates) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
-        arguments=[_argument(a, function, offsets, coordinates) for a in function.arguments],
-        results=tuple(WrapperResult(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
+        arguments=[argument_text(a, function, offsets, coordinates) for a in function.arguments],
+        results=tuple(
+            WrapperResult(out, out if type_ == "float" else out.replace("out", "result"), written)
+            for (out, type_), written in zip(wrapper.outs, _written_types(function), strict=True)
+        ),
     )
+
+
+def _written_types(function: LaneFunction) -> list[str]:
+    """Returns the types of the variables that the math writes; a returned value is converted."""
+    results = function.function.results
+    return ["float"] if len(results) == 1 else [r.dtype.spelling for r in results[:: 1 if function.lanewise else _LANES]]
 
 
 def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
@@ -223,7 +238,8 @@ def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinat
     return " && ".join(condition_text(_renamed_bounds(b, axes, coordinates)) for b in bounds)
 
 
-def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, coordinates: PairCoordinates) -> str:
+def argument_text(argument: CallArgument, function: LaneFunction, offsets: Offsets, coordinates: PairCoordinates) -> str:
+    """Prints an argument of the math on a pair, for lane ``v`` if the lanes do not mix."""
     if argument.origin is Origin.LANES:
         return f"{argument.name}[v]" if function.lanewise else argument.name
     if argument.origin is Origin.SCALAR:

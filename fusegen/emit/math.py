@@ -266,7 +266,7 @@ COMMON: dict[Op, Spelling] = {
 }
 """Spellings that all languages share, for every type."""
 
-_FUSED = {FusedOp.MULTIPLY_ADD: function("fmaf", 3)}
+_FUSED = {FusedOp.MULTIPLY_ADD: function("fmaf", 3), FusedOp.SMALL_TO_FLOAT: function("small_to_float", 2)}
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class _Builder:
         self.arguments[name] = CallArgument(Origin.LANES if both else Origin.VALUE, name)
         offsets = tuple(r.offset for r in reads)
         vector = both and self._are_equivalent(*conditions) and self._is_aligned(reads[0])
-        return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
+        return LaneRead(name, reads[0].buffer, offsets, conditions, vector, reads[0].bits)
 
     def _are_equivalent(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
         """True if the conditions of both lanes always have the same value."""
@@ -289,7 +289,7 @@ def _group(leaves: Leaves, absent: Mapping[int, Bounds], take: _Take) -> list[La
 
 def _is_next(read: BufferRead, next_read: BufferRead) -> bool:
     """True if the second read is of the next element."""
-    return read.buffer == next_read.buffer and same(simplify_dim(read.offset + 1), next_read.offset)
+    return (read.buffer, read.bits) == (next_read.buffer, next_read.bits) and same(simplify_dim(read.offset + 1), next_read.offset)
 
 
 def _conditions(read: BufferRead, exists: Bounds | None) -> tuple[Bounds, ...]:

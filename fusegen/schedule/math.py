@@ -12,7 +12,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS, PivotSums
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.indices import IndexCheck
-from fusegen.schedule.terms import Term
+from fusegen.schedule.terms import ByteBits, Term
 
 
 class Approximations(IntEnum):
@@ -124,6 +124,7 @@ class LaneRead:
         offsets: one for both lanes, or one per lane.
         conditions: for each offset, the bounds under which it is read; the value is 0 outside of them.
         vector: True if the lanes' elements are contiguous and aligned to the size of both.
+        bits: the bits that are read as a float; None for whole elements.
     """
 
     name: str
@@ -131,6 +132,7 @@ class LaneRead:
     offsets: tuple[Index, ...]
     conditions: tuple[tuple[Bounds, ...], ...]
     vector: bool
+    bits: ByteBits | None = None
 
     @property
     def accesses(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:

@@ -36,16 +36,29 @@ class FusedOp(Enum):
     """Operations that combine several nodes of a graph."""
 
     MULTIPLY_ADD = "multiply_add"  # a * b + c, rounded once
+    SMALL_TO_FLOAT = "small_to_float"  # an integer below 2^23, plus 2^23, less a number
+
+
+@dataclass(frozen=True)
+class ByteBits:
+    """Bits of a byte that are read as a float: (byte >> shift & mask) - less; the sign bit is inverted first if `signed`."""
+
+    signed: bool = False
+    shift: int = 0
+    mask: int = 255
+    less: int = 0
 
 
 @dataclass(frozen=True)
 class BufferRead:
-    """A read of a buffer at an offset in elements, under conditions on indices; `drawn` elements are computed from a random key."""
+    """A read of a buffer at an offset in elements, under conditions on indices; `drawn` elements are computed from a random key.
+    With `bits`, the value is a float."""
 
     buffer: int
     offset: Index
     conditions: tuple[Bounds, ...] = ()
     drawn: bool = False
+    bits: ByteBits | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,12 @@
 #define __cluster_dims__(...)
 #define __align__(bytes) alignas(bytes)
 
+inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+  u32 chosen = 0;
+  for (u32 k = 0; k < 4; ++k) chosen |= static_cast<u32>(bytes >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
+  return chosen;
+}
 inline float __uint_as_float(u32 bits) { float x; memcpy(&x, &bits, sizeof(x)); return x; }
 inline float __int_as_float(i32 bits) { float x; memcpy(&x, &bits, sizeof(x)); return x; }
 inline u32 __float_as_uint(float x) { u32 bits; memcpy(&bits, &x, sizeof(x)); return bits; }

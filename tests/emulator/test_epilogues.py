@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from tests.emulator.tensor_cores import load_together
+from tests.emulator.tensor_cores import load_together, run
 from tests.naming import case
 
 BF16 = torch.bfloat16
@@ -221,3 +221,14 @@ def compare(found: Tensor | tuple[Tensor, ...], wanted: Tensor | tuple[Tensor, .
         ulp = 2**-8 if got.dtype is BF16 else 2**-13
         assert got.shape == exact.shape
         torch.testing.assert_close(got.double(), exact.to(torch.float64), rtol=2 * ulp, atol=2 * ulp)
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+def test_a_result_of_integers_beside_another_one(rows: int) -> None:
+    def quantized(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.linear(x, w) * 3
+        return h.round().clamp(-127, 127).to(torch.int8), h.float()
+
+    x, w = torch.randint(-2, 3, (rows, 72)).to(BF16), torch.randint(-2, 3, (40, 72)).to(BF16)
+    for got, expected in zip(run(quantized, x, w), quantized(x.float(), w.float()), strict=True):
+        assert torch.equal(got, expected)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from tests.emulator import test_epilogues as small
+from tests.emulator import test_weights as stored
 
 WIDTH, ROWS = 1024, 1000
 
@@ -87,3 +88,35 @@ def check_attention(function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Te
     wanted = function(q.double(), k.double(), v.double())
     errors = [(got.double() - wanted).square().mean().sqrt().item() for got in (kernel(q, k, v), function(q, k, v))]
     assert errors[0] <= 1.15 * errors[1]
+
+
+def groups(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, stored.of_groups(w, s))
+
+
+def nibbles(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, stored.of_groups(stored.nibbles(w).to(x.dtype) - 8, s))
+
+
+@pytest.mark.parametrize("rows", [1, 9, 16, 40, 64])
+def test_weights_that_are_computed_on_load(rows: int) -> None:
+    columns, depth = 2816, 4096 + 64
+    cases = {
+        stored.channels: (stored.numbers(columns, depth), stored.scales(columns)),
+        groups: (stored.numbers(columns, depth), stored.scales(columns, depth // 64)),
+        nibbles: (stored.numbers(columns, depth // 2, dtype=torch.uint8), stored.scales(columns, depth // 64)),
+    }
+    x = stored.randn(rows, depth).cuda()
+    for function, others in cases.items():
+        arguments = (x, *(other.cuda() for other in others))
+        got, wanted = fg.kernel(function)(*arguments), function(*arguments)
+        assert (got.double() - wanted.double()).abs().max() <= 2**-7 * wanted.double().abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 9, 16])
+def test_few_rows_of_weights_with_contiguous_columns(rows: int) -> None:
+    def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(x @ gate) * (x @ up)
+
+    for columns, depth in ((2816, WIDTH + 8), (WIDTH, 2816)):
+        check(gated, (tensor(rows, depth), weight(depth, columns), weight(depth, columns)))

@@ -61,7 +61,7 @@ def norm_then_products(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 def computed_weight(x: Tensor, w: Tensor) -> Tensor:
     """The first matmul follows the launch that writes the weight, the second one does not."""
-    weight = w.tanh()
+    weight = w.cumsum(1)
     return torch.relu(F.rms_norm(F.gelu(x @ weight.mT), x.shape[-1:]) @ weight.mT)
 
 

@@ -8,9 +8,17 @@ from typing import ClassVar
 
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.gemm.cuda import emit_cuda
-from fusegen.families.gemm.epilogue import CONTRACTION, group_ending_at, merged_launch, plain_group, width_rejections, with_outputs
+from fusegen.families.gemm.epilogue import (
+    CONTRACTION,
+    group_ending_at,
+    merged_launch,
+    operands_in_memory,
+    plain_group,
+    width_rejections,
+    with_outputs,
+)
 from fusegen.families.gemm.lower import lower_contraction
-from fusegen.families.gemm.pipelines import pipeline_named
+from fusegen.families.gemm.pipelines import pipeline_named, weight_on_load
 from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, matmuls_of
@@ -88,9 +96,11 @@ class GemmFamily(KernelFamily):
 
 def _claim_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     ends = elementwise_ends(graph, product)
-    for end in (*ends, *([product] if _is_returned_permuted(graph, product) else [])):
+    computes = weight_on_load(graph, product) is not None
+    for end in (*ends, *([product] if computes or _is_returned_permuted(graph, product) else [])):
         group = group_ending_at(graph, end, target, claims.ends)
         if group is not None and product in group.core_nodes:
+            claims.operands.update({p: operands_in_memory(graph, p) for p in group.core_nodes if weight_on_load(graph, p)})
             claims.ends.add(end)
             claims.epilogues.add(end)
             claims.fused_matmuls.update(group.core_nodes)
@@ -156,7 +166,7 @@ def _key(graph: Graph, group: Group | None) -> Hashable | None:
         return None
     products = group.parts[0].products
     operands = group.match[products[0]]
-    return group.pipeline, operands.a, operands.a_major, operands.b_major, graph.nodes[products[0]].dtype, len(products)
+    return group.pipeline, operands.layout, graph.nodes[products[0]].dtype, len(products)
 
 
 def _can_join(graph: Graph, groups: Sequence[Group], launches: Sequence[Group | None], first: int, second: int) -> bool:

@@ -33,7 +33,8 @@ class MatmulCosts:
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
         few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
-        few_rows_more: the factor of the time for up to 16 rows.
+        few_rows_more: the factor of the time for each further 8 rows.
+        few_rows_computed: elements per µs of second operands that are computed on load.
     """
 
     sms: int
@@ -54,6 +55,7 @@ class MatmulCosts:
     few_rows_start: float
     few_rows_bandwidth: float
     few_rows_more: float
+    few_rows_computed: float
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ H200 = MatmulCosts(
     few_rows_start=2.9,
     few_rows_bandwidth=4.05e6,
     few_rows_more=1.06,
+    few_rows_computed=5e6,
 )
 
 H100 = replace(
@@ -107,8 +110,8 @@ H100 = replace(
     few_rows_bandwidth=2.81e6,
 )
 """Steps, reads, writes and the library's rate are fitted to `docs/costs/epilogues-h100.json`, so that choices lose little. The
-bandwidths are an H200's, times the ratio of both copy rates, 2.98 to 4.29 TB/s (`docs/bench/h100.json`, `docs/bench/h200.json`). All
-else is an H200's."""
+bandwidths are an H200's, times the ratio of both copy rates, 2.98 to 4.29 TB/s (`docs/bench/h100.json`, `docs/bench/h200.json`).
+All else is an H200's."""
 
 COSTS: Mapping[str, MatmulCosts] = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": H100}
 """Constants by the card of a target; targets without a card have no cost model."""
@@ -116,15 +119,16 @@ COSTS: Mapping[str, MatmulCosts] = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3"
 
 @dataclass(frozen=True)
 class MatmulSize:
-    """The sizes of a matmul of 16-bit floats."""
+    """The sizes of a matmul of 16-bit floats; `weight` is the bytes per stored element of the second operand."""
 
     rows: int
     columns: int
     depth: int
+    weight: float = 2
 
     @property
-    def bytes(self) -> int:
-        return 2 * (self.rows * self.depth + self.depth * self.columns + self.rows * self.columns)
+    def bytes(self) -> float:
+        return 2 * (self.rows * self.depth + self.rows * self.columns) + self.weight * self.depth * self.columns
 
 
 def matmul_time(
@@ -146,10 +150,17 @@ def matmul_time(
     return costs.start + overlapped_time(multiplying, moving)
 
 
-def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...]) -> float:
-    """Returns the time of one launch for few rows, which is bound by moving all matrices once."""
+def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], *, computes: bool = False) -> float:
+    """Returns the time of one launch for few rows, which is bound by moving all matrices once, or by computing the second one."""
     more = costs.few_rows_more ** (math.ceil(sizes[0].rows / 8) - 1)
-    return costs.few_rows_start + more * sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
+    moving = sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
+    computing = sum(size.depth * size.columns for size in sizes) / costs.few_rows_computed if computes else 0.0
+    return costs.few_rows_start + more * max(moving, computing)
+
+
+def writing_time(costs: MatmulCosts, size: MatmulSize) -> float:
+    """Returns the time of a kernel that writes a second operand from its stored elements."""
+    return costs.epilogue_start + (size.weight + 2) * size.depth * size.columns / costs.epilogue_bandwidth
 
 
 def drawing_time(costs: MatmulCosts, elements: int, sms: int) -> float:
@@ -163,7 +174,7 @@ def library_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], epilogue_byt
     for size in sizes:
         rows = 64 * math.ceil(size.rows / 64)
         flops = 2 * rows * size.columns * size.depth
-        time += costs.library_start + overlapped_time(flops / rate, size.bytes / costs.library_bandwidth)
+        time += costs.library_start + overlapped_time(flops / rate, replace(size, weight=2).bytes / costs.library_bandwidth)
     return time + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 

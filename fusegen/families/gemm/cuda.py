@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusegen.emit.column_pairs import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+import sympy
+
+from fusegen.emit.column_pairs import (
+    PairCoordinates,
+    Wrapper,
+    argument_text,
+    index_text,
+    offset_text,
+    operand_parts,
+    operands_text,
+    wrapper_text,
+)
 from fusegen.emit.cuda import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.views import ReductionView, entry, kinds, reduction_functions, view
+from fusegen.emit.views import Offsets, ReductionView, cuda_offsets, entry, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
     AccumulatorPair,
+    ComputedOperand,
     ContractionBody,
     ContractionPlan,
     FewRowsPlan,
@@ -19,10 +32,14 @@ from fusegen.families.gemm.plan import (
     MatmulPart,
     MmaPlan,
     PartResult,
+    Window,
 )
+from fusegen.families.gemm.weights import COORDINATES
+from fusegen.ir.symbolic import Axes
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import LaneFunction, Origin
 from fusegen.schedule.program import Launch
+from fusegen.schedule.terms import ByteBits
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -106,6 +123,43 @@ class StatisticView:
 
 
 @dataclass(frozen=True)
+class WindowView:
+    """Stored elements of a unit as the template sees them.
+
+    Attributes:
+        chunks: 16-byte accesses that stream them; 0 for accesses that the cache serves.
+        width: elements of one access.
+    """
+
+    name: str
+    type: str
+    count: int
+    words: int
+    chunks: int
+    width: int
+    pointer: str
+    offset: str
+
+
+@dataclass(frozen=True)
+class WeightView:
+    """The math of a second operand that is computed on load, as the template sees it.
+
+    Attributes:
+        windows: its windows.
+        shared: statements that convert the elements that all pairs read.
+        reads: statements that convert those of a pair.
+        call: the call of its math on a pair; `b` is the result.
+    """
+
+    windows: tuple[WindowView, ...]
+    shared: tuple[str, ...]
+    reads: tuple[str, ...]
+    lanewise: bool
+    call: str
+
+
+@dataclass(frozen=True)
 class PartView:
     """A part as the template sees it.
 
@@ -115,6 +169,7 @@ class PartView:
         maps, matrices: its second operands: tensor maps, or matrices read by address.
         accumulated: the accumulators that the epilogue reads: name, matrix, and distance in a thread's registers.
         taken: the statistics that the epilogue reads.
+        weights: the second operands that are computed on load.
     """
 
     suffix: str
@@ -127,6 +182,7 @@ class PartView:
     statistics: tuple[StatisticView, ...] = ()
     taken: tuple[str, ...] = ()
     matrices: tuple[MatrixView, ...] = ()
+    weights: tuple[WeightView, ...] = ()
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -136,9 +192,9 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - _read(body)]
     fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), _index(kernel))
     reductions = [s.reduction for part in body.parts for s in part.statistics]
-    math = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
+    text = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
     for part, part_view in zip(body.parts, views, strict=True):
-        math += _part_math(kernel, part, part_view)
+        text += _part_math(kernel, part, part_view)
     template, extra = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
@@ -156,7 +212,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         index_type=_index(kernel),
         **extra(launch, body, views),
     )
-    return assemble(launch, target, "\n".join(math), pipeline)
+    return assemble(launch, target, "\n".join(text), pipeline)
 
 
 def _read(body: ContractionBody) -> set[int]:
@@ -179,7 +235,9 @@ def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[Pa
 
 def _few_rows_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """Returns the additional template variables of few rows: also if all second operands can be read before the wait."""
-    return {**_address_variables(launch, body, views), "early": launch.early_reads >= set(body.matrices[1:])}
+    weights = [weight for part in body.parts for weight in part.weights]
+    read = {*body.matrices[1:], *(window.buffer for weight in weights for window in weight.windows)}
+    return {**_address_variables(launch, body, views), "early": launch.early_reads >= read, "computes": bool(weights)}
 
 
 _PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
@@ -206,11 +264,71 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
         )
         views.append(
             replace(
-                part_view, statistics=_statistics(part, suffix), taken=_statistics_read(part, part.epilogue), matrices=matrices_read
+                part_view,
+                statistics=_statistics(part, suffix),
+                taken=_statistics_read(part, part.epilogue),
+                matrices=matrices_read,
+                weights=tuple(_weight(kernel, weight) for weight in part.weights),
             )
         )
         first += -(-part.columns // body.plan.tile_n)
     return views
+
+
+_BYTE_MASK = 255
+_END_OF_BYTES = 1 << 23  # the float that ends in a byte
+_STREAMED = 16  # bytes of an access that displaces nothing from the cache
+
+
+def _weight(kernel: LoweredKernel, weight: ComputedOperand) -> WeightView:
+    coordinates, axes, function = _unit_coordinates(kernel), weight.function.axes, weight.function
+    offsets = cuda_offsets(kernel, prefix="operands.")
+    windows = tuple(_window(w, offsets, axes, coordinates) for w in weight.windows)
+    shared: list[str] = []
+    reads: list[str] = []
+    types = {p.name: p.dtype.spelling for p in function.function.parameters}
+    for read, stored in zip(function.reads, weight.reads, strict=True):
+        window = windows[stored.window]
+        indices = [index_text(index, offsets, axes, coordinates) for index in stored.indices]
+        values = ", ".join(_element(window, read.bits, index) for index in indices)
+        name, value = (read.name, values) if len(indices) == 1 else (f"{read.name}[2]", f"{{{values}}}")
+        (shared if window.count == 1 else reads).append(f"const {types[read.name]} {name} = {value};")
+    arguments = [argument_text(a, function, offsets, coordinates) for a in function.arguments]
+    call = f"{function.function.name}({', '.join(arguments if function.lanewise else [*arguments, 'b[0]', 'b[1]'])})"
+    return WeightView(windows, tuple(shared), tuple(reads), function.lanewise, call)
+
+
+def _element(window: WindowView, bits: ByteBits | None, index: str) -> str:
+    """Prints an element of a window in its computing type."""
+    if bits is None:
+        return f"widen({window.name}[{index}])" if window.count > 1 else f"widen(stored.{window.name})"
+    word, byte = f"stored.{window.name}[({index}) / 4]", f"({index}) % 4"
+    if window.count == 1:
+        word, byte = f"u32(u8(stored.{window.name}))", "0"
+    word = f"({word} ^ 0x80808080u)" if bits.signed else word
+    word = f"{word} >> {bits.shift}" if bits.shift else word
+    word = f"{word} & {bits.mask * 0x01010101:#010x}u" if bits.mask < _BYTE_MASK else word
+    return f"byte_to_float({word}, {byte}, {_END_OF_BYTES + bits.less}.0f)"
+
+
+def _unit_coordinates(kernel: LoweredKernel) -> PairCoordinates:
+    column, unit, lane = COORDINATES
+    return PairCoordinates(((column, 1), (unit, 1)), lane, _index(kernel))
+
+
+def _window(window: Window, offsets: Offsets, axes: Axes, coordinates: PairCoordinates) -> WindowView:
+    size = window.count * window.dtype.itemsize
+    streamed = math.gcd(size, window.aligned) % _STREAMED == 0 and sympy.sympify(window.offset).has(axes.symbols[0])
+    return WindowView(
+        window.name,
+        window.dtype.spelling,
+        window.count,
+        -(-size // 4),
+        size // _STREAMED if streamed else 0,
+        window.count if window.aligned >= min(size & -size, _STREAMED) else 1,
+        f"operands.{offsets.pointers[window.buffer].name}",
+        index_text(window.offset, offsets, axes, coordinates),
+    )
 
 
 def _accumulator_views(accumulated: Sequence[AccumulatorPair]) -> tuple[tuple[str, int, int], ...]:
@@ -274,7 +392,8 @@ def _part_math(kernel: LoweredKernel, part: MatmulPart, part_view: PartView) -> 
         for statistic, element in zip(part.statistics, part_view.statistics, strict=True)
         for text in _element_math(kernel, part, statistic, element)
     ]
-    return [*elements, math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
+    weights = [math_text([weight.function.function]) for weight in part.weights]
+    return [*weights, *elements, math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
 
 
 def _offset_doc(result: ResultView) -> str:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
-from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_of, rejection_reasons, supporting_pipeline
+from fusegen.families.gemm.pipelines import (
+    Pipeline,
+    pipeline_named,
+    pipelines_of,
+    rejection_reasons,
+    supporting_pipeline,
+    weight_on_load,
+)
+from fusegen.families.gemm.weights import stored_leaves
 from fusegen.fusion.accumulator import FRAGMENT, LANES, at_lane, is_same_row, reduces_heads
 from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, matmuls_below, operand_base, strip_views
 from fusegen.fusion.producers import Producers, domain_axes, walk
@@ -169,7 +177,7 @@ def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -
     if graph.nodes[first].dtype is not graph.nodes[second].dtype:
         return False
     a, b = pipeline.operands(graph, first), pipeline.operands(graph, second)
-    return a is not None and b is not None and (a.a, a.a_major, a.b_major) == (b.a, b.a_major, b.b_major)
+    return a is not None and b is not None and a.layout == b.layout
 
 
 def _checked_part(
@@ -202,9 +210,16 @@ def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[i
     return producers, vec
 
 
+def operands_in_memory(graph: Graph, matmul: int) -> tuple[int, ...]:
+    """Returns the values that a matmul reads from memory."""
+    a, b = graph.nodes[matmul].args
+    stored = None if weight_on_load(graph, matmul) is None else stored_leaves(graph, matmul)
+    return (operand_base(graph, a), *((operand_base(graph, b),) if stored is None else stored))
+
+
 def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:
     products = tuple(dict.fromkeys(p for part in parts for p in part.products))
-    operands = {operand_base(graph, a) for p in products for a in graph.nodes[p].args}
+    operands = {base for p in products for base in operands_in_memory(graph, p)}
     outputs = tuple(o for part in parts for o in part.outputs)
     read = tuple(sorted({*inputs, *operands}))
     match = {product: pipeline.operands(graph, product) for product in products}

@@ -16,10 +16,12 @@ from fusegen.families.gemm.cost import (
     few_rows_time,
     library_time,
     matmul_time,
+    writing_time,
 )
-from fusegen.families.gemm.epilogue import CONTRACTION
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
+from fusegen.families.gemm.epilogue import CONTRACTION, operands_in_memory
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, StoredWeight
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
+from fusegen.families.gemm.weights import FEW_ROWS_ON_LOAD
 from fusegen.fusion.groups import Group, computed, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
@@ -74,6 +76,7 @@ class MatmulShape:
         products: matrices that are multiplied with the same first operand in one tile.
         head: the number of columns that one tile must hold together, because the epilogue combines them.
         shift: the distance between these columns; None for several distances, or reductions over them.
+        stored: the storage of second operands that are computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
     """
 
@@ -85,12 +88,14 @@ class MatmulShape:
     products: int = 1
     head: int = 1
     shift: int | None = 0
+    stored: StoredWeight | None = None
     result_registers: int = 1
     epilogue: EpilogueSize = NO_EPILOGUE
 
     @property
     def sizes(self) -> tuple[MatmulSize, ...]:
-        return tuple(MatmulSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
+        weight = 2 if self.stored is None else self.stored.bytes
+        return tuple(MatmulSize(self.rows, columns, self.depth, weight) for columns in self.columns for _ in range(self.products))
 
 
 def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape:
@@ -105,6 +110,7 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         products=len(group.parts[0].products),
         head=math.lcm(*(part.head for part in group.parts)),
         shift=_shift_of(group),
+        stored=operands.b if isinstance(operands.b, StoredWeight) else None,
         result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
     )
@@ -119,7 +125,7 @@ def _shift_of(group: Group) -> int | None:
 
 def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
     """Returns the work of the epilogues of a launch per element."""
-    operands = {strip_views(graph, a) for part in group.parts for p in part.products for a in graph.nodes[p].args}
+    operands = {strip_views(graph, a) for p in group.core_nodes for a in (*graph.nodes[p].args, *operands_in_memory(graph, p))}
     inputs = [p for p in group.inputs if strip_views(graph, p) not in operands]
     elements = [product(part.domain.shape) for part in group.parts]
 
@@ -143,6 +149,15 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
     return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
 
 
+def rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
+    return rows_of(graph, matmul), depth_of(graph, matmul)
+
+
+def with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Returns the matmul launches that a cost model covers."""
+    return tuple(group for group in groups if group.pipeline == WGMMA.name)
+
+
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan:
     return min(candidates(shape, target), key=lambda plan: expected_time(shape, plan, target))
 
@@ -155,6 +170,8 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
 
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
+    if shape.stored is not None:
+        return _stored_plans(shape, shape.stored, target)
     return (*_few_rows_plans(shape, target), *_warpgroup_plans(shape, target))
 
 
@@ -166,12 +183,12 @@ _FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
 
 
 def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
-    """Returns the plan for few rows if operands are contiguous along the depth, and a tile of two slabs holds all columns that the
-    epilogue combines.
+    """Returns the plan for few rows if the first operand is contiguous along the depth, and a tile of two slabs holds all columns
+    that the epilogue combines.
 
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
-    if shape.rows > _FEW_ROWS or (shape.a_major, shape.b_major) != ("k", "k") or not _fits_slabs(shape):
+    if shape.rows > _FEW_ROWS or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
         return ()
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
@@ -179,7 +196,34 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if fragments == 1 else 2)
     stages = 2 if warps == 16 and fragments == 1 else 1
     tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
-    return (FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0),)
+    rows = fragments * _FRAGMENT_ROWS
+    plan = FewRowsPlan(rows, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, shape.b_major)
+    if shape.b_major == "k" or slabs == 1:
+        return (plan,)
+    # Wider tiles read longer parts of lines.
+    wide = replace(plan, tile_n=2 * tile_n, units=1, blocks_per_sm=min(blocks, 3))
+    return (wide, plan) if shape.products > 1 else (plan, wide)
+
+
+_MOST_UNIT_BYTES = 16  # that a thread loads at once
+_MOST_UNIT_ELEMENTS = 128  # of a unit in all fragments of rows: half of them are registers of a thread
+_MOST_IN_FLIGHT = 256  # of a unit in all fragments and warps of a block, for two chunks in flight
+
+
+def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> tuple[FewRowsPlan, ...]:
+    """Returns the plans for second operands that are computed on load; none if no tile holds the columns that are combined."""
+    if not _fits_slabs(shape):
+        return ()
+    fragments = math.ceil(min(shape.rows, FEW_ROWS_ON_LOAD) / _FRAGMENT_ROWS)
+    fits = [u for u in stored.units if u * stored.width <= _MOST_UNIT_BYTES and u * fragments <= _MOST_UNIT_ELEMENTS]
+    unit = (*fits, stored.units[-1])[0]
+    tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
+    slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
+    warps, blocks = (16, 1) if tiles <= target.sms and fragments <= 2 else (8, 2 if fragments <= 2 else 1)
+    stages = 2 if unit * fragments * warps <= _MOST_IN_FLIGHT else 1
+    tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
+    plan = FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, "k", unit, 1)
+    return (plan, replace(plan, stages=3 - stages)) if fragments <= 2 else (plan,)
 
 
 def _fits_slabs(shape: MatmulShape) -> bool:
@@ -316,8 +360,13 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.card]
     plan = contraction_plan(shape, target)
+    if plan is None:
+        return MatmulChoice(None)
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
-    return MatmulChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms))
+    library = library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms)
+    if shape.stored is not None:
+        library += sum(writing_time(costs, size) for size in shape.sizes)
+    return MatmulChoice(plan, ours, library)
 
 
 def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:

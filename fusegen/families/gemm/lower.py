@@ -10,10 +10,11 @@ import sympy
 
 from fusegen.families.gemm.epilogue import has_element_per_head, result_index
 from fusegen.families.gemm.heuristics import ExpectedSizes, mma_plans, shape_of
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
 from fusegen.families.gemm.placement import Placement, place_output, tensor_map
 from fusegen.families.gemm.plan import (
     AccumulatorPair,
+    ComputedOperand,
     ContractionBody,
     ContractionPlan,
     FewRowsPlan,
@@ -23,6 +24,7 @@ from fusegen.families.gemm.plan import (
     MmaPlan,
     PartResult,
 )
+from fusegen.families.gemm.weights import lower_weight
 from fusegen.families.rows.phases import statistic_name
 from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
 from fusegen.fusion.groups import EpiloguePart
@@ -114,9 +116,26 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
     )
     head = width if len(epilogue.function.axes.symbols) > epilogue.rows + 1 else columns
     lowered = MatmulPart(
-        columns, head, epilogue.rows, len(part.products), epilogue.accumulated, epilogue.function, results, epilogue.statistics
+        columns,
+        head,
+        epilogue.rows,
+        len(part.products),
+        epilogue.accumulated,
+        epilogue.function,
+        results,
+        epilogue.statistics,
+        _lower_weights(context, part, number),
     )
     return _Lowered(lowered, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
+
+
+def _lower_weights(context: Context, part: EpiloguePart, number: int) -> tuple[ComputedOperand, ...]:
+    plan = context.plans.get(context.group.core_nodes)
+    stored = [m for m in part.products if isinstance(context.group.match[m].b, StoredWeight)]
+    if not stored or not isinstance(plan, FewRowsPlan):
+        return ()
+    ends = f"_{number}" if len(context.group.parts) > 1 else ""
+    return tuple(lower_weight(context, m, plan.unit, f"{word}{ends}") for word, m in zip(_WEIGHTS, stored, strict=False))
 
 
 def _place_result(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
@@ -201,7 +220,7 @@ def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]
     a = products.operands[0][0].a
     maps = [tensor_map(reads[a.base], a, a_box)]
     for part, operands in zip(products.parts, products.operands, strict=True):
-        maps += [tensor_map(reads[o.b.base], o.b, b_box) for o in operands]
+        maps += [tensor_map(reads[o.b.base], o.b, b_box) for o in operands if isinstance(o.b, StridedView)]
         maps += [_result_map(r, products.rows, part.columns) for r in part.results if r.offset is None]
     return maps
 
@@ -230,8 +249,9 @@ def _few_rows_layout(products: LaunchMatmuls) -> MatmulLayout:
 
 
 def _matrices(products: LaunchMatmuls) -> list[StridedView]:
-    """Returns the first operand, and the second ones of all matmuls."""
-    return [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
+    """Returns the first operand, and the second ones that are in memory."""
+    seconds = (o.b for operands in products.operands for o in operands)
+    return [products.operands[0][0].a, *(b for b in seconds if isinstance(b, StridedView))]
 
 
 def _address_layout(products: LaunchMatmuls, plan: MmaPlan | FewRowsPlan) -> MatmulLayout:
@@ -269,6 +289,7 @@ def _layout_of(context: Context) -> PipelineLayout:
 # Epilogues: the math on two neighbouring columns, after the statistics of whole heads.
 
 
+_WEIGHTS = ("weight", "second_weight")  # the math of second operands that are computed on load
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
 """Names of an epilogue's coordinates; a column is a channel of a head if the epilogue indexes heads."""
 

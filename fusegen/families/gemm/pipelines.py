@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import sympy
@@ -20,8 +20,24 @@ from fusegen.ir.symbolic import Dim, Stride, literal, nominal, product, same, si
 from fusegen.target import Target
 
 _LIBRARY = "library"  # the attribute of a matmul that is left to the library by choice
+_STORED = "stored"  # the attribute of a matmul that computes its second operand on load
 _TMA_ALIGNMENT = 16  # bytes, for addresses and for strides of outer dims
 _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, more than smaller matmuls save by padded rows
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """The storage of a second operand that a kernel of few rows computes on load.
+
+    Attributes:
+        units: the numbers of neighbouring elements of the depth that a thread can compute at once, the largest first.
+        width: bytes per element of the widest read.
+        bytes: bytes per element of all reads.
+    """
+
+    units: tuple[int, ...]
+    width: float
+    bytes: float
 
 
 @dataclass(frozen=True)
@@ -30,14 +46,20 @@ class MatmulOperands:
 
     Attributes:
         a: (rows, depth), or (depth, rows) if the rows are contiguous.
-        b: (columns, depth), or (depth, columns) if the columns are contiguous.
+        b: (columns, depth), or (depth, columns) if the columns are contiguous; or an operand that is computed on load.
         a_major, b_major: the contiguous index: ``k`` for depth, else ``m`` and ``n``.
     """
 
     a: StridedView
-    b: StridedView
+    b: StridedView | StoredWeight
     a_major: str
     b_major: str
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """The first operand and the layout of the second one, which are equal for all matmuls of a launch."""
+        stored = (self.b.units, self.b.width) if isinstance(self.b, StoredWeight) else None
+        return self.a, self.a_major, self.b_major, stored
 
 
 def leave_to_library(graph: Graph, products: Collection[int]) -> Graph:
@@ -46,6 +68,20 @@ def leave_to_library(graph: Graph, products: Collection[int]) -> Graph:
     for matmul in products:
         nodes[matmul] = replace(nodes[matmul], attrs=(*nodes[matmul].attrs, (_LIBRARY, True)))
     return replace(graph, nodes=tuple(nodes))
+
+
+def compute_on_load(graph: Graph, weights: Mapping[int, StoredWeight]) -> Graph:
+    """Marks matmuls that compute their second operand on load."""
+    nodes = list(graph.nodes)
+    for matmul, weight in weights.items():
+        nodes[matmul] = replace(nodes[matmul], attrs=(*nodes[matmul].attrs, (_STORED, weight)))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def weight_on_load(graph: Graph, matmul: int) -> StoredWeight | None:
+    """Returns the storage of a second operand that the matmul computes on load, or None."""
+    weight = dict(graph.nodes[matmul].attrs).get(_STORED)
+    return weight if isinstance(weight, StoredWeight) else None
 
 
 def is_left_to_library(graph: Graph, matmul: int) -> bool:
@@ -60,6 +96,9 @@ def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bo
     if rows is None or len(right.shape) != 2:
         return None
     a, b = _contiguous(rows, reads), _contiguous(_transposed(right), reads)
+    weight = weight_on_load(graph, matmul)
+    if weight is not None and a == rows:
+        return MatmulOperands(a, weight, "k", "k")
     if a is None or b is None:
         return None
     return MatmulOperands(a, b, "k" if a == rows else "m", "n" if b == right else "k")

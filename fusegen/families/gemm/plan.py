@@ -147,10 +147,13 @@ class FewRowsPlan(Plan):
         tile_m: rows of a tile, a multiple of 8.
         tile_n: columns of each matmul in a tile, a multiple of 16.
         warps: warps of a block, which divide the depth.
-        stages: chunks of 64 of the depth that a warp has in flight.
+        stages: chunks of the depth that a warp has in flight.
         blocks_per_sm: blocks per SM that registers must leave room for.
         products: matrices that are multiplied with the same first operand.
         shift: the distance between the two slabs of 16 columns of a tile, if the epilogue combines them; 0 for adjacent columns.
+        b_major: the contiguous index of the second operand, as in `ContractionPlan`.
+        unit: neighbouring elements of the depth that a thread multiplies at once.
+        units: of a column in a chunk, for each thread.
     """
 
     tile_m: int
@@ -160,6 +163,9 @@ class FewRowsPlan(Plan):
     blocks_per_sm: int
     products: int = 1
     shift: int = 0
+    b_major: str = "k"
+    unit: int = 8
+    units: int = 2
 
     @property
     def description(self) -> str:
@@ -223,6 +229,48 @@ class PartResult:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Neighbouring stored elements that a unit of a second operand is computed from.
+
+    Attributes:
+        offset: the first element's offset, over columns and units.
+        count: the number of elements.
+        aligned: bytes that divide the first element's address.
+    """
+
+    name: str
+    buffer: int
+    dtype: DType
+    offset: Index
+    count: int
+    aligned: int
+
+
+@dataclass(frozen=True)
+class StoredRead:
+    """The element of a window that a pair reads: one index for both lanes, or one per lane."""
+
+    window: int
+    indices: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class ComputedOperand:
+    """A second operand that is computed on load.
+
+    Attributes:
+        function: the math on two neighbouring elements of the depth; its axes are columns, units, and pairs of a unit.
+        windows: the stored elements of a unit.
+        reads: the elements for the reads of `function`.
+    """
+
+    dtype: DType
+    function: LaneFunction
+    windows: tuple[Window, ...]
+    reads: tuple[StoredRead, ...]
+
+
+@dataclass(frozen=True)
 class MatmulPart:
     """A range of a launch's columns with its epilogue.
 
@@ -231,6 +279,7 @@ class MatmulPart:
         rows: the number of leading axes of the epilogue that index rows. The others index heads, the last one pairs of columns.
         products: the number of matrices that are multiplied with the first operand.
         epilogue: the math on two neighbouring columns.
+        weights: the second operands that are computed on load; empty if they are in memory.
     """
 
     columns: int
@@ -241,11 +290,12 @@ class MatmulPart:
     epilogue: LaneFunction
     results: tuple[PartResult, ...]
     statistics: tuple[HeadStatistic, ...] = ()
+    weights: tuple[ComputedOperand, ...] = ()
 
     @property
     def functions(self) -> tuple[LaneFunction, ...]:
         """All math of the part in the order of execution."""
-        return (*(s.lift for s in self.statistics), self.epilogue)
+        return (*(w.function for w in self.weights), *(s.lift for s in self.statistics), self.epilogue)
 
 
 CostedPlan: TypeAlias = ContractionPlan | FewRowsPlan
