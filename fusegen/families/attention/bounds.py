@@ -16,7 +16,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber
-from fusegen.schedule.indices import Maximum, Minimum
+from fusegen.schedule.indices import Choice, Less, Maximum, Minimum
 
 _FAR = 1 << 20
 _COUNTED = (DType.INT32, DType.INT64)
@@ -38,14 +38,14 @@ def visible_keys(graph: Graph, scores: int) -> Index | None:
     """
     axes = _axes_of(graph, scores)
     *_, query, key = axes.symbols
-    bound = _least(_bounds(graph, scores, axes.symbols, axes, key))
-    if bound is None:
-        return None
-    bound = sympy.expand(bound)
+    bounds = map(sympy.expand, _bounds(graph, scores, axes.symbols, axes, key))
+    return _least(bound for bound in bounds if _is_usable(bound, query, key))
+
+
+def _is_usable(bound: sympy.Expr, query: sympy.Symbol, key: sympy.Symbol) -> bool:
+    """True unless the bound may shrink from a query to the next, or exceed 32 bits."""
     remainder = bound - query if bound.coeff(query) == 1 else bound
-    if remainder.has(query) or remainder.has(key) or not all(map(_is_small, sympy.Add.make_args(remainder))):
-        return None  # the bound may shrink from a query to the next, or exceed 32 bits
-    return sympy.sympify(bound)
+    return not remainder.has(query, key) and all(map(_is_small, sympy.Add.make_args(remainder)))
 
 
 def _is_small(term: sympy.Expr) -> bool:
@@ -123,16 +123,47 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
         return NumberInMemory(position, *at)  # e.g. the length of a sequence
     if node.family is Family.LEAF:
         return None
-    operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
-    known = [o for o in operands if o is not None]
-    if len(known) < len(operands):
+    operands = sources(graph, position, at, axes)
+    condition = None
+    if node.op is Op.WHERE:
+        condition, operands = _comparison(graph, operands[0].arg, operands[0].index, axes), operands[1:]
+    numbers = [_number(graph, o.arg, o.index, axes) for o in operands]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
         return None
     if node.family is Family.VIEW or node.op is Op.CAST:
         return known[0] if len(known) == 1 else None
+    if node.op is Op.WHERE:
+        return None if condition is None else Choice(condition, *known)
     if node.op in _EXTREMES:
         return _EXTREMES[node.op](*known)
+    if node.op is Op.MUL and node.dtype is DType.INT64:  # products of 32 bits may wrap
+        return known[0] * known[1]
     signs = {Op.ADD: 1, Op.SUB: -1}
     return known[0] + signs[node.op] * known[1] if node.op in signs else None
+
+
+def _comparison(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
+    """Returns a comparison of two numbers as `Less`; None for other conditions."""
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        (operand,) = sources(graph, position, at, axes)
+        position, at = operand.arg, operand.index
+    op = graph.nodes[position].op
+    if op not in _OPPOSITE:
+        return None
+    left, right = (_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes))
+    if left is None or right is None:
+        return None
+    return Less(left, right + int(op is Op.LE)) if op in (Op.LT, Op.LE) else Less(right, left + int(op is Op.GE))
+
+
+def page_number(graph: Graph, position: int, at: Position, axes: Axes) -> Index:
+    """Returns an integer that the kernel computes from integers in memory, or else reads from memory itself."""
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        (operand,) = sources(graph, position, at, axes)
+        position, at = operand.arg, operand.index
+    number = _number(graph, position, at, axes)
+    return NumberInMemory(position, *at) if number is None else number
 
 
 def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:

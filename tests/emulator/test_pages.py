@@ -1,0 +1,70 @@
+"""Attention over caches in pages, in the emulator."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusegen as fg
+from fusegen import ops
+from fusegen.compiler import specialize
+from fusegen.errors import IndexRangeError
+from fusegen.schedule import context
+from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, run
+from tests.emulator.test_tensor_cores import attended, randn
+from tests.naming import case
+
+PAGES: dict[str, tuple[int, int, bool, tuple[int, ...]]] = {
+    "pages of a box": (16, 1, False, (0, 33, 80, 64)),
+    "pages of two boxes": (32, 1, True, (96, 0, 31, 1)),
+    "several queries": (16, 3, True, (2, 64, 65, 48)),
+    "pages of half a tile and more": (48, 2, False, (144, 97)),
+    "more tiles than a warp reads pages of at once": (16, 1, False, (1200,)),
+}
+"""Keys of a page, queries, whether the heads of a page come before its keys, and lengths."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_read_where_they_lie(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels of few and of many queries; what is beyond a length in the table is no page, and in a page NaN."""
+    page, queries, is_by_head, lengths = PAGES[name]
+    blocks = -(-max(lengths) // page)
+    q, k, v = randn(len(lengths), 4, queries, 64), *(randn(len(lengths), 2, blocks * page, 64) for _ in "kv")
+    expected = torch.cat([attended(*values, length) for *values, length in zip(q, k, v, lengths, strict=True)])
+    table, pages = paged((k, v), torch.tensor(lengths), page)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+        k, v = (x.transpose(1, 2) if is_by_head else x for x in (k, v))
+        return ops.paged_attention.function(q, k, v, table, lengths)
+
+    pages = [x.transpose(1, 2).contiguous() if is_by_head else x for x in pages]
+    arguments = q, *pages, table, torch.tensor(lengths)
+    assert len(fg.kernel(attention).lower(*arguments, target="sm_90a").program.steps) == 1
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for number in (0, 1, -2):
+        monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
+        for timing in EVERY_TIMING if name == "pages of a box" else ONCE:
+            with case((number, timing)):
+                got = run(attention, *arguments, timing=timing)
+                torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
+
+
+def test_a_page_number_out_of_range_is_refused() -> None:
+    table, pages = paged((randn(1, 2, 32, 64), randn(1, 2, 32, 64)), torch.tensor([17]), 16)
+    table[0, 1] = 2
+    with pytest.raises(IndexRangeError, match="index of 'k_cache' out of range"):
+        run(ops.paged_attention.function, randn(1, 4, 1, 64), *pages, table, torch.tensor([17]))
+
+
+def paged(caches: tuple[Tensor, ...], lengths: Tensor, page: int) -> tuple[Tensor, list[Tensor]]:
+    """Caches of (batch, head, key, channel) as a table and pages in random order; entries that are not in use are no pages."""
+    batch, _, keys, _ = caches[0].shape
+    order = torch.randperm(batch * keys // page)
+    table = order.view(batch, -1).int()
+    used = torch.arange(keys // page) * page < lengths[:, None]
+    beyond = (torch.arange(keys) >= lengths[:, None])[:, None, :, None]
+    pages = [c.masked_fill(beyond, math.nan).unflatten(2, (-1, page)).permute(0, 2, 3, 1, 4).flatten(0, 1) for c in caches]
+    return torch.where(used, table, 10**6), [p[order.argsort()].contiguous() for p in pages]
