@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
 from fusegen import ops
 from fusegen.compiler import specialize
 from fusegen.errors import IndexRangeError
+from fusegen.families.attention.match import ATTENTION
 from fusegen.schedule import context
-from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, run
+from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, check, run
 from tests.emulator.test_tensor_cores import attended, randn
 from tests.naming import case
 
@@ -57,6 +60,47 @@ def test_a_page_number_out_of_range_is_refused() -> None:
     table[0, 1] = 2
     with pytest.raises(IndexRangeError, match="index of 'k_cache' out of range"):
         run(ops.paged_attention.function, randn(1, 4, 1, 64), *pages, table, torch.tensor([17]))
+
+
+def side_by_side(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
+    """Keys and values in one cache, without a length."""
+    k, v = (pages[:, part][table].flatten(1, 2).transpose(1, 2) for part in (0, 1))
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def computed_numbers(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
+    """Page numbers that the kernel cannot compute."""
+    return side_by_side(q, pages, (table * 2).long() // 2)
+
+
+def literal_pages(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
+    return side_by_side(q, pages.flatten(0, 1).view(-1, 2, 16, *pages.shape[3:]), table)
+
+
+@pytest.mark.parametrize("heads", [2, 6], ids=lambda heads: f"{heads} heads")
+@pytest.mark.parametrize("function", [side_by_side, computed_numbers, literal_pages], ids=lambda f: f.__name__)
+def test_other_declarations(function: Callable[..., Tensor], heads: int) -> None:
+    for queries in (1, 70):
+        with case(queries):
+            check(function, randn(2, heads, queries, 64), randn(9, 2, 16, 2, 64), torch.randint(9, (2, 5)), timings=ONCE)
+
+
+def test_keys_that_the_function_writes_are_read() -> None:
+    """The write is a launch before; the attention reads the same memory."""
+
+    def step(q: Tensor, pages: Tensor, table: Tensor, slots: Tensor, new: Tensor) -> Tensor:
+        pages[slots // 16, :, slots % 16] = new
+        return side_by_side(q, pages, table)
+
+    q, pages, table, slots, new = (
+        randn(2, 4, 1, 64),
+        randn(9, 2, 16, 2, 64),
+        torch.randperm(9)[:8].view(2, 4),
+        torch.tensor([3, 77]),
+        randn(2, 2, 2, 64),
+    )
+    low = fg.kernel(mutates=("pages",))(step).lower(q, pages, table, slots, new, target="sm_90a")
+    assert low.groups[-1].kind is ATTENTION and low.program.launches[-1].kernel.body.pages is not None
 
 
 def paged(caches: tuple[Tensor, ...], lengths: Tensor, page: int) -> tuple[Tensor, list[Tensor]]:

@@ -404,8 +404,8 @@ def _paged(
         return None
     pages, *strides = found.view.strides
     number = page_number(graph, *found.index, axes)
-    varies = any(not same(stride, 0) for stride in (*strides[:2], strides[3]))
-    if varies or sympy.sympify(number).has(head, repeat, key, channel):
+    of_sequence = (*strides[:2], *(strides[3:4] if count > 1 else ()))
+    if any(not same(stride, 0) for stride in of_sequence) or sympy.sympify(number).has(head, repeat, key, channel):
         return None
     view = StridedView(
         found.view.base,
