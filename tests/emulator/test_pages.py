@@ -1,4 +1,4 @@
-"""Attention over caches in pages, in the emulator."""
+"""Attention over caches in pages, and over windows of keys, in the emulator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_pages_are_read_where_they_lie(name: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(specialize, "preferred", lambda *_: None)
     for number in (0, 1, -2):
         monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
-        for timing in EVERY_TIMING if name == "pages of a box" else ONCE:
+        for timing in EVERY_TIMING if (name, number) in (("pages of a box", 1), ("pages of two boxes", 0)) else ONCE:
             with case((number, timing)):
                 got = run(attention, *arguments, timing=timing)
                 torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
@@ -101,6 +101,54 @@ def test_keys_that_the_function_writes_are_read() -> None:
     )
     low = fg.kernel(mutates=("pages",))(step).lower(q, pages, table, slots, new, target="sm_90a")
     assert low.groups[-1].kind is ATTENTION and low.program.launches[-1].kernel.body.pages is not None
+
+
+def window_of_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return ops.cached_attention.function(q, k, v, lengths, window=40)
+
+
+def causal_window(q: Tensor, k: Tensor, v: Tensor, _lengths: Tensor) -> Tensor:
+    return ops.flash_attention.function(q, k, v, is_causal=True, window=40, offset=k.shape[2] - q.shape[2])
+
+
+def from_a_key_on(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """The padding is on the left."""
+    scores = q @ k.repeat_interleave(2, 1).mT * 0.125
+    scores = torch.where(torch.arange(k.shape[2]) >= lengths.view(-1, 1, 1, 1), scores, -math.inf)
+    return torch.softmax(scores, -1) @ v.repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 130])
+@pytest.mark.parametrize("function", [window_of_cache, causal_window, from_a_key_on], ids=lambda f: f.__name__)
+def test_keys_before_a_window_are_not_read(function: Callable[..., Tensor], queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels of few and of many queries, with the keys of a tile split over blocks, too."""
+    arguments = randn(2, 4, queries, 64), randn(2, 2, 300, 64), randn(2, 2, 300, 64), torch.tensor([290, 131])
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for number in {1: (0, -2), 3: (1,), 130: (0,)}[queries]:
+        monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
+        with case(number):
+            low = fg.kernel(function).lower(*arguments, target="sm_90a")
+            assert low.program.launches[-1].kernel.body.first_key is not None
+            check(function, *arguments, timings=ONCE)
+
+
+def test_pages_before_a_window_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values there are NaN, which no weight of 0 would remove."""
+    lengths = torch.tensor([300, 320, 64])
+    q, k, v = randn(3, 4, 1, 64), randn(3, 2, 320, 64), randn(3, 2, 320, 64)
+    early = (torch.arange(320) < (lengths[:, None] - 40) // 128 * 128)[:, None, :, None]
+    expected = ops.cached_attention.function(q.double(), k.double(), v.double(), lengths, window=40)
+    table, pages = paged((k, v.masked_fill(early, math.nan)), lengths, 16)
+
+    def attention(*arguments: Tensor) -> Tensor:
+        return ops.paged_attention.function(*arguments, window=40)
+
+    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    for number in (0, 1):
+        monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
+        with case(number):
+            got = run(lambda q, k, v, t, n: attention(q, k, v, t, n), q, *pages, table, lengths, timing=ONCE[0])
+            torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
 
 
 def paged(caches: tuple[Tensor, ...], lengths: Tensor, page: int) -> tuple[Tensor, list[Tensor]]:

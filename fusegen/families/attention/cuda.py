@@ -25,6 +25,7 @@ _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 
 _OFFSET = "The offset of a query's first channel in the output."
 _SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
+_FIRST = "A lower bound of the keys that a query attends to; earlier ones have no weight."
 _WIDE_LOAD = "i64(widen(load_once({}, {})))"  # a length in 32 bits could overflow in a sum
 _PRESENT = "The number of keys with values; those of later ones are 0."
 _PAGE = "The page of the cache with a block of keys."
@@ -52,6 +53,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         out=out.name,
         plan=body.plan,
         is_bounded=body.visible_keys is not None,
+        is_windowed=body.first_key is not None,
         is_partial=body.present_keys is not None,
         has_sink=body.has_sink,
         box=0 if body.pages is None else body.pages.box,
@@ -86,7 +88,11 @@ def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> 
 
 
 def _bounds(body: AttentionBody) -> list[tuple[str, str, Index]]:
-    bounds = (("seen_keys", _SEEN, body.visible_keys), ("present_keys", _PRESENT, body.present_keys))
+    bounds = (
+        ("seen_keys", _SEEN, body.visible_keys),
+        ("first_key", _FIRST, body.first_key),
+        ("present_keys", _PRESENT, body.present_keys),
+    )
     return [(name, doc, bound) for name, doc, bound in bounds if bound is not None]
 
 

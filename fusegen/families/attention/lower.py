@@ -95,11 +95,12 @@ def lower_attention(context: Context) -> Sequence[Step]:
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
         visible_keys=_emitted(context, match.visible_keys),
+        first_key=_emitted(context, match.first_key),
         present_keys=_emitted(context, operands.present_keys),
         pages=None if operands.table is None else _pages(context, operands.table, score_axes, plan),
         plan=plan,
     )
-    integers = [body.visible_keys, body.present_keys, None if body.pages is None else body.pages.number]
+    integers = [body.visible_keys, body.first_key, body.present_keys, None if body.pages is None else body.pages.number]
     read = [integer for integer in integers if integer is not None]
     kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *read], loaded_buffers(read))
     return [_launch(context, kernel, match, body), *placement.copies]

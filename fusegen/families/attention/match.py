@@ -10,7 +10,7 @@ from typing import cast
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.families.attention.bounds import NumberInMemory, masked_values, page_number, visible_keys
+from fusegen.families.attention.bounds import NumberInMemory, first_visible_key, masked_values, page_number, visible_keys
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
@@ -227,17 +227,19 @@ class AttentionMatch:
 
     Attributes:
         visible_keys: a bound on the keys that a query sees, over (batch, head, query); None if it may see all.
+        first_key: the first key that a query may see, likewise.
     """
 
     recurrence: Recurrence
     operands: AttentionOperands
     visible_keys: Index | None
+    first_key: Index | None
 
     @property
     def reads(self) -> tuple[int, ...]:
         """The values in memory that the kernel reads besides those of scores and epilogue."""
         table = self.operands.table
-        integers = (self.visible_keys, self.operands.present_keys, None if table is None else table.number)
+        integers = (self.visible_keys, self.first_key, self.operands.present_keys, None if table is None else table.number)
         functions = set().union(*(sympy.sympify(i).atoms(NumberInMemory) for i in integers if i is not None))
         return (*(view.base for view in self.operands.views), *sorted({int(number.args[0]) for number in functions}))
 
@@ -256,7 +258,8 @@ def attention_group(graph: Graph, root: int, target: Target, materialized: Colle
             continue
         operands = attention_operands(graph, recurrence)
         assert operands is not None  # checked by `rejection_reason`
-        match = AttentionMatch(recurrence, operands, visible_keys(graph, recurrence.scores))
+        scores = recurrence.scores
+        match = AttentionMatch(recurrence, operands, visible_keys(graph, scores), first_visible_key(graph, scores))
         inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
             core_nodes = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))

@@ -153,6 +153,7 @@ class AttentionBody(Body):
         row_max, row_sum: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
         visible_keys: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
+        first_key: the first key that a query may see, over these axes; None for 0.
         present_keys: the number of keys with values, over these axes; later values are 0. None if all keys have values.
         pages: the pages of keys and values; None if they are not in pages.
     """
@@ -167,6 +168,7 @@ class AttentionBody(Body):
     has_sink: bool
     out_offset: Index
     visible_keys: Index | None
+    first_key: Index | None
     present_keys: Index | None
     pages: PagedKeys | None
     plan: StreamingPlan
