@@ -77,6 +77,16 @@ def literal_pages(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
     return side_by_side(q, pages.flatten(0, 1).view(-1, 2, 16, *pages.shape[3:]), table)
 
 
+def test_pages_that_differ_by_head_are_copied() -> None:
+    """The kernel would read one page for all heads of a block."""
+
+    def attention(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
+        keys = pages[table].view(2, 3, 80, 64)
+        return F.scaled_dot_product_attention(q, keys, keys, enable_gqa=True)
+
+    check(attention, randn(2, 6, 1, 64), randn(9, 16, 64), torch.randint(9, (2, 3, 5)), timings=ONCE)
+
+
 @pytest.mark.parametrize("heads", [2, 6], ids=lambda heads: f"{heads} heads")
 @pytest.mark.parametrize("function", [side_by_side, computed_numbers, literal_pages], ids=lambda f: f.__name__)
 def test_other_declarations(function: Callable[..., Tensor], heads: int) -> None:
