@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from threading import RLock
@@ -16,6 +16,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import contenders, cuts_are_faster, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
+from fusegen.families.attention.match import page_sizes
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import (
     CLASSES,
@@ -353,7 +354,8 @@ SizeFacts: TypeAlias = tuple[tuple[str, int, int], ...]
 
 _LARGE = 64 << 20  # bytes of a value from which a loop computes it in blocks
 _TRIAL_ROWS = 1024  # rows of the block for which a loop body is planned before its memory per row is known
-_DIVISORS = (16, 8, 4, 2, 1)
+_DIVISORS: tuple[int, ...] = (16, 8, 4, 2, 1)
+_OF_PAGES = (128, 64, 32, *_DIVISORS)  # keys that are read at once from a page
 
 
 class Specializer:
@@ -386,7 +388,8 @@ class Specializer:
     ) -> None:
         self._lock = lock or new_lock()
         self._target, self._index64, self._depth = target, index64, depth
-        self._lengths, self._plans = reduced_lengths(graph), graph.plans
+        self._lengths = dict.fromkeys(reduced_lengths(graph), _DIVISORS) | dict.fromkeys(page_sizes(graph, target), _OF_PAGES)
+        self._plans = graph.plans
         self._loops = with_block_loops(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
         self._bodies: dict[Blocks, Specializer] = {}
@@ -451,8 +454,8 @@ class Specializer:
         cuts = row_splits(graph, sizes, self._target.sms)
 
         def planner(cuts: RowSplits) -> GraphPlanner:
-            lengths = dict.fromkeys((*self._lengths, *(extent for _, cut in cuts for extent in cut.extents)))
-            facts = None if is_general else tuple(_fact(extent, sizes) for extent in lengths)
+            lengths = self._lengths | dict.fromkeys((extent for _, cut in cuts for extent in cut.extents), _DIVISORS)
+            facts = None if is_general else tuple(_fact(extent, sizes, divisors) for extent, divisors in lengths.items())
             return self._planner(facts, cuts, with_loops=with_loops)
 
         if not cuts or any(same(product(graph.nodes[position].shape), 1) for position, _ in cuts):
@@ -484,10 +487,10 @@ class Specializer:
         return loop.planner(first, is_general=is_general).at(first).program, bytes_of_row
 
 
-def _fact(extent: Dim, sizes: SizeValues) -> tuple[str, int, int]:
-    """An extent with the next power of two, and its largest divisor of `_DIVISORS` (1 for an expression)."""
+def _fact(extent: Dim, sizes: SizeValues, divisors: Sequence[int]) -> tuple[str, int, int]:
+    """An extent with the next power of two, and its largest divisor of some (1 for an expression)."""
     size, name = formula(extent)(sizes), str(extent)
-    return name, 1 << (size - 1).bit_length(), next(d for d in _DIVISORS if size % d == 0) if name.isidentifier() else 1
+    return name, 1 << (size - 1).bit_length(), next(d for d in divisors if size % d == 0) if name.isidentifier() else 1
 
 
 def _with_facts(graph: Graph, facts: SizeFacts) -> Graph:

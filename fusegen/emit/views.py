@@ -14,7 +14,18 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Access, AccessPattern
-from fusegen.schedule.indices import CheckedIndex, Choice, Differs, IndexCheck, LoadedIndex, Maximum, Minimum, Scalar, has_checks
+from fusegen.schedule.indices import (
+    CheckedIndex,
+    Choice,
+    Differs,
+    IndexCheck,
+    Less,
+    LoadedIndex,
+    Maximum,
+    Minimum,
+    Scalar,
+    has_checks,
+)
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
 from fusegen.schedule.names import ascii_name, identifier
@@ -200,7 +211,7 @@ def entry(kernel: LoweredKernel) -> str:
 # Offsets in emitted text, with the indices that a kernel reads and checks.
 
 
-_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Scalar, Minimum, Maximum)
+_CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Less, Scalar, Minimum, Maximum)
 _EXTREMES = {Minimum: "min", Maximum: "max"}
 
 
@@ -265,13 +276,15 @@ class Offsets:
             expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
-    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Scalar | Minimum | Maximum) -> str:
+    def _call(self, call: LoadedIndex | CheckedIndex | Choice | Differs | Less | Scalar | Minimum | Maximum) -> str:
         if call.func in _EXTREMES:
             return f"{_EXTREMES[call.func]}({', '.join(map(_in_64_bits, call.args))})"
         if isinstance(call, Scalar):
             return call.name
         if isinstance(call, Differs):
             return " != ".join(map(c_text, call.args))
+        if isinstance(call, Less):
+            return " < ".join(map(_in_64_bits, call.args))
         if isinstance(call, Choice):
             return f"choose({', '.join(map(c_text, call.args))})"
         if isinstance(call, LoadedIndex):

@@ -363,8 +363,46 @@ def _without_repetitions(graph: Graph, position: int, dim: int, count: int, unma
     return None
 
 
+@dataclass(frozen=True)
+class GatheredView:
+    """A node as a view of the buffer that it gathers from.
+
+    Attributes:
+        view: its first dim is the gathered one, and its others are those of the node.
+        gather: the gather.
+        index: the element of the index tensor that is read for an element of the node: the tensor and the index into it.
+    """
+
+    view: StridedView
+    gather: int
+    index: tuple[int, Position]
+
+
+def gathered_view(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None = None) -> GatheredView | None:
+    """Returns a node at an index as a view of the buffer that it gathers from; None if there is no gather, or no such view.
+
+    Args:
+        unmasked: as in `repeated_view`.
+    """
+    gather, at = _below(graph, position, index, axes, unmasked)[-1]
+    if graph.nodes[gather].family is not Family.INDEXING:
+        return None
+    operand, number = sources(graph, gather, at, axes)
+    dim = cast(int, graph.nodes[gather].attr("dim"))
+    gathered = Axes((axis_symbol("gathered"), *axes.symbols), (graph.nodes[operand.arg].shape[dim], *axes.extents))
+    inside = (*operand.index[:dim], gathered.symbols[0], *operand.index[dim + 1 :])
+    view = next((view for view in _views(graph, operand.arg, inside, gathered) if view is not None), None)
+    return None if view is None else GatheredView(view, gather, (number.arg, number.index))
+
+
 def _views(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None = None) -> Iterator[StridedView | None]:
     """The node at an index as a view of each buffer below it, the furthest first; None if it is not a strided view."""
+    for base, offset_index in reversed(_below(graph, position, index, axes, unmasked)):
+        yield _affine(base, axes.extents, flat_offset(offset_index, buffer_strides(graph, base)), axes.symbols)
+
+
+def _below(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None) -> list[tuple[int, Position]]:
+    """Returns the node and those that it is a view of, each with the index that is read."""
     below: list[tuple[int, Position]] = [(position, index)]
     while graph.nodes[below[-1][0]].family is Family.VIEW or below[-1][0] == unmasked:
         operands = sources(graph, *below[-1], axes)
@@ -372,8 +410,7 @@ def _views(graph: Graph, position: int, index: Position, axes: Axes, unmasked: i
         if len(operands) != 1 or graph.nodes[operands[0].arg].op in _NOT_IN_MEMORY:
             break
         below.append((operands[0].arg, operands[0].index))
-    for base, offset_index in reversed(below):
-        yield _affine(base, axes.extents, flat_offset(offset_index, buffer_strides(graph, base)), axes.symbols)
+    return below
 
 
 def flat_offset(index: Sequence[Index], strides: Sequence[Dim]) -> Index:

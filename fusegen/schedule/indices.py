@@ -52,8 +52,14 @@ class Differs(sympy.Function):  # type: ignore[misc]
     nargs = (2,)
 
 
+class Less(sympy.Function):  # type: ignore[misc]
+    """True if an integer is less than another: ``Less(left, right)``."""
+
+    nargs = (2,)
+
+
 class Choice(sympy.Function):  # type: ignore[misc]
-    """One of two integers: ``Choice(condition, where_true, where_false)``; the condition is `Differs` or `LoadedIndex`."""
+    """One of two integers: ``Choice(condition, where_true, where_false)``; the condition is `Differs`, `Less` or `LoadedIndex`."""
 
     nargs = (3,)
     is_integer = True

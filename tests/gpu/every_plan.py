@@ -65,6 +65,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def paged_window(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
+    """Of keys and values side by side in one cache."""
+    k, v = (pages[:, part][table].flatten(1, 2).transpose(1, 2) for part in (0, 1))
+    scores = q @ k.repeat_interleave(4, 1).mT
+    query, key = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
+    seen = (key <= query[:, None] + 155) & (key > query[:, None] + 90)
+    return torch.softmax(torch.where(seen, scores * 0.125, -torch.inf), -1) @ v.repeat_interleave(4, 1)
+
+
 def _norm(rows: int, columns: int, dtype: torch.dtype = BF16) -> Case:
     return layer_norm_gelu_add, (((rows, columns), dtype), ((columns,), dtype), ((columns,), dtype), ((rows, columns), dtype))
 
@@ -94,6 +103,7 @@ CASES: tuple[Case, ...] = (
     _linear(300, 4096, 512),
     *((swiglu, (((rows, 512), BF16), ((1024, 512), BF16), ((1024, 512), BF16))) for rows in (5, 12, 200)),
     (attention, (((2, 4, 300, 64), BF16), ((2, 4, 300, 64), BF16), ((2, 4, 300, 64), BF16))),
+    (paged_window, (((3, 8, 5, 64), BF16), ((40, 2, 16, 2, 64), BF16), ((3, 10), torch.int32))),
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen import ops
 from fusegen.dtypes import DType
 from fusegen.families.attention.lower import common_factor
 from fusegen.families.attention.match import ATTENTION
@@ -164,3 +165,35 @@ def test_a_result_of_another_kind_is_no_epilogue(dtype: torch.dtype) -> None:
     low = lowered(attend, *qkv(64))
     assert POINTWISE in {group.kind for group in low.groups}
     assert all(low.graph.nodes[p].dtype.is_float for group in low.groups if group.kind is ATTENTION for p in group.outputs)
+
+
+def over_pages(page: int, queries: int = 1, table: Callable[[Tensor], Tensor] = torch.Tensor.long) -> Lowered:
+    """Attention over a cache in pages; `table` computes the page numbers."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, lengths: Tensor) -> Tensor:
+        return ops.paged_attention.function(q, k, v, table(numbers), lengths)
+
+    pages, integers = meta(64, page, 2, 64), meta(4, 8, dtype=torch.int32)
+    return lowered(attention, meta(4, 8, queries, 64), pages, pages, integers, integers[:, 0])
+
+
+@pytest.mark.parametrize(("page", "queries", "box"), [(16, 1, 16), (48, 1, 16), (256, 1, 64), (16, 300, 16), (256, 300, 128)])
+def test_pages_are_read_in_boxes_that_divide_a_page(page: int, queries: int, box: int) -> None:
+    low = over_pages(page, queries)
+    check(low)
+    (launch,) = low.program.launches
+    assert [spec.box[2] for spec in launch.tensor_maps[1:]] == [box, box]
+    bytes_of_keys = 2 * 4 * 8 * page * 2 * 64
+    assert launch.traffic.read(low.sizes) < 2 * bytes_of_keys + 2 * 4 * 8 * queries * 64 + 1024
+
+
+def test_other_pages_are_copied() -> None:
+    for page in (8, 24):
+        kinds = [group.kind for group in over_pages(page).groups]
+        assert kinds[-1] is ATTENTION and POINTWISE in kinds[:-1]
+
+
+def test_page_numbers_that_the_kernel_cannot_compute_are_materialized() -> None:
+    groups = over_pages(16, table=lambda numbers: numbers.long() // 2).groups
+    assert [group.kind for group in groups] == [POINTWISE, ATTENTION]
+    assert [len(group.outputs) for group in groups] == [1, 1]

@@ -35,6 +35,7 @@ OF_LANES = (
     "products.cuh.jinja",
     "attention.cu.jinja",
     "few_queries.cu.jinja",
+    "pages.cuh.jinja",
 )
 """Their pipelines call wrappers, and user's names occur in these alone."""
 

@@ -43,6 +43,27 @@ SEEN: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 """With how many keys more than its own position a query sees."""
 
+FIRST: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "from its own on": (kept_by(lambda q, k: k >= q), 0),
+    "a window": (kept_by(lambda q, k: (k <= q) & (k > q - 16)), -15),
+    "a window from behind": (kept_by(lambda q, k: (q >= k) & (q < k + 16)), -15),
+    "hidden": (hidden_by(lambda q, k: k < q - 3), -3),
+    "hidden from behind": (hidden_by(lambda q, k: q - 3 >= k), -2),
+    "the later of two": (kept_by(lambda q, k: (k > q - 9) & (k > q - 2)), -1),
+    "one after the other": (lambda s: kept_by(lambda q, k: k > q - 2)(hidden_by(lambda q, k: k < q - 5)(s)), -1),
+}
+"""How many keys after its own position, or before, the first one lies that a query sees."""
+
+NO_FIRST: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": kept_by(lambda q, k: k <= q),
+    "either": kept_by(lambda q, k: (k >= q) | (k > 100)),
+    "not both": kept_by(lambda q, k: ~((k <= q) & (k > 8))),
+    "half as far": kept_by(lambda q, k: 2 * k >= q),
+    "backwards": kept_by(lambda q, k: k >= 90 - q),
+    "from before all keys": kept_by(lambda q, k: k > -3),
+    "a number that is not infinite": hidden_by(lambda q, k: k < q, -1e4),
+}
+
 ALL: dict[str, Callable[[Tensor], Tensor]] = {
     "a number that is not infinite": hidden_by(lambda q, k: k > q, -1e4),
     "what comes later": kept_by(lambda q, k: k >= q),
@@ -75,6 +96,16 @@ def test_how_far_a_query_sees() -> None:
         with case(name):
             body = body_of(mask)
             assert body.visible_keys is not None and body.visible_keys == body.score.axes.symbols[-2] + more
+
+
+def test_the_first_key_that_a_query_sees() -> None:
+    for name, (mask, more) in FIRST.items():
+        with case(name):
+            body = body_of(mask)
+            assert body.first_key is not None and body.first_key == body.score.axes.symbols[-2] + more
+    for name, mask in NO_FIRST.items():
+        with case(name):
+            assert body_of(mask).first_key is None
 
 
 def test_a_query_may_see_all() -> None:

@@ -69,8 +69,7 @@ def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims)
             claims.ends.add(end)
             claims.fused_matmuls.update((recurrence.score_product, product))
             claims.streamed.add(product)
-            bases = tuple(view.base for view in group.match.operands.views)
-            claims.operands.update(dict.fromkeys((recurrence.score_product, product), bases))
+            claims.operands.update(dict.fromkeys((recurrence.score_product, product), group.match.reads))
             return
     reason = rejection_reason(graph, recurrence, product) or "its scores depend on values that the kernel cannot compute"
     claims.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {reason}"))

@@ -1,7 +1,7 @@
 """Bounds of the keys of an attention: the keys that a query sees, e.g. in causal attention, and those that have values.
 
-Scores are `where(condition, s, -inf)`, possibly nested; the conditions compare positions. Keys past the bound have weight 0, so the
-kernel skips them. Values may be `where(key < bound, v, 0)`.
+Scores are `where(condition, s, -inf)`, possibly nested; the conditions compare positions. Keys past the bound, or before the first
+one, have weight 0, so the kernel skips them. Values may be `where(key < bound, v, 0)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber
-from fusegen.schedule.indices import Maximum, Minimum
+from fusegen.schedule.indices import Choice, Less, Maximum, Minimum
 
 _FAR = 1 << 20
 _COUNTED = (DType.INT32, DType.INT64)
@@ -36,16 +36,26 @@ def visible_keys(graph: Graph, scores: int) -> Index | None:
     Scores are (batch, head, query, key). The bound is over the `identity_axes` of the first three. Run-time numbers, e.g. the first
     query's position, are `RunTimeNumber` symbols in it, and integers that the kernel reads are `NumberInMemory` functions.
     """
+    return _bound_of_scores(graph, scores, 1)
+
+
+def first_visible_key(graph: Graph, scores: int) -> Index | None:
+    """Returns the first key that a query may see, as `visible_keys` does; None for 0."""
+    first = _bound_of_scores(graph, scores, -1)
+    return None if first is None or sympy.sympify(first).is_nonpositive else first
+
+
+def _bound_of_scores(graph: Graph, scores: int, sign: int) -> Index | None:
     axes = _axes_of(graph, scores)
     *_, query, key = axes.symbols
-    bound = _least(_bounds(graph, scores, axes.symbols, axes, key))
-    if bound is None:
-        return None
-    bound = sympy.expand(bound)
+    bounds = map(sympy.expand, _bounds(graph, scores, axes.symbols, axes, sign * key))
+    return _tightest((bound for bound in bounds if _is_usable(bound, query, key)), sign)
+
+
+def _is_usable(bound: sympy.Expr, query: sympy.Symbol, key: sympy.Symbol) -> bool:
+    """True unless the bound may shrink from a query to the next, or exceed 32 bits."""
     remainder = bound - query if bound.coeff(query) == 1 else bound
-    if remainder.has(query) or remainder.has(key) or not all(map(_is_small, sympy.Add.make_args(remainder))):
-        return None  # the bound may shrink from a query to the next, or exceed 32 bits
-    return sympy.sympify(bound)
+    return not remainder.has(query, key) and all(map(_is_small, sympy.Add.make_args(remainder)))
 
 
 def _is_small(term: sympy.Expr) -> bool:
@@ -55,8 +65,8 @@ def _is_small(term: sympy.Expr) -> bool:
     return is_plain or bool(term.is_Integer and abs(term) <= _FAR)
 
 
-def _bounds(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Symbol) -> Iterable[sympy.Expr]:
-    """Yields the bounds that nested conditions set on the scores."""
+def _bounds(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Expr) -> Iterable[sympy.Expr]:
+    """Yields the bounds that nested conditions set on the scores: the ends of keys, or, for ``-key``, their first ones."""
     node = graph.nodes[position]
     if node.op is Op.CAST and node.dtype.is_float:
         (operand,) = sources(graph, position, at, axes)
@@ -79,14 +89,16 @@ def _is_least(graph: Graph, position: int) -> bool:
     return node.op is Op.CONSTANT and node.number == -math.inf
 
 
-def _bound(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Symbol, *, holds: bool) -> sympy.Expr | None:
-    """Returns the first key from which on a condition never holds, or, with `holds=False`, always holds."""
+def _bound(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Expr, *, holds: bool) -> sympy.Expr | None:
+    """Returns the first key from which on a condition never holds, or, with `holds=False`, always holds. For ``-key``, returns the
+    first key for which it may hold."""
     node = graph.nodes[position]
     operands = sources(graph, position, at, axes) if node.family in (Family.POINTWISE, Family.VIEW) else ()
     if node.op is Op.LOGICAL_NOT:
         return _bound(graph, operands[0].arg, operands[0].index, axes, key, holds=not holds)
     if node.op is Op.LOGICAL_AND and holds:
-        return _least(b for o in operands if (b := _bound(graph, o.arg, o.index, axes, key, holds=True)) is not None)
+        bounds = (_bound(graph, o.arg, o.index, axes, key, holds=True) for o in operands)
+        return _tightest((bound for bound in bounds if bound is not None), 1 if key.is_Symbol else -1)
     if node.family is Family.VIEW and len(operands) == 1:
         return _bound(graph, operands[0].arg, operands[0].index, axes, key, holds=holds)
     if node.op not in _OPPOSITE:
@@ -95,14 +107,14 @@ def _bound(graph: Graph, position: int, at: Position, axes: Axes, key: sympy.Sym
     return None if left is None or right is None else _solved(node.op if holds else _OPPOSITE[node.op], left - right, key)
 
 
-def _solved(op: Op, difference: sympy.Expr, key: sympy.Symbol) -> sympy.Expr | None:
-    """Returns the first key for which ``difference op 0`` is false."""
+def _solved(op: Op, difference: sympy.Expr, key: sympy.Expr) -> sympy.Expr | None:
+    """Returns the first key for which ``difference op 0`` is false; for ``-key``, the first one for which it is true."""
     if op in (Op.GT, Op.GE):
         op, difference = (Op.LT if op is Op.GT else Op.LE), -difference
-    difference = sympy.expand(difference)
-    if difference.coeff(key) != 1 or (difference - key).has(key):
+    end = sympy.expand(key - difference)  # of keys, or of their negatives
+    if end.has(*key.free_symbols):
         return None
-    return sympy.expand(key - difference + (1 if op is Op.LE else 0))
+    return end + int(op is Op.LE) if key.is_Symbol else int(op is Op.LT) - end
 
 
 def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
@@ -123,26 +135,58 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
         return NumberInMemory(position, *at)  # e.g. the length of a sequence
     if node.family is Family.LEAF:
         return None
-    operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
-    known = [o for o in operands if o is not None]
-    if len(known) < len(operands):
+    operands = sources(graph, position, at, axes)
+    condition = None
+    if node.op is Op.WHERE:
+        condition, operands = _comparison(graph, operands[0].arg, operands[0].index, axes), operands[1:]
+    numbers = [_number(graph, o.arg, o.index, axes) for o in operands]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers):
         return None
     if node.family is Family.VIEW or node.op is Op.CAST:
         return known[0] if len(known) == 1 else None
+    if node.op is Op.WHERE:
+        return None if condition is None else Choice(condition, *known)
     if node.op in _EXTREMES:
         return _EXTREMES[node.op](*known)
+    if node.op is Op.MUL and node.dtype is DType.INT64:  # products of 32 bits may wrap
+        return known[0] * known[1]
     signs = {Op.ADD: 1, Op.SUB: -1}
     return known[0] + signs[node.op] * known[1] if node.op in signs else None
 
 
-def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:
-    """Returns the smallest bound. Bounds that do not differ by a constant from the smallest one so far are ignored."""
-    least: sympy.Expr | None = None
+def _comparison(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
+    """Returns a comparison of two numbers as `Less`; None for other conditions."""
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        (operand,) = sources(graph, position, at, axes)
+        position, at = operand.arg, operand.index
+    op = graph.nodes[position].op
+    if op not in _OPPOSITE:
+        return None
+    left, right = (_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes))
+    if left is None or right is None:
+        return None
+    return Less(left, right + int(op is Op.LE)) if op in (Op.LT, Op.LE) else Less(right, left + int(op is Op.GE))
+
+
+def page_number(graph: Graph, position: int, at: Position, axes: Axes) -> Index:
+    """Returns an integer that the kernel computes from integers in memory, or else reads from memory itself."""
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        (operand,) = sources(graph, position, at, axes)
+        position, at = operand.arg, operand.index
+    number = _number(graph, position, at, axes)
+    return NumberInMemory(position, *at) if number is None else number
+
+
+def _tightest(bounds: Iterable[sympy.Expr], sign: int) -> sympy.Expr | None:
+    """Returns the least bound, or with ``sign=-1`` the greatest. Bounds that do not differ by a constant from the best one so far
+    are ignored."""
+    best: sympy.Expr | None = None
     for bound in bounds:
-        distance = None if least is None else sympy.expand(bound - least)
-        if least is None or (distance is not None and distance.is_Integer and distance < 0):
-            least = bound
-    return least
+        distance = None if best is None else sympy.expand(bound - best)
+        if best is None or (distance is not None and distance.is_Integer and sign * distance < 0):
+            best = bound
+    return best
 
 
 def masked_values(graph: Graph, values: int) -> tuple[int, Index] | None:

@@ -156,7 +156,7 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     """Returns the expected time of each candidate of an attention launch."""
     body = launch.kernel.body
     assert isinstance(body, AttentionBody)
-    plan, (batch, heads, queries, keys) = body.plan, (extra(sizes) for extra in launch.extra)
+    plan, (batch, heads, queries, keys) = body.plan, (extra(sizes) for extra in launch.extra[:4])
     channels, is_causal = max(plan.head_dim, plan.value_dim), body.visible_keys is not None
     size = AttentionSize(batch, heads, heads // plan.gqa_group, queries, keys, channels, is_causal)
     reads_scores = bool(body.score.reads)

@@ -10,9 +10,9 @@ from fusegen.emit.cuda import CUDA, assemble, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.math import function, function_text
 from fusegen.emit.views import cuda_offsets, entry
-from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan
+from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan, PagedKeys
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Index
+from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch
@@ -25,8 +25,11 @@ _COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
 
 _OFFSET = "The offset of a query's first channel in the output."
 _SEEN = "An upper bound of the keys that a query attends to; later ones have no weight."
+_FIRST = "A lower bound of the keys that a query attends to; earlier ones have no weight."
 _WIDE_LOAD = "i64(widen(load_once({}, {})))"  # a length in 32 bits could overflow in a sum
 _PRESENT = "The number of keys with values; those of later ones are 0."
+_PAGE = "The page of the cache with a block of keys."
+_CHECKED_BY_TRAP = '{}_by_trap({}, {}, "{}")'
 
 # The largest weight is about 1, so weights below the smallest normal number may be flushed to 0.
 _WEIGHTS = replace(CUDA, fast={Approximations.ROUNDED: {**CUDA.fast[Approximations.ROUNDED], Op.EXP2: function("fast_exp2")}})
@@ -50,8 +53,10 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         out=out.name,
         plan=body.plan,
         is_bounded=body.visible_keys is not None,
+        is_windowed=body.first_key is not None,
         is_partial=body.present_keys is not None,
         has_sink=body.has_sink,
+        box=0 if body.pages is None else body.pages.box,
     )
     return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
 
@@ -77,18 +82,31 @@ def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> 
         math_text([body.finish.function]),
         wrapper_text(kernel, body.finish, finish),
         offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
-        *(_bound_text(kernel, name, doc, bound, body, keys) for name, doc, bound in _bounds(body)),
+        *(_integer_text(kernel, name, doc, bound, body.score.axes, keys) for name, doc, bound in _bounds(body)),
+        *([] if body.pages is None else [_page_text(kernel, body, body.pages, index)]),
     ]
 
 
 def _bounds(body: AttentionBody) -> list[tuple[str, str, Index]]:
-    bounds = (("seen_keys", _SEEN, body.visible_keys), ("present_keys", _PRESENT, body.present_keys))
+    bounds = (
+        ("seen_keys", _SEEN, body.visible_keys),
+        ("first_key", _FIRST, body.first_key),
+        ("present_keys", _PRESENT, body.present_keys),
+    )
     return [(name, doc, bound) for name, doc, bound in bounds if bound is not None]
 
 
-def _bound_text(kernel: LoweredKernel, name: str, doc: str, bound: Index, body: AttentionBody, coordinates: PairCoordinates) -> str:
-    offsets = replace(cuda_offsets(kernel, "operands."), load=_WIDE_LOAD)
-    return offset_text(name, doc, bound, body.score.axes, coordinates, last=False, offsets=offsets)
+def _page_text(kernel: LoweredKernel, body: AttentionBody, pages: PagedKeys, index: str) -> str:
+    coordinates = PairCoordinates((("batch", 1), ("block", 1)), "key", index)
+    checked = cuda_offsets(kernel).checked if isinstance(body.plan, FewQueriesPlan) else _CHECKED_BY_TRAP
+    return _integer_text(kernel, "page_number", _PAGE, pages.number, pages.axes, coordinates, checked)
+
+
+def _integer_text(
+    kernel: LoweredKernel, name: str, doc: str, integer: Index, axes: Axes, coordinates: PairCoordinates, checked: str = ""
+) -> str:
+    offsets = replace(cuda_offsets(kernel, "operands."), load=_WIDE_LOAD, checked=checked)
+    return offset_text(name, doc, integer, axes, coordinates, last=False, offsets=offsets)
 
 
 def _reductions(body: AttentionBody) -> list[MathFunction]:

@@ -12,8 +12,16 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.bounds import NumberInMemory
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation
-from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, AttentionPlan, FewQueriesPlan, StreamingPlan
+from fusegen.families.attention.match import AttentionMatch, PageTable, Recurrence, Separation
+from fusegen.families.attention.plan import (
+    MOST_ROWS,
+    SPLITS,
+    AttentionBody,
+    AttentionPlan,
+    FewQueriesPlan,
+    PagedKeys,
+    StreamingPlan,
+)
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
 from fusegen.ir.formula import ceil_div, formula
@@ -37,7 +45,7 @@ from fusegen.schedule.column_pairs import (
 )
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.indices import LoadedIndex, loaded_buffers
+from fusegen.schedule.indices import LoadedIndex, checked_index, loaded_buffers
 from fusegen.schedule.kernel import LoweredKernel, extract_function
 from fusegen.schedule.math import Approximations, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
@@ -62,7 +70,12 @@ def lower_attention(context: Context) -> Sequence[Step]:
         context.names.take(word)
     head_dim, value_dim = _literal(operands.q.shape[-1]), _literal(operands.v.shape[-1])
     plans: tuple[StreamingPlan, ...] = attention_plans(
-        head_dim, value_dim, operands.gqa_group, literal(operands.q.shape[-2]), context.target
+        head_dim,
+        value_dim,
+        operands.gqa_group,
+        literal(operands.q.shape[-2]),
+        context.target,
+        is_paged=operands.table is not None,
     )
     plan = context.choose(plans)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
@@ -81,21 +94,31 @@ def lower_attention(context: Context) -> Sequence[Step]:
         row_sum=reduction_of(context.graph, recurrence.second, str, fast=Approximations.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        visible_keys=_emitted_bound(context, match.visible_keys),
-        present_keys=_emitted_bound(context, operands.present_keys),
+        visible_keys=_emitted(context, match.visible_keys),
+        first_key=_emitted(context, match.first_key),
+        present_keys=_emitted(context, operands.present_keys),
+        pages=None if operands.table is None else _pages(context, operands.table, score_axes, plan),
         plan=plan,
     )
-    bounds = [bound for bound in (body.visible_keys, body.present_keys) if bound is not None]
-    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *bounds], loaded_buffers(bounds))
-    return [_launch(context, kernel, operands, plan), *placement.copies]
+    integers = [body.visible_keys, body.first_key, body.present_keys, None if body.pages is None else body.pages.number]
+    read = [integer for integer in integers if integer is not None]
+    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *read], loaded_buffers(read))
+    return [_launch(context, kernel, match, body), *placement.copies]
 
 
-def _emitted_bound(context: Context, bound: Index | None) -> Index | None:
-    """Replaces run-time numbers of a bound by their names in emitted text, and numbers in memory by reads of buffers."""
-    if bound is None or isinstance(bound, int):
-        return bound
-    names = {n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)}
-    return bound.subs(names | {n: _loaded(context, int(n.args[0]), n.args[1:]) for n in bound.atoms(NumberInMemory)})
+def _pages(context: Context, table: PageTable, axes: Axes, plan: StreamingPlan) -> PagedKeys:
+    batch, block, *_, last = axes.symbols
+    number = checked_index(context.graph, table.gather, _emitted(context, table.number) or 0)
+    box = math.gcd(divisor(sympy.sympify(table.page), context.multiples), plan.tile_k)
+    return PagedKeys(number, Axes((batch, block, last), (axes.extents[0], 1, 1)), box)
+
+
+def _emitted(context: Context, integer: Index | None) -> Index | None:
+    """Replaces run-time numbers of an integer by their names in emitted text, and numbers in memory by reads of buffers."""
+    if integer is None or isinstance(integer, int):
+        return integer
+    names = {n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in integer.atoms(RunTimeNumber)}
+    return integer.subs(names | {n: _loaded(context, int(n.args[0]), n.args[1:]) for n in integer.atoms(NumberInMemory)})
 
 
 def _loaded(context: Context, position: int, index: Position) -> LoadedIndex:
@@ -174,22 +197,23 @@ def _literal(extent: Index) -> int:
     return value
 
 
-def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands, plan: StreamingPlan) -> Launch:
-    batches, heads, queries, _ = operands.q.shape
-    keys = operands.k.shape[2]
+def _launch(context: Context, kernel: LoweredKernel, match: AttentionMatch, body: AttentionBody) -> Launch:
+    operands, (batches, heads, queries, keys) = match.operands, context.graph.nodes[match.recurrence.scores].shape
+    pages = () if operands.table is None else (operands.k.shape[0], operands.table.page)
+    plan, box = body.plan, (1, 1, body.plan.tile_k if body.pages is None else body.pages.box, _LINE)
     return Launch(
         kernel=kernel,
         group=context.group,
         tensor_maps=(
             tensor_map(context.reads[operands.q.base], operands.q, plan.box_q),
-            tensor_map(context.reads[operands.k.base], operands.k, (1, 1, plan.tile_k, _LINE)),
-            tensor_map(context.reads[operands.v.base], operands.v, (1, 1, plan.tile_k, _LINE)),
+            tensor_map(context.reads[operands.k.base], operands.k, box),
+            tensor_map(context.reads[operands.v.base], operands.v, box),
         ),
         grid=_grid(batches, heads, queries, plan, context.target.sms),
         block=plan.threads,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
-        extra=tuple(map(formula, (batches, heads, queries, keys))),
+        extra=tuple(map(formula, (batches, heads, queries, keys, *pages))),
         candidates=context.candidates,
     )
 
@@ -344,11 +368,13 @@ _RING = 96 << 10  # bytes of the key and value tiles of a block, of which an SM 
 
 
 def attention_plans(
-    head_dim: int, value_dim: int, gqa_group: int, queries: int | None, target: Target
+    head_dim: int, value_dim: int, gqa_group: int, queries: int | None, target: Target, *, is_paged: bool = False
 ) -> tuple[AttentionPlan, *tuple[FewQueriesPlan, ...]]:
     """Returns the candidate plans: for any number of queries first, then for few; `queries` is None for a symbolic number."""
     widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
     plan = replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
+    if is_paged:
+        plan = replace(plan, producer_registers=40, consumer_registers=232)  # the producer reads pages
     tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
     if queries is not None:
         tiles = [next((n for n in tiles if n >= queries), 0)]

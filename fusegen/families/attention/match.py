@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import cast
 
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.families.attention.bounds import NumberInMemory, masked_values, visible_keys
+from fusegen.families.attention.bounds import NumberInMemory, first_visible_key, masked_values, page_number, visible_keys
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
-from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below
+from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, StridedView, repeated_view, strided_view
+from fusegen.ir.index_map import Position, StridedView, first_version, gathered_view, identity_axes, repeated_view, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
+from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, literal, same
+from fusegen.schedule.access import divisor
 from fusegen.target import Target
 
 # The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
@@ -178,9 +179,30 @@ _CHANNELS = 8  # the head dim is a multiple: vectors of 16 bytes
 _MOST_CHANNELS = 256
 
 
+PAGE_MULTIPLE = 16
+"""Keys of the smallest box that is read from a page."""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of pages: the keys of a sequence are in blocks, and each block is a page of the cache.
+
+    Attributes:
+        page: keys of a page.
+        number: the page of a block, over the `identity_axes` of (batch, block); may have `NumberInMemory` functions.
+        gather: the gather of pages.
+    """
+
+    page: Dim
+    number: Index
+    gather: int
+
+
 @dataclass(frozen=True)
 class AttentionOperands:
     """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
+
+    With a page table, keys and values are (page, head, key of the page, channel).
 
     Attributes:
         gqa_group: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
@@ -192,6 +214,7 @@ class AttentionOperands:
     v: StridedView
     gqa_group: int
     present_keys: Index | None = None
+    table: PageTable | None = None
 
     @property
     def views(self) -> tuple[StridedView, ...]:
@@ -204,16 +227,21 @@ class AttentionMatch:
 
     Attributes:
         visible_keys: a bound on the keys that a query sees, over (batch, head, query); None if it may see all.
+        first_key: the first key that a query may see, likewise.
     """
 
     recurrence: Recurrence
     operands: AttentionOperands
     visible_keys: Index | None
+    first_key: Index | None
 
     @property
-    def bounds(self) -> tuple[Index, ...]:
-        """The bounds of the keys that queries see, and of those that have values."""
-        return tuple(bound for bound in (self.visible_keys, self.operands.present_keys) if bound is not None)
+    def reads(self) -> tuple[int, ...]:
+        """The values in memory that the kernel reads besides those of scores and epilogue."""
+        table = self.operands.table
+        integers = (self.visible_keys, self.first_key, self.operands.present_keys, None if table is None else table.number)
+        functions = set().union(*(sympy.sympify(i).atoms(NumberInMemory) for i in integers if i is not None))
+        return (*(view.base for view in self.operands.views), *sorted({int(number.args[0]) for number in functions}))
 
 
 def is_supported(target: Target) -> bool:
@@ -230,7 +258,8 @@ def attention_group(graph: Graph, root: int, target: Target, materialized: Colle
             continue
         operands = attention_operands(graph, recurrence)
         assert operands is not None  # checked by `rejection_reason`
-        match = AttentionMatch(recurrence, operands, visible_keys(graph, recurrence.scores))
+        scores = recurrence.scores
+        match = AttentionMatch(recurrence, operands, visible_keys(graph, scores), first_visible_key(graph, scores))
         inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
             core_nodes = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
@@ -276,15 +305,36 @@ def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperand
 
 def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
     """Returns the operands of two matmuls as TMA reads them, or None; keys are (batch, head, channel, key)."""
+    return next((o for o in _candidates(graph, q, keys, values) if _is_readable(graph, o)), None)
+
+
+def _candidates(graph: Graph, q: int, keys: int, values: int) -> Iterator[AttentionOperands]:
+    """Yields the operands for each way to read keys and values, in pages first."""
     q, keys = _without_widening(graph, q), _without_widening(graph, keys)
-    if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
-        return None
-    candidates = (
-        _shared_operands(graph, strided_view(graph, q), keys, values, gqa_group) for gqa_group in _group_sizes(graph, q, keys)
-    )
-    itemsize = graph.nodes[values].dtype.itemsize
-    readable = (o for o in candidates if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
-    return next(readable, None)
+    if all(len(graph.nodes[p].shape) == 4 for p in (q, keys, values)):
+        for operands in (_paged_operands, _shared_operands):
+            for gqa_group in _group_sizes(graph, q, keys):
+                found = operands(graph, strided_view(graph, q), keys, values, gqa_group)
+                if found is not None:
+                    yield found
+
+
+def _is_readable(graph: Graph, operands: AttentionOperands) -> bool:
+    """True if TMA can read the operands, and whole boxes of keys from each page."""
+    itemsize, table = graph.nodes[operands.v.base].dtype.itemsize, operands.table
+    if table is not None and divisor(table.page, dict(graph.multiples)) % PAGE_MULTIPLE:
+        return False
+    return all(is_tma_view(graph, view, itemsize) for view in operands.views)
+
+
+def page_sizes(graph: Graph, target: Target) -> tuple[Dim, ...]:
+    """Returns the symbolic page sizes of caches that attention could read in place, if they were suitable multiples."""
+    if not is_supported(target) or not any(node.family is Family.INDEXING for node in graph.nodes):
+        return ()
+    recurrences = (match_recurrence(graph, matmul) for matmul in matmuls_of(graph))
+    products = ((graph.nodes[r.score_product].args, graph.nodes[r.values].args[1]) for r in recurrences if r is not None)
+    tables = (operands.table for (q, keys), values in products for operands in _candidates(graph, q, keys, values))
+    return tuple(dict.fromkeys(table.page for table in tables if table is not None and literal(table.page) is None))
 
 
 def _without_widening(graph: Graph, position: int) -> int:
@@ -317,6 +367,58 @@ def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_g
     return AttentionOperands(q, k, v, gqa_group, present) if batched else None
 
 
+def _paged_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
+    """Returns the operands if keys and values are gathered from pages of the same numbers."""
+    gather = _gather_below(graph, keys)
+    if gather is None:
+        return None
+    where, present = masked_values(graph, values) or (None, None)
+    for page in dict.fromkeys(graph.nodes[gather].shape):
+        k, v = _paged(graph, keys, gqa_group, page, is_transposed=True), _paged(graph, values, gqa_group, page, where)
+        if k is not None and v is not None and k[1:] == v[1:] and same(k[0].shape[0], v[0].shape[0]):
+            batch, heads = k[1], k[0].shape[1]
+            if same(batch, q.shape[0]) and same(heads * gqa_group, q.shape[1]):
+                return AttentionOperands(q, k[0], v[0], gqa_group, present, PageTable(page, k[2], gather))
+    return None
+
+
+def _gather_below(graph: Graph, position: int) -> int | None:
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        (position,) = graph.nodes[position].args
+    return position if graph.nodes[position].family is Family.INDEXING else None
+
+
+def _paged(
+    graph: Graph, position: int, gqa_group: int, page: Dim, unmasked: int | None = None, *, is_transposed: bool = False
+) -> tuple[StridedView, Dim, Index, bool] | None:
+    """Returns keys or values as pages, the batch, the page of each block, and whether its number wraps; None if they are not in
+    pages of this size."""
+    shape = graph.nodes[position].shape
+    batch, heads, length, channels = _transposed(shape) if is_transposed else shape
+    count = 1 if same(heads, 1) else gqa_group
+    kv_heads, blocks = exact_quotient(heads, count), exact_quotient(length, page)
+    if kv_heads is None or blocks is None:
+        return None
+    axes = identity_axes((batch, blocks, kv_heads, count, page, channels))
+    b, block, head, repeat, key, channel = axes.symbols
+    index = (b, head * count + repeat, block * page + key, channel)
+    found = gathered_view(graph, position, _transposed(index) if is_transposed else index, axes, unmasked)
+    if found is None or graph.nodes[first_version(graph, found.view.base)].op is not Op.INPUT:
+        return None
+    pages, *strides = found.view.strides
+    number = page_number(graph, *found.index, axes)
+    of_sequence = (*strides[:2], *(strides[3:4] if count > 1 else ()))
+    if any(not same(stride, 0) for stride in of_sequence) or sympy.sympify(number).has(head, repeat, key, channel):
+        return None
+    view = StridedView(
+        found.view.base,
+        (found.view.shape[0], kv_heads, page, channels),
+        (pages, strides[2], strides[4], strides[5]),
+        found.view.offset,
+    )
+    return view, batch, number, bool(graph.nodes[found.gather].attr("wraps"))
+
+
 def _unrepeated(graph: Graph, position: int, gqa_group: int, unmasked: int | None = None) -> StridedView | None:
     """Returns keys or values with each head once: without the view that repeats heads, or the broadcast by the matmul."""
     is_plain = gqa_group == 1 or same(graph.nodes[position].shape[1], 1)
@@ -325,7 +427,7 @@ def _unrepeated(graph: Graph, position: int, gqa_group: int, unmasked: int | Non
     return repeated_view(graph, position, 1, 1 if is_plain else gqa_group, unmasked)
 
 
-def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+def _transposed(dims: tuple[Index, ...]) -> tuple[Index, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
@@ -341,8 +443,7 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
         return None
     if not is_computed_once(graph, recurrence.values, (root,), producers.inputs):
         return None
-    counted = {int(number.args[0]) for bound in match.bounds for number in sympy.sympify(bound).atoms(NumberInMemory)}
-    return tuple(sorted({*producers.inputs, *counted, *(view.base for view in match.operands.views)}))
+    return tuple(sorted({*producers.inputs, *match.reads}))
 
 
 def _walk(graph: Graph, root: int, product: int, producers: Producers, materialized: Collection[int]) -> None:

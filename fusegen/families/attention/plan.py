@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusegen.dtypes import DType
-from fusegen.ir.symbolic import Index
+from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.kernel import Body, Plan
 from fusegen.schedule.math import LaneFunction, MathFunction, Reduction
 
@@ -129,6 +129,20 @@ StreamingPlan: TypeAlias = AttentionPlan | FewQueriesPlan
 
 
 @dataclass(frozen=True)
+class PagedKeys:
+    """Keys and values in pages.
+
+    Attributes:
+        number: the page of a block, a `CheckedIndex` over `axes`: batch, block, and a last one that is unused.
+        box: keys that are read at once, from one page.
+    """
+
+    number: Index
+    axes: Axes
+    box: int
+
+
+@dataclass(frozen=True)
 class AttentionBody(Body):
     """Streaming attention: the recurrence's functions around two matmuls.
 
@@ -139,7 +153,9 @@ class AttentionBody(Body):
         row_max, row_sum: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
         visible_keys: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
+        first_key: the first key that a query may see, over these axes; None for 0.
         present_keys: the number of keys with values, over these axes; later values are 0. None if all keys have values.
+        pages: the pages of keys and values; None if they are not in pages.
     """
 
     input_dtype: DType
@@ -152,7 +168,9 @@ class AttentionBody(Body):
     has_sink: bool
     out_offset: Index
     visible_keys: Index | None
+    first_key: Index | None
     present_keys: Index | None
+    pages: PagedKeys | None
     plan: StreamingPlan
 
     @property
@@ -172,7 +190,8 @@ class AttentionBody(Body):
         return frozenset({self.input_dtype, self.output_dtype})
 
     def describe(self, kind: str) -> str:
+        paged = "" if self.pages is None else ", keys and values in pages"
         if not isinstance(self.plan, FewQueriesPlan):
-            return kind
+            return f"{kind}{paged}"
         split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
-        return f"{kind}, few queries{split}"
+        return f"{kind}, few queries{paged}{split}"

@@ -1,10 +1,11 @@
-// paged_attention_2: attention, few queries, emitted by fusegen for sm_90a.
+// paged_attention: attention, few queries, keys and values in pages, emitted by fusegen for sm_90a.
 // Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
-// Reads 537002112 bytes, writes 131072.
+// Reads (196736 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes 131072.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
+#include "../primitives/choose.cuh"
 #include "../primitives/cvt_bf16x2.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp2.cuh"
@@ -31,22 +32,26 @@
 #include "../primitives/store_vec.4.16.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/tma_load_4d.cuh"
-#include "../primitives/wait_for_previous.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/warp_sync.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/wrap_add.cuh"
 #include "../primitives/wrap_sub.cuh"
+#include "../primitives/refuse_index.cuh"
+#include "../primitives/checked_index.cuh"
+#include "../primitives/wrapped_index.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 // Operands that the math loads.
 struct Operands {
+    const i64* page_table_ptr;
     const i64* lengths_ptr;
+    i32 k_cache_dim0;
 };
 
-__device__ __forceinline__ float paged_attention_2_score(float product, i64 key, i64 lengths) {
+__device__ __forceinline__ float paged_attention_score(float product, i64 key, i64 lengths) {
     return key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 26: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
@@ -66,7 +71,7 @@ __device__ __forceinline__ void score(const Operands& operands, const Loaded& lo
                                       i32 head, i32 query, i32 key, float (&s)[2]) {
     const i64 lengths = loaded.lengths;
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_2_score(product[v], key + v, lengths);
+    for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_score(product[v], key + v, lengths);
 }
 
 __device__ __forceinline__ float peak_identity() {
@@ -96,7 +101,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
     return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
 }
 
-__device__ __forceinline__ float paged_attention_2_finish(float total, i64 lengths_2, float mass) {
+__device__ __forceinline__ float paged_attention_finish(float total, i64 lengths_2, float mass) {
     const bool ge_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), 8192LL), 1LL)) >= 0LL;  // line 29: return torch.where(position >= 0, result, 0.0)
     return ge_1 ? total * fast_divide(1.0f, mass) : 0.0f;
 }
@@ -107,7 +112,7 @@ __device__ __forceinline__ void finish(const Operands& operands, const float (&t
     const i64 lengths_2 = widen(load_once(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_2_finish(total[v], lengths_2, mass);
+    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_finish(total[v], lengths_2, mass);
     narrow_vec(result, out);
 }
 
@@ -124,6 +129,11 @@ __device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i3
 // The number of keys with values; those of later ones are 0.
 __device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch, i32 head, i32 query) {
     return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(8192));
+}
+
+// The page of the cache with a block of keys.
+__device__ __forceinline__ i64 page_number(const Operands& operands, i32 batch, i32 block) {
+    return wrapped_index(choose(i64(block * 16) < i64(widen(load_once(operands.lengths_ptr, batch))), i64(widen(load_once(operands.page_table_ptr, batch * 512 + block))), 0), operands.k_cache_dim0, "fusegen: paged_attention: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -218,6 +228,35 @@ __device__ __forceinline__ void load_tile(bf16 (&tile)[LINES_OF_TILE][ROWS_OF_TI
     }
 }
 
+constexpr i32 BOX = 16;  // keys of a box
+constexpr i32 BOXES = TILE_K / BOX;  // of a tile
+static_assert(TILE_K % BOX == 0 && BOX % 8 == 0 && 32 % BOXES == 0, "whole boxes, whole rows of the swizzle, whole tiles of a warp");
+
+// The keys of a sequence that are read. Later ones come from the page `past`, past the last one, which arrives as zeros.
+struct Pages {
+    i32 batch, keys, page_size, past;
+
+    // The first key of this lane's box in a tile.
+    static __device__ __forceinline__ i32 key_of(i32 tile) { return tile * TILE_K + lane_id() % BOXES * BOX; }
+
+    __device__ __forceinline__ i32 number_of(const Operands& operands, i32 key) const {
+        return key < keys ? i32(page_number(operands, batch, key / page_size)) : past;
+    }
+};
+
+template <i32 LINES_OF_TILE>
+__device__ __forceinline__ void load_boxes(bf16 (&tile)[LINES_OF_TILE][TILE_K][LINE], u64& full, const TensorMap& map,
+                                           i32 page, i32 head, i32 first) {
+    if (lane_id() == 0) mbarrier_expect(&full, sizeof(tile));
+    warp_sync();
+    if (lane_id() < BOXES) {
+#pragma unroll
+        for (i32 line = 0; line < LINES_OF_TILE; ++line) {
+            tma_load_4d(tile[line][lane_id() * BOX], map, &full, line * LINE, first, head, page);
+        }
+    }
+}
+
 __device__ __forceinline__ void barriers_init(SharedMemory& shared) {
     mbarrier_init(&shared.q_full, 1);
     for (i32 stage = 0; stage < STAGES; ++stage) {
@@ -229,17 +268,29 @@ __device__ __forceinline__ void barriers_init(SharedMemory& shared) {
     mbarrier_init_fence();
 }
 
-// Loads the tiles of this block in the order of the consumers.
+// Loads the tiles of this block in the order of the consumers. Each lane reads the page of one box of the next few tiles.
 __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q_map, const TensorMap& k_map,
-                                        const TensorMap& v_map, const Work& work, i32 first_tile, i32 key_tiles) {
-    load_tile(shared.q, shared.q_full, q_map, work.batch, work.kv_head * SHARING, work.query, ROWS);
+                                        const TensorMap& v_map, const Operands& operands, const Work& work, const Pages& pages,
+                                        i32 first_tile, i32 key_tiles) {
+    constexpr i32 AHEAD = 32 / BOXES;  // tiles whose pages the warp reads at once
+    if (lane_id() == 0) load_tile(shared.q, shared.q_full, q_map, work.batch, work.kv_head * SHARING, work.query, ROWS);
+    const auto numbers_from = [&](i32 tile) {
+        return pages.number_of(operands, pages.key_of(tile + lane_id() / BOXES * SPLITS));
+    };
+    i32 numbers = numbers_from(first_tile), next_numbers = numbers_from(first_tile + AHEAD * SPLITS);
     Cursor ring;
-    for (i32 tile = first_tile; tile < key_tiles; tile += SPLITS) {
+    for (i32 tile = first_tile, turn = 0; tile < key_tiles; tile += SPLITS) {
+        const i32 page = shuffle_xor(numbers, turn * BOXES), first = pages.key_of(tile) % pages.page_size;
         mbarrier_wait(&shared.k_empty[ring.stage], ring.phase ^ 1);
-        load_tile(shared.k[ring.stage], shared.k_full[ring.stage], k_map, work.batch, work.kv_head, tile * TILE_K, TILE_K);
+        load_boxes(shared.k[ring.stage], shared.k_full[ring.stage], k_map, page, work.kv_head, first);
         mbarrier_wait(&shared.v_empty[ring.stage], ring.phase ^ 1);
-        load_tile(shared.v[ring.stage], shared.v_full[ring.stage], v_map, work.batch, work.kv_head, tile * TILE_K, TILE_K);
+        load_boxes(shared.v[ring.stage], shared.v_full[ring.stage], v_map, page, work.kv_head, first);
         ring.advance();
+        if (++turn == AHEAD) {
+            turn = 0;
+            numbers = next_numbers;
+            next_numbers = numbers_from(tile + (AHEAD + 1) * SPLITS);
+        }
     }
 }
 
@@ -472,19 +523,20 @@ __device__ __forceinline__ void finish_rows(bf16* out, const Operands& operands,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_paged_attention_2(
+fg_paged_attention(
     const __grid_constant__ TensorMap q_map,
     const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,
-    i64 batches, i64 heads, i64 queries, i64 keys,
+    i64 batches, i64 heads, i64 queries, i64 keys, i64 page_count, i64 page_size,
     bf16* out_ptr,
-    const i64* lengths_ptr) {
-    wait_for_previous();
+    const i64* page_table_ptr,
+    const i64* lengths_ptr,
+    i64 k_cache_dim0_extent) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const i32 query_tiles = (i32(queries) + QUERIES - 1) / QUERIES;
     const Work work(block_id() / SPLITS, i32(heads) / SHARING, query_tiles);
     const i32 rank = block_id() % SPLITS;
-    const Operands operands{lengths_ptr};
+    const Operands operands{page_table_ptr, lengths_ptr, static_cast<i32>(k_cache_dim0_extent)};
     i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
     // The last query of the tile sees the most keys.
     i64 seen = 0;
@@ -495,13 +547,14 @@ fg_paged_attention_2(
     }
     key_tiles = i32(min(i64(key_tiles), (seen + TILE_K - 1) / TILE_K));
 
-    // One thread of the last warp is the producer.
-    const bool produces = thread_id() == WARPS * 32;
-    if (produces) barriers_init(shared);
+    const Pages pages{work.batch, i32(min(keys, seen)), i32(page_size), i32(page_count)};
+    // The last warp is the producer.
+    const bool produces = warp_id() == WARPS;
+    if (produces && lane_id() == 0) barriers_init(shared);
     block_sync();
     float acc[2 * VALUE_SLABS][4] = {};
     Rows rows;
-    if (produces) produce(shared, q_map, k_map, v_map, work, rank, key_tiles);
+    if (produces) produce(shared, q_map, k_map, v_map, operands, work, pages, rank, key_tiles);
     if (warp_id() < WARPS) consume(shared, acc, rows, operands, work, rank, key_tiles, i32(queries), i32(keys));
     block_sync();
     if (warp_id() < WARPS) leave(acc, rows);

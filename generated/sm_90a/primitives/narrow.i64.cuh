@@ -1,2 +1,0 @@
-// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }

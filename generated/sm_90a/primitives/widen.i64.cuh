@@ -1,2 +1,0 @@
-// Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ i64 widen(i64 x) { return x; }

@@ -1,0 +1,1 @@
+inline void trap_index(const char* message) { emulator::fail_index(message); }
