@@ -299,15 +299,15 @@ class GraphPlanner:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)
         return self._choices[key]
 
-    # Classes of sizes: choices of matmuls depend on powers of two of their rows and depths.
+    # Choices of matmuls depend on the classes of their rows and depths.
 
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
         """Symbolic rows and depths of matmuls with a cost model, each as a formula."""
         graph = self._fuse(frozenset()).graph
         launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
-        launches += [(self.graph, m) for m in self._weights.weights]
-        dims = dict.fromkeys(dim for each in launches for dim in rows_and_depth(*each))
+        on_load = [(self.graph, m) for m in self._weights.weights]
+        dims = dict.fromkeys(dim for each in (*launches, *on_load) for dim in rows_and_depth(*each))
         return {dim: formula(dim) for dim in dims if literal(dim) is None}
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -323,8 +323,7 @@ class GraphPlanner:
 
     def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
         """Ranges of size classes along one axis; neighbours with equal choices are merged."""
-        ranges: list[range] = []
-        previous: list[MatmulKey] = []
+        ranges, previous = list[range](), list[MatmulKey]()
         for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):
             current = [key for classes, key in keys.items() if classes[axis] == last]
             if current == previous:
@@ -498,5 +497,4 @@ def _with_facts(graph: Graph, facts: SizeFacts) -> Graph:
     for name, bound, divisor in facts:
         bounds[name] = min(bounds.get(name, bound), bound)
         multiples[name] = math.lcm(multiples.get(name, 1), divisor)
-    divisors = {name: divisor for name, divisor in multiples.items() if divisor > 1}
-    return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(divisors.items()))
+    return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(m for m in multiples.items() if m[1] > 1))
