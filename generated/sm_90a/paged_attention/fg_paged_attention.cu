@@ -277,7 +277,7 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
     const auto numbers_from = [&](i32 tile) {
         return pages.number_of(operands, pages.key_of(tile + lane_id() / BOXES * SPLITS));
     };
-    i32 numbers = numbers_from(first_tile), next_numbers = numbers_from(first_tile + AHEAD * SPLITS);
+    i32 numbers = numbers_from(first_tile);
     Cursor ring;
     for (i32 tile = first_tile, turn = 0; tile < key_tiles; tile += SPLITS) {
         const i32 page = shuffle_xor(numbers, turn * BOXES), first = pages.key_of(tile) % pages.page_size;
@@ -288,8 +288,7 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
         ring.advance();
         if (++turn == AHEAD) {
             turn = 0;
-            numbers = next_numbers;
-            next_numbers = numbers_from(tile + (AHEAD + 1) * SPLITS);
+            numbers = numbers_from(tile + SPLITS);
         }
     }
 }
