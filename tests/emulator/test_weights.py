@@ -129,6 +129,8 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
         lambda w, s: (torch.stack(((w & 240) >> 4, w & 15), -1).flatten(1).to(BF16) - 7.5) * s,
         numbers(COLUMNS, 32, dtype=torch.uint8),
     ),
+    "integers": (lambda w, s: (nibbles(w).to(torch.int8) - 8).to(BF16) * s, numbers(COLUMNS, 32, dtype=torch.uint8)),
+    "integers that wrap": (lambda w, s: (nibbles(w) - 8).to(BF16) * s, numbers(COLUMNS, 32, dtype=torch.uint8)),
     "signed nibbles": (lambda w, s: torch.stack((w << 4 >> 4, w >> 4), -1).flatten(1).to(BF16) * s, numbers(COLUMNS, 32)),
     "nibbles of words": (
         lambda w, s: (w[:, :, None] >> torch.arange(0, 32, 4, dtype=torch.int32) & 15).flatten(1).to(BF16) * s,
