@@ -11,8 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan
+from fusegen.fusion import Group
+from fusegen.ir.graph import Graph
 from fusegen.schedule.program import Launch
+from fusegen.target import Target
+from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import ONCE, UNIT, check, run
 from tests.emulator.test_tensor_cores import takes_a_plan_for_few_rows
 from tests.naming import case
@@ -124,6 +129,8 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
         lambda w, s: (torch.stack(((w & 240) >> 4, w & 15), -1).flatten(1).to(BF16) - 7.5) * s,
         numbers(COLUMNS, 32, dtype=torch.uint8),
     ),
+    "integers": (lambda w, s: (nibbles(w).to(torch.int8) - 8).to(BF16) * s, numbers(COLUMNS, 32, dtype=torch.uint8)),
+    "integers that wrap": (lambda w, s: (nibbles(w) - 8).to(BF16) * s, numbers(COLUMNS, 32, dtype=torch.uint8)),
     "signed nibbles": (lambda w, s: torch.stack((w << 4 >> 4, w >> 4), -1).flatten(1).to(BF16) * s, numbers(COLUMNS, 32)),
     "nibbles of words": (
         lambda w, s: (w[:, :, None] >> torch.arange(0, 32, 4, dtype=torch.int32) & 15).flatten(1).to(BF16) * s,
@@ -137,6 +144,18 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
 def test_stored_types(name: str) -> None:
     dequantized, w = STORED[name]
     agrees(lambda x, w, s: F.linear(x, dequantized(w, s[:, None])), randn(3, 64), w, scales(COLUMNS))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_candidates(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One and two chunks in flight, and tiles of columns that are twice as wide."""
+
+    def planned(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
+        return MatmulChoice(candidates(shape_of(graph, group, expected), target)[number])
+
+    monkeypatch.setattr(tensor_cores, "choose", planned)
+    agrees(channels, randn(3, 1184), numbers(COLUMNS, 1184), scales(COLUMNS))
+    check(lambda x, w, v: (x @ w) * (x @ v), randn(3, 200), randn(200, COLUMNS), randn(200, COLUMNS), timings=ONCE, unit=2.0**-7)
 
 
 def test_a_gated_layer() -> None:

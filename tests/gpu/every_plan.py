@@ -53,6 +53,14 @@ def running_sums(x: Tensor) -> Tensor:
     return x.cumsum(-1) * 2
 
 
+def weights_in_float32(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype))
+
+
+def weights_by_inputs(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(x @ w)
+
+
 def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
@@ -101,6 +109,8 @@ CASES: tuple[Case, ...] = (
     *(_alone(running_sums, shape, F32) for shape in ((70, 64), (3, 3001))),
     *(_linear(rows, 520, 264) for rows in (1, 16, 70, 300, 1000)),
     _linear(300, 4096, 512),
+    *((weights_in_float32, (((rows, 264), BF16), ((520, 264), F32))) for rows in (5, 12, 40)),
+    *((weights_by_inputs, (((rows, 264), BF16), ((264, 520), BF16))) for rows in (5, 12)),
     *((swiglu, (((rows, 512), BF16), ((1024, 512), BF16), ((1024, 512), BF16))) for rows in (5, 12, 200)),
     (attention, (((2, 4, 300, 64), BF16), ((2, 4, 300, 64), BF16), ((2, 4, 300, 64), BF16))),
     (paged_window, (((3, 8, 5, 64), BF16), ((40, 2, 16, 2, 64), BF16), ((3, 10), torch.int32))),

@@ -206,7 +206,7 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
 
 
 _MOST_UNIT_BYTES = 16  # that a thread loads at once
-_MOST_UNIT_ELEMENTS = 128  # of a unit in all fragments of rows: half of them are registers of a thread
+_MOST_UNIT_ELEMENTS = 64  # of a unit in all fragments of rows: half as many registers of a thread
 _MOST_IN_FLIGHT = 256  # of a unit in all fragments and warps of a block, for two chunks in flight
 
 
@@ -219,11 +219,18 @@ def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> t
     unit = (*fits, stored.units[-1])[0]
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
     slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
-    warps, blocks = (16, 1) if tiles <= target.sms and fragments <= 2 else (8, 2 if fragments <= 2 else 1)
-    stages = 2 if unit * fragments * warps <= _MOST_IN_FLIGHT else 1
-    tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
-    plan = FewRowsPlan(fragments * _FRAGMENT_ROWS, tile_n, warps, stages, blocks, shape.products, shape.shift or 0, "k", unit, 1)
-    return (plan, replace(plan, stages=3 - stages)) if fragments <= 2 else (plan,)
+    rows, tile_n, shift = fragments * _FRAGMENT_ROWS, slabs * _FRAGMENT_COLUMNS // shape.products, shape.shift or 0
+    few, many = (
+        FewRowsPlan(rows, tile_n, warps, 1, blocks, shape.products, shift, "k", unit, 1) for warps, blocks in ((16, 1), (8, 2))
+    )
+    if fragments <= 2:
+        plan = few if tiles <= target.sms else many
+        stages = 2 if unit * fragments * plan.warps <= _MOST_IN_FLIGHT else 1
+        return replace(plan, stages=stages), replace(plan, stages=3 - stages)
+    # More rows read the first operand as often as there are tiles.
+    wide = replace(many, tile_n=2 * tile_n, blocks_per_sm=1)
+    plans = (few, replace(many, stages=2, blocks_per_sm=1))
+    return plans if shift else (wide, *plans) if tiles >= 2 * target.sms else (*plans, wide)
 
 
 def _fits_slabs(shape: MatmulShape) -> bool:

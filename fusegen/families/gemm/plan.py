@@ -169,7 +169,9 @@ class FewRowsPlan(Plan):
 
     @property
     def description(self) -> str:
-        layout = f"{self.warps} warps share the depth, {counted(self.blocks_per_sm, 'block')} per SM"
+        layout = (
+            f"{self.warps} warps share the depth, {counted(self.blocks_per_sm, 'block')} per SM, {counted(self.stages, 'stage')}"
+        )
         return f"few rows, tiles of {self.tile_m} x {self.tile_n}: {layout}"
 
     @property
@@ -337,4 +339,5 @@ class ContractionBody(Body):
         }
         by_plan = {MmaPlan: " by mma.sync", FewRowsPlan: ", few rows"}
         names = [kind + by_plan.get(type(self.plan), "")]
+        names += ["weights computed on load"] if any(part.weights for part in self.parts) else []
         return ", ".join([*names, *(description for description, count in several.items() if count > 1)])

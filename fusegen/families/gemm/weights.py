@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import sympy
+import torch
 
 from fusegen.dtypes import DType
 from fusegen.families.gemm.cost import COSTS
@@ -260,7 +261,8 @@ _EXACT = {DType.BFLOAT16: 1 << 8, DType.FLOAT16: 1 << 11}
 _SHIFT = 1 << 23  # floats from here to its double are integers
 _MOST_ADDED = 1 << 16
 _BYTE, _SIGN = 255, 128
-_RANGES = {DType.INT8: (-(1 << 7), (1 << 7) - 1), DType.UINT8: (0, (1 << 8) - 1)}
+_LIMITS = {d: (torch.iinfo(d.torch).min, torch.iinfo(d.torch).max) for d in (DType.INT8, DType.UINT8, DType.INT16, DType.INT32)}
+_RANGES = {d: _LIMITS[d] for d in (DType.INT8, DType.UINT8)}
 
 _Range: TypeAlias = tuple[int, int] | None
 
@@ -299,8 +301,9 @@ def _converted(context: Context, terms: Terms, position: int, bounds: tuple[int,
 
 
 def _bits(context: Context, terms: Terms, position: int) -> BufferRead | None:
-    """Returns the bits of a byte that an integer is; None for other integers."""
+    """Returns the bits of a byte that an integer is, less a number; None for other integers."""
     shift, mask = 0, _BYTE
+    position, less = _without_numbers(context, terms, position)
     while (term := terms.items[position]).op in (Op.BITWISE_AND, Op.RIGHT_SHIFT):
         position, number = term.args
         constant = terms.items[number]
@@ -311,9 +314,30 @@ def _bits(context: Context, terms: Terms, position: int) -> BufferRead | None:
         return None
     own = _BYTE >> shift
     if dtype is DType.UINT8 or mask < own:
-        return replace(term.payload, bits=ByteBits(shift=shift, mask=mask & own)) if own else None
-    bits = ByteBits(signed=True, shift=shift, mask=own, less=_SIGN >> shift)
+        return replace(term.payload, bits=ByteBits(shift=shift, mask=mask & own, less=less)) if own else None
+    bits = ByteBits(signed=True, shift=shift, mask=own, less=less + (_SIGN >> shift))
     return replace(term.payload, bits=bits) if mask == _BYTE and own else None
+
+
+def _without_numbers(context: Context, terms: Terms, position: int) -> tuple[int, int]:
+    """Returns the integer below additions of numbers and conversions that keep the value, and the number that is subtracted."""
+    less = 0
+    while (term := terms.items[position]).op in (Op.CAST, Op.ADD, Op.SUB):
+        if term.op is Op.CAST:
+            known = _range_of(context, terms, position)
+            if known is None or known != _range_of(context, terms, term.args[0]):
+                break
+        elif (constant := terms.items[term.args[1]]).op is Leaf.CONSTANT and abs(number := int(str(constant.payload))) <= _SIGN:
+            less += number if term.op is Op.SUB else -number
+        else:
+            break
+        position = term.args[0]
+    return position, less
+
+
+def _range_of(context: Context, terms: Terms, position: int) -> _Range:
+    term = terms.items[position]
+    return _range(context, term, [_range_of(context, terms, a) for a in term.args])
 
 
 def _with_number(terms: Terms, term: Term, args: tuple[int, ...]) -> tuple[Term, tuple[int, ...]]:
@@ -350,7 +374,7 @@ def _range(context: Context, term: Term, operands: Sequence[_Range]) -> _Range:
         return None
     (low, high), (least, most) = known[0], known[-1]
     if term.op is Op.CAST and isinstance(term.payload, DType):
-        limits = _RANGES.get(term.payload, (low, high))
+        limits = _LIMITS.get(term.payload, (low, high))
         return (low, high) if limits[0] <= low and high <= limits[1] else limits
     if term.op is Op.RIGHT_SHIFT and least == most >= 0:
         return low >> least, high >> least
