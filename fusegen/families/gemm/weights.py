@@ -122,7 +122,7 @@ class SupportedWeights:
 
 def supported_weights(graph: Graph, target: Target) -> SupportedWeights:
     """Finds the second operands that a kernel of few rows can compute on load; none on targets without a cost model."""
-    matmuls = matmuls_of(graph) if target.name in COSTS else ()
+    matmuls = matmuls_of(graph) if target.card in COSTS else ()
     weights = {m: weight for m in matmuls if (weight := stored_weight(graph, m)) is not None}
     marked = compute_on_load(graph, weights)
     operands = {m: WGMMA.operands(marked, m) for m in weights if WGMMA.rejection_reason(marked, m, m) is None}
