@@ -15,6 +15,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import preferred, program_time
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
+from fusegen.families.gemm.deep import DeepFusion, deep_pairs
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import (
     CLASSES,
@@ -27,7 +28,7 @@ from fusegen.families.gemm.heuristics import (
     rows_of,
 )
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
-from fusegen.families.gemm.plan import CostedPlan
+from fusegen.families.gemm.plan import CostedPlan, DeepPlan
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.families.rows.plan import RowPlan
@@ -54,6 +55,8 @@ Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
+Deep: TypeAlias = frozenset[DeepFusion]
+_NOT_DEEP: Deep = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
 Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice]
@@ -207,26 +210,33 @@ class GraphPlanner:
                 plans[launch.group.outputs] = plan
         planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
         pins = {} if measured is None else dict(_measured_plans(planned.program, sizes, measured))
-        return self._with_pins(decision, split, bodies, plans, pins) if pins else planned
+        planned = self._with_pins(decision, split, bodies, plans, pins) if pins else planned
+        deep = _NOT_DEEP if measured is None else frozenset(_measured_deep(planned.program, expected, sizes, measured))
+        return self._with_pins(decision, split, bodies, plans, pins, deep) if deep else planned
 
-    def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
+    def _with_pins(
+        self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins, deep: Deep = _NOT_DEEP
+    ) -> Specialization:
         """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""
-        specialization = self._specialization(decision, split, bodies, {**plans, **pins})
+        specialization = self._specialization(decision, split, bodies, {**plans, **pins}, deep)
         equal = with_equal_blocks(specialization.program.steps, self._target)
         unpinned = {outputs: plan for outputs, plan in equal.items() if outputs not in pins}
-        return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}) if unpinned else specialization
+        return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}, deep) if unpinned else specialization
 
-    def _specialization(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
-        key = decision.key, split, frozenset(pins.items()), _body_ids(bodies)
+    def _specialization(
+        self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS, deep: Deep = _NOT_DEEP
+    ) -> Specialization:
+        key = decision.key, split, frozenset(pins.items()), _body_ids(bodies), deep
         if key not in self._specializations:
-            self._specializations[key] = self._lowered(decision, split, bodies, pins)
+            self._specializations[key] = self._lowered(decision, split, bodies, pins, deep)
         return self._specializations[key]
 
-    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
+    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins, deep: Deep) -> Specialization:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
-        groups = tuple(itertools.chain.from_iterable(parts))
-        program = lower(graph, groups, self._target, decision.plans, index64=self._index64, pins=pins, bodies=bodies)
+        seconds = {each.second.outputs: each.second for each in deep}  # replace groups of the library
+        groups = tuple(seconds.get(group.outputs, group) for group in itertools.chain.from_iterable(parts))
+        program = lower(graph, groups, self._target, decision.plans, index64=self._index64, pins=pins, bodies=bodies, deep=deep)
         return Specialization(graph, groups, program)
 
     # Implementations of matmuls.
@@ -325,6 +335,14 @@ def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measur
             plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
             if plan is not None:
                 yield launch.group.outputs, plan
+
+
+def _measured_deep(program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured) -> Iterator[DeepFusion]:
+    """Yields the pairs of matmuls that are measured or pinned to become one launch."""
+    for pair in deep_pairs(program, expected, sizes):
+        plan = measured(pair.choice)
+        if isinstance(plan, DeepPlan):
+            yield DeepFusion(pair.first, pair.second, plan)
 
 
 def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:

@@ -21,6 +21,7 @@ from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
 from fusegen.program.call import (
     Buffer,
     CallStep,
+    CounterArgument,
     KernelLaunch,
     LaunchArgument,
     LaunchPlan,
@@ -39,7 +40,7 @@ from fusegen.program.call import (
 )
 from fusegen.program.formula import Formula, formula_of, size
 from fusegen.program.numbers import Numbers
-from fusegen.schedule.kernel import LoweredKernel, Plan
+from fusegen.schedule.kernel import LoweredKernel, Plan, Pointer
 from fusegen.schedule.names import scalar_identifier
 from fusegen.target import Target
 from fusegen.threads import cached_property
@@ -76,7 +77,8 @@ class Launch:
         overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
         triggers: True if it lets the next launch start once no block has inputs left to load.
         early_reads: the buffers that it may read before it waits for the previous launch, which does not write them.
-        part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
+        part: the number of a part, from 1, in a fused launch; 0 for a separate launch.
+        waits: True if its blocks wait for those of the parts before it, whose results they read (deep fusion).
     """
 
     kernel: LoweredKernel
@@ -92,6 +94,7 @@ class Launch:
     triggers: bool = False
     early_reads: frozenset[int] = frozenset()
     part: int = 0
+    waits: bool = False
 
     def __repr__(self) -> str:
         return f"<launch of {self.kernel.name}: {self.group.kind.name}, grid {self.grid}, block {self.block}>"
@@ -110,13 +113,14 @@ class Launch:
 
     @property
     def call(self) -> KernelLaunch:
-        """The instruction that runs it; the arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
+        """The instruction that runs it; the arguments are tensor maps, extra sizes, buffers, sizes, scalars, a counter."""
         arguments: tuple[LaunchArgument, ...] = (
             *map(MapArgument, range(len(self.tensor_maps))),
             *map(SizeArgument, self.extra),
             *(PointerArgument(p.buffer, p.writable) for p in self.kernel.pointers),
             *(SizeArgument(size(name)) for name in self.kernel.sizes),
             *(ScalarArgument(name, dtype.is_float) for name, dtype in self.kernel.scalars),
+            *([CounterArgument()] if self.waits else []),
         )
         layout = (self.tensor_maps, self.grid, self.block, self.shared_bytes)
         return KernelLaunch(*layout, arguments, self.kernel.checks, self.cluster, self.overlaps)
@@ -127,14 +131,14 @@ def has_one_block(launch: Launch) -> bool:
     return launch.grid == formula_of(1)
 
 
-def horizontal_launch(parts: Sequence[Launch]) -> Launch:
-    """Fuses launches horizontally: each part gets a range of blocks. The extra size arguments are the numbers of blocks of all
-    parts but the last."""
+def fused_launch(parts: Sequence[Launch]) -> Launch:
+    """Fuses launches: each part gets a range of blocks. The extra size arguments are the numbers of blocks of all parts but the
+    last, then those of the parts. Of pointers with the same name, one is kept, a writable one if there is any."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
     kernel = LoweredKernel(
         f"{first.kernel.name}_to_{parts[-1].kernel.name.rpartition('_')[2]}",
-        tuple(dict.fromkeys(pointer for kernel in kernels for pointer in kernel.pointers)),
+        _shared_pointers(kernels),
         tuple(dict.fromkeys(name for kernel in kernels for name in kernel.sizes)),
         tuple(dict.fromkeys(scalar for kernel in kernels for scalar in kernel.scalars)),
         first.kernel.body,
@@ -150,9 +154,18 @@ def horizontal_launch(parts: Sequence[Launch]) -> Launch:
         first.block,
         max(part.shared_bytes for part in parts),
         Traffic(reduce(operator.add, (p.traffic.read for p in parts)), reduce(operator.add, (p.traffic.written for p in parts))),
-        extra=tuple(grids[:-1]),
+        extra=(*grids[:-1], *(size for part in parts for size in part.extra)),
         overlaps=first.overlaps,
+        waits=parts[-1].waits,
     )
+
+
+def _shared_pointers(kernels: Sequence[LoweredKernel]) -> tuple[Pointer, ...]:
+    pointers: dict[str, Pointer] = {}
+    for pointer in (pointer for kernel in kernels for pointer in kernel.pointers):
+        if pointer.name not in pointers or pointer.writable:
+            pointers[pointer.name] = pointer
+    return tuple(pointers.values())
 
 
 @dataclass(frozen=True, repr=False)
@@ -331,7 +344,7 @@ class Program:
 
 def _call_of(step: tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep) -> CallStep:
     if isinstance(step, tuple):
-        return horizontal_launch(step).call if len(step) > 1 else step[0].call
+        return fused_launch(step).call if len(step) > 1 else step[0].call
     return step.call
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fusegen.emit.column_pairs import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
-from fusegen.emit.cuda import assemble, math_text
+from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.views import ReductionView, entry, kinds, reduction_functions, view
+from fusegen.emit.views import ReductionView, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
     AccumulatorPair,
     ContractionBody,
@@ -142,9 +142,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     template, extra = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        triggers=launch.triggers,
+        **{**head(launch), "overlaps": launch.overlaps},
         input_type=body.input_dtype.spelling,
         parts=views,
         combined=kinds(reductions),
@@ -178,8 +176,10 @@ def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[Pa
 
 
 def _few_rows_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """Returns the additional template variables of few rows: also if all second operands can be read before the wait."""
-    return {**_address_variables(launch, body, views), "early": launch.early_reads >= set(body.matrices[1:])}
+    """Returns the additional template variables of few rows: also if all second operands can be read before the wait for the
+    previous launch, and if blocks wait for others of the launch."""
+    early = launch.overlaps and launch.early_reads >= set(body.matrices[1:])
+    return {**_address_variables(launch, body, views), "early": early, "waits": launch.waits}
 
 
 _PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {

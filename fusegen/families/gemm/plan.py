@@ -170,6 +170,22 @@ class FewRowsPlan(Plan):
 
 
 @dataclass(frozen=True)
+class DeepPlan(Plan):
+    """Two matmuls of few rows in one launch, the second of the first's result (deep fusion). Blocks of the second request their
+    weights, then wait for the blocks of the first. Both plans have equally many warps and blocks per SM."""
+
+    first: FewRowsPlan
+    second: FewRowsPlan
+
+    @property
+    def description(self) -> str:
+        tiles = " and ".join(f"{plan.tile_m} x {plan.tile_n}" for plan in (self.first, self.second))
+        stages = " and ".join(str(plan.stages) for plan in (self.first, self.second))
+        layout = f"{self.first.warps} warps, {counted(self.first.blocks_per_sm, 'block')} per SM"
+        return f"one launch, few rows, tiles of {tiles}: {layout}, {stages} chunks in flight"
+
+
+@dataclass(frozen=True)
 class AccumulatorPair:
     """Two neighbouring accumulator columns, which an epilogue reads as an array of two.
 
@@ -260,6 +276,10 @@ class ContractionBody(Body):
     @property
     def chosen_plan(self) -> Plan:
         return self.plan
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return self.plan.blocks_per_sm
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:

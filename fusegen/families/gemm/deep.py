@@ -1,0 +1,99 @@
+"""Deep fusion: two matmuls of few rows in one launch, the second of the first's result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from fusegen.families.gemm.epilogue import plain_group
+from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
+from fusegen.families.gemm.plan import ContractionBody, DeepPlan, FewRowsPlan
+from fusegen.fusion.groups import Group
+from fusegen.schedule.kernel import Implementation
+from fusegen.schedule.program import Choice, Launch, LibraryMatmul, Program, Step, choice_of
+
+SEPARATE = Implementation("two launches")
+
+
+@dataclass(frozen=True)
+class DeepFusion:
+    """Two groups that one launch computes."""
+
+    first: Group
+    second: Group
+    plan: DeepPlan
+
+    @property
+    def plans(self) -> tuple[tuple[Group, FewRowsPlan], ...]:
+        return (self.first, self.plan.first), (self.second, self.plan.second)
+
+
+@dataclass(frozen=True)
+class DeepPair:
+    """Two consecutive steps that one launch could compute, with the choice between these."""
+
+    first: Group
+    second: Group
+    choice: Choice
+
+
+def deep_pairs(program: Program, expected: ExpectedSizes, sizes: Mapping[str, int]) -> Iterator[DeepPair]:
+    """Yields pairs of consecutive matmuls of few rows. The second one may be the library's, if it has no epilogue."""
+    taken: Step | None = None
+    for first, second in pairwise(program.steps):
+        if not isinstance(first, Launch) or first is taken or first.part or not isinstance(first.plan, FewRowsPlan):
+            continue
+        group = _second(program, second) if _multiplies(first, second) else None
+        if group is not None and (plan := _few_rows_plan(program, second, group, expected)) is not None:
+            taken = second
+            yield DeepPair(first.group, group, _choice(program, first, group, deep_plans(first.plan, plan), sizes))
+
+
+def _multiplies(first: Launch, second: Step) -> bool:
+    """True if a matmul reads a result of a launch as its first operand, and does not read another one as weights."""
+    written = {pointer.buffer for pointer in first.kernel.pointers if pointer.writable}
+    if isinstance(second, LibraryMatmul):
+        return second.a.buffer in written and second.b.buffer not in written and not second.adds
+    if not isinstance(second, Launch) or second.part or not isinstance(second.kernel.body, ContractionBody):
+        return False
+    a, *b = second.kernel.body.matrices or (None,)
+    return a in written and written.isdisjoint(b)
+
+
+def _second(program: Program, step: Step) -> Group | None:
+    return step.group if isinstance(step, Launch) else plain_group(program.graph, step.group.core_nodes[0], program.target)
+
+
+def _few_rows_plan(program: Program, step: Step, group: Group, expected: ExpectedSizes) -> FewRowsPlan | None:
+    if isinstance(step, Launch):
+        return step.plan if isinstance(step.plan, FewRowsPlan) else None
+    plans = candidates(shape_of(program.graph, group, expected), program.target)
+    return next((plan for plan in plans if isinstance(plan, FewRowsPlan)), None)
+
+
+def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]) -> Choice:
+    name = f"{first.kernel.name} and the next matmul"
+    one, two = (choice_of(name, program.graph, group, sizes, ()) for group in (first.group, second))
+    digest = hashlib.sha256(f"deep {one.digest} {two.digest}".encode()).hexdigest()[:32]
+    return Choice(name, digest, (*one.extents, *two.extents), (SEPARATE, *plans))
+
+
+_SLAB, _FRAGMENT = 16, 8  # columns and rows of an instruction
+_LAYOUTS = {1: ((8, 4, 1, 1, 2), (8, 3, 1, 2, 1), (8, 2, 2, 2, 2)), 2: ((8, 2, 1, 2, 1), (8, 2, 1, 1, 2))}
+"""By fragments of rows: warps, blocks per SM, stages of both matmuls, and slabs of the second one. No registers spill."""
+
+
+def deep_plans(first: FewRowsPlan, second: FewRowsPlan) -> tuple[DeepPlan, ...]:
+    """Returns the candidates for one launch. A tile keeps the columns that its epilogue combines."""
+    plans = []
+    for warps, blocks, stages, second_stages, slabs in _LAYOUTS[first.tile_m // _FRAGMENT]:
+        tile_n = second.tile_n if second.shift or second.products > 1 else slabs * _SLAB
+        plans.append(
+            DeepPlan(
+                replace(first, warps=warps, blocks_per_sm=blocks, stages=stages),
+                replace(second, warps=warps, blocks_per_sm=blocks, stages=second_stages, tile_n=tile_n),
+            )
+        )
+    return tuple(dict.fromkeys(plans))
