@@ -33,11 +33,11 @@ def lower(
     groups: tuple[Group, ...],
     target: Target,
     plans: Plans,
+    deep: Collection[DeepFusion] = (),
     *,
     index64: bool = False,
     pins: Pins | None = None,
     bodies: Bodies | None = None,
-    deep: Collection[DeepFusion] = (),
 ) -> Program:
     """The program of a graph.
 
@@ -45,10 +45,10 @@ def lower(
         graph: the graph, in primitives.
         groups: the groups of fusion, in order.
         plans: the plans of matmul launches.
+        deep: pairs of groups that become one launch; their plans take precedence.
         index64: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: requested plans of other launches.
         bodies: programs of loop bodies.
-        deep: pairs of groups that become one launch; their plans take precedence.
     """
     plans = {**plans, **{group.core_nodes: plan for each in deep for group, plan in each.plans}}
     graph = with_padded_rows(graph, groups, target)

@@ -15,7 +15,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import preferred, program_time
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
-from fusegen.families.gemm.deep import DeepFusion, deep_pairs
+from fusegen.families.gemm.deep import DeepFusion, measured_fusions, with_fusions
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import (
     CLASSES,
@@ -28,7 +28,7 @@ from fusegen.families.gemm.heuristics import (
     rows_of,
 )
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
-from fusegen.families.gemm.plan import CostedPlan, DeepPlan
+from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.families.rows.plan import RowPlan
@@ -50,13 +50,11 @@ from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[frozenset[int], tuple[CostedPlan, ...]]
+MatmulKey: TypeAlias = tuple[frozenset[int], tuple[CostedPlan, ...], frozenset[DeepFusion]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
-Deep: TypeAlias = frozenset[DeepFusion]
-_NOT_DEEP: Deep = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
 Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice]
@@ -124,17 +122,19 @@ class _MatmulDecision:
         fused: the graph without them, fused.
         plans: plans of the other matmul launches, by their matmuls in the fused graph.
         choices: choices by matmul, including those left to the library.
+        deep: pairs of matmul launches that are measured to be faster as one.
     """
 
     by_library: frozenset[int]
     fused: _Fused
     plans: Mapping[tuple[int, ...], CostedPlan]
     choices: Mapping[int, MatmulChoice]
+    deep: frozenset[DeepFusion] = frozenset()
 
     @property
     def key(self) -> MatmulKey:
         """The part of the decision that determines the program."""
-        return self.by_library, tuple(self.plans.values())
+        return self.by_library, tuple(self.plans.values()), self.deep
 
 
 class GraphPlanner:
@@ -211,32 +211,27 @@ class GraphPlanner:
         planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
         pins = {} if measured is None else dict(_measured_plans(planned.program, sizes, measured))
         planned = self._with_pins(decision, split, bodies, plans, pins) if pins else planned
-        deep = _NOT_DEEP if measured is None else frozenset(_measured_deep(planned.program, expected, sizes, measured))
-        return self._with_pins(decision, split, bodies, plans, pins, deep) if deep else planned
+        deep = frozenset() if measured is None else frozenset(measured_fusions(planned.program, expected, sizes, measured))
+        return self._with_pins(replace(decision, deep=deep), split, bodies, plans, pins) if deep else planned
 
-    def _with_pins(
-        self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins, deep: Deep = _NOT_DEEP
-    ) -> Specialization:
+    def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
         """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""
-        specialization = self._specialization(decision, split, bodies, {**plans, **pins}, deep)
+        specialization = self._specialization(decision, split, bodies, {**plans, **pins})
         equal = with_equal_blocks(specialization.program.steps, self._target)
         unpinned = {outputs: plan for outputs, plan in equal.items() if outputs not in pins}
-        return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}, deep) if unpinned else specialization
+        return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}) if unpinned else specialization
 
-    def _specialization(
-        self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS, deep: Deep = _NOT_DEEP
-    ) -> Specialization:
-        key = decision.key, split, frozenset(pins.items()), _body_ids(bodies), deep
+    def _specialization(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
+        key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
         if key not in self._specializations:
-            self._specializations[key] = self._lowered(decision, split, bodies, pins, deep)
+            self._specializations[key] = self._lowered(decision, split, bodies, pins)
         return self._specializations[key]
 
-    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins, deep: Deep) -> Specialization:
+    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
-        seconds = {each.second.outputs: each.second for each in deep}  # replace groups of the library
-        groups = tuple(seconds.get(group.outputs, group) for group in itertools.chain.from_iterable(parts))
-        program = lower(graph, groups, self._target, decision.plans, index64=self._index64, pins=pins, bodies=bodies, deep=deep)
+        groups = with_fusions(itertools.chain.from_iterable(parts), decision.deep)
+        program = lower(graph, groups, self._target, decision.plans, decision.deep, index64=self._index64, pins=pins, bodies=bodies)
         return Specialization(graph, groups, program)
 
     # Implementations of matmuls.
@@ -337,14 +332,6 @@ def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measur
                 yield launch.group.outputs, plan
 
 
-def _measured_deep(program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured) -> Iterator[DeepFusion]:
-    """Yields the pairs of matmuls that are measured or pinned to become one launch."""
-    for pair in deep_pairs(program, expected, sizes):
-        plan = measured(pair.choice)
-        if isinstance(plan, DeepPlan):
-            yield DeepFusion(pair.first, pair.second, plan)
-
-
 def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
     """The matmul launches that a cost model covers."""
     return tuple(group for group in groups if group.pipeline == WGMMA.name)
@@ -352,10 +339,6 @@ def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 def _rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
     return rows_of(graph, matmul), depth_of(graph, matmul)
-
-
-def _body_ids(bodies: Bodies) -> tuple[int, ...]:
-    return tuple(id(program) for program, _ in bodies.values())
 
 
 # Equivalent graphs: torch's attention or generated kernels, loops over blocks of rows, reductions cut into rows, facts about sizes.

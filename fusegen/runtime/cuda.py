@@ -59,15 +59,19 @@ class Driver:
             raise LaunchError(f"the driver cannot encode the TMA tensor map: {self.describe_status(status)}", hint=_REPORT)
         return bytes(tensor_map)
 
-    def capture_of(self, stream: int) -> int:
-        """Returns the number of the capture that a stream is in."""
-        status, number = ctypes.c_int(), ctypes.c_uint64()
-        failed = self._library.cuStreamGetCaptureInfo_v2(
-            ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None
-        )
-        if failed:
-            raise LaunchError(f"the driver does not tell the stream's capture: {self.describe_status(failed)}", hint=_REPORT)
-        return number.value
+    def capture_of(self, device: int, stream: int) -> int:
+        """Returns the number of the capture of a stream, 0 for none; raises `LaunchError` if the driver does not know it."""
+        if not stream:  # the legacy stream cannot be captured
+            return 0
+        is_capturing, number = ctypes.c_int(), ctypes.c_uint64()
+        arguments = ctypes.c_void_p(stream), ctypes.byref(is_capturing), ctypes.byref(number), None, None, None
+        status = self._library.cuStreamGetCaptureInfo_v2(*arguments)
+        if status == _INVALID_CONTEXT:
+            make_current(device)
+            status = self._library.cuStreamGetCaptureInfo_v2(*arguments)
+        if status:
+            raise LaunchError(f"the driver cannot query the capture: {self.describe_status(status)}", hint=_hint(status))
+        return number.value if is_capturing.value else 0
 
     def describe_status(self, status: int) -> str:
         """Returns the name and description of a status."""
@@ -374,7 +378,7 @@ _COUNTER_LOCK = new_lock()
 def counter_of(device: int) -> int:
     """Returns the number of the counter of the current stream of a device; raises `LaunchError` if all are taken."""
     stream = queries()[0](device)
-    key = device, stream, driver().capture_of(stream) if torch._C._cuda_isCurrentStreamCapturing() else 0
+    key = device, stream, driver().capture_of(device, stream)
     number = _COUNTER_OF.get(key)
     if number is None:
         with _COUNTER_LOCK:

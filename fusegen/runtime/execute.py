@@ -220,7 +220,7 @@ class Binder:
         if isinstance(argument, SizeArgument):
             return ConstantValue(argument.formula(self.sizes))
         if isinstance(argument, CounterArgument):
-            return CounterValue(self.device.index)
+            return CounterValue(self._backend.gpu or 0)
         return ScalarValue(argument.name, argument.is_float)
 
     def _begin(self) -> None:

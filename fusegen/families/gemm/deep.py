@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionBody, DeepPlan, FewRowsPlan
 from fusegen.fusion.groups import Group
 from fusegen.schedule.kernel import Implementation
-from fusegen.schedule.program import Choice, Launch, LibraryMatmul, Program, Step, choice_of
+from fusegen.schedule.program import Choice, Launch, LibraryMatmul, Measured, Program, Step, choice_of
 
 SEPARATE = Implementation("two launches")
 
@@ -30,25 +30,28 @@ class DeepFusion:
         return (self.first, self.plan.first), (self.second, self.plan.second)
 
 
-@dataclass(frozen=True)
-class DeepPair:
-    """Two consecutive steps that one launch could compute, with the choice between these."""
-
-    first: Group
-    second: Group
-    choice: Choice
-
-
-def deep_pairs(program: Program, expected: ExpectedSizes, sizes: Mapping[str, int]) -> Iterator[DeepPair]:
-    """Yields pairs of consecutive matmuls of few rows. The second one may be the library's, if it has no epilogue."""
+def measured_fusions(
+    program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
+) -> Iterator[DeepFusion]:
+    """Yields the pairs of consecutive matmuls of few rows that are measured or pinned to become one launch. The second one may be
+    the library's, if it has no epilogue."""
     taken: Step | None = None
     for first, second in pairwise(program.steps):
         if not isinstance(first, Launch) or first is taken or first.part or not isinstance(first.plan, FewRowsPlan):
             continue
         group = _second(program, second) if _multiplies(first, second) else None
         if group is not None and (plan := _few_rows_plan(program, second, group, expected)) is not None:
-            taken = second
-            yield DeepPair(first.group, group, _choice(program, first, group, deep_plans(first.plan, plan), sizes))
+            choice = _choice(program, first, group, deep_plans(first.plan, plan), sizes)
+            chosen = measured(choice)
+            if isinstance(chosen, DeepPlan) and chosen in choice.candidates:
+                taken = second
+                yield DeepFusion(first.group, group, chosen)
+
+
+def with_fusions(groups: Iterable[Group], deep: Collection[DeepFusion]) -> tuple[Group, ...]:
+    """Returns the groups; those of the library that become parts of a launch are replaced."""
+    seconds = {each.second.outputs: each.second for each in deep}
+    return tuple(seconds.get(group.outputs, group) for group in groups)
 
 
 def _multiplies(first: Launch, second: Step) -> bool:
