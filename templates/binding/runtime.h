@@ -263,16 +263,20 @@ inline void* current_stream(int device) {
   return stream;
 }
 
-#include "counters.h"
+constexpr int64_t kCounters = 1 << 16;
 
+// The number of the counter of a stream, or of its capture, as in `fusegen/runtime/cuda.py`.
 inline int64_t counter_of(int device, void* stream) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, void*, unsigned long long>, int64_t> numbers;
   int is_capturing = 0;
   unsigned long long capture = 0;
-  check(driver().capture(stream, &is_capturing, &capture, nullptr, nullptr, nullptr), "the driver cannot query the capture");
-  const int64_t number = counter_number(device, stream, is_capturing ? capture : 0);
-  TORCH_CHECK(number < kCounters, "the process has captured more than ", std::to_string(kCounters), " CUDA graphs with kernels whose ",
-              "blocks wait for each other\n  try: start a new process");
-  return number;
+  if (stream) check(driver().capture(stream, &is_capturing, &capture, nullptr, nullptr, nullptr), "the driver cannot query the capture");
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto added = numbers.emplace(std::make_tuple(device, stream, is_capturing ? capture : 0), static_cast<int64_t>(numbers.size()));
+  TORCH_CHECK(added.first->second < kCounters, "the process has captured more than ", std::to_string(kCounters), " CUDA graphs with ",
+              "kernels whose blocks wait for each other\n  try: start a new process");
+  return added.first->second;
 }
 
 // A GPU kernel. It is loaded on a device at its first launch there.

@@ -8,8 +8,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
-#include <map>
-#include <mutex>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -19,7 +17,6 @@ namespace fg {
 
 #include "sizes.h"
 #include "workspace.h"
-#include "counters.h"
 
 #include "tensor_map.h"
 
@@ -31,16 +28,6 @@ inline cudaError_t tensor_map(TensorMap& map, int64_t address, int kind, int64_t
   if (status != cudaSuccess || !encode) return status == cudaSuccess ? cudaErrorNotSupported : status;
   const int refused = encoded(reinterpret_cast<Encode>(encode), map, address, kind, bytes, shape, strides, box, promote);
   return refused ? cudaErrorInvalidValue : cudaSuccess;
-}
-
-inline cudaError_t counter_of(cudaStream_t stream, int64_t& number) {
-  int device = 0;
-  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-  unsigned long long capture = 0;
-  if (const cudaError_t status = cudaGetDevice(&device)) return status;
-  if (const cudaError_t status = cudaStreamGetCaptureInfo(stream, &capturing, &capture)) return status;
-  number = counter_number(device, stream, capturing == cudaStreamCaptureStatusActive ? capture : 0);
-  return number < kCounters ? cudaSuccess : cudaErrorLaunchOutOfResources;
 }
 
 // Launches a kernel. `overlaps`: programmatic dependent launch; it may start while the previous kernel still runs.

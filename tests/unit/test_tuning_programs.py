@@ -255,11 +255,8 @@ def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest) -> None:
     arguments = mlp_inputs()
     assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, LibraryMatmul]
     deep = fg.tune(fg.kernel(mlp), *arguments).launches[-1]
-    assert (
-        deep.key.extents == (5, 72, 136, 5, 136, 72)
-        and deep.candidates[0].plan == SEPARATE
-        and deep.plan == deep.candidates[1].plan
-    )
+    assert deep.key.extents == (5, 72, 136, 5, 136, 72)
+    assert deep.candidates[0].plan == SEPARATE and deep.plan == deep.candidates[1].plan
     assert len(program_of(mlp, *arguments).kernels) == 1
     kernel = fg.kernel(mlp)
     torch.testing.assert_close(kernel(*arguments), mlp(*arguments), atol=0.1, rtol=0.05)
@@ -277,7 +274,7 @@ def test_deep_fusion_can_be_pinned_without_a_measurement() -> None:
         assert isinstance(candidate.plan, DeepPlan) and (first.plan, second.plan) == (candidate.plan.first, candidate.plan.second)
 
 
-def test_each_launch_is_in_one_pair(fastest: Fastest) -> None:
+def test_each_launch_is_in_one_pair() -> None:
     def chain(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return torch.relu(F.linear(torch.relu(F.linear(torch.relu(F.linear(x, a)), b)), c))
 
