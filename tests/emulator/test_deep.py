@@ -26,6 +26,7 @@ from fusegen.source import Source
 from fusegen.target import target
 from tests.naming import case
 from tests.unit.eager import randn
+from tests.unit.ptxas import figures
 
 pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
 
@@ -118,13 +119,13 @@ def apart(found: Specialization) -> tuple[Program, list[Source]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_two_launches(name: str) -> None:
-    _compare(*CASES[name], list(CASES).index(name) % 3)
+    _compare(*CASES[name], list(CASES).index(name) % 4)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_all_candidates_equal_two_launches(name: str) -> None:
-    for number in range(3):
+    for number in range(4):
         with case(f"candidate {number}"):
             _compare(*CASES[name], number)
 
@@ -175,6 +176,16 @@ def test_the_second_part_requests_its_weights_first() -> None:
         multiply = text.partition("void multiply_lines(")[2].partition("\n}\n")[0]
         order = [multiply.index(word) for word in ("lines.load_b(", "counter_wait(", "block_sync()", "lines.load_a(")]
         assert order == sorted(order)
+
+
+@pytest.mark.deep
+def test_no_register_spills() -> None:
+    for rows in (8, 16):
+        for function, inputs in ((swiglu, gated(rows, BF16)), (gelu, biased(rows, BF16))):
+            for number in range(4):
+                (source,) = specialized(function, inputs, number)[0].sources
+                found = figures(source)
+                assert not found.spilled and not found.warnings
 
 
 def test_one_launch_with_a_counter() -> None:

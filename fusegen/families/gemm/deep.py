@@ -84,7 +84,7 @@ def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPla
 
 
 _SLAB, _FRAGMENT = 16, 8  # columns and rows of an instruction
-_LAYOUTS = {1: ((8, 4, 1, 1, 2), (8, 3, 1, 2, 1), (8, 2, 2, 2, 2)), 2: ((8, 2, 1, 2, 1), (8, 2, 1, 1, 2))}
+_LAYOUTS = {1: ((8, 4, 1, 1, 2), (8, 3, 1, 2, 1), (8, 2, 2, 2, 2), (8, 2, 2, 3, 1)), 2: ((8, 2, 1, 3, 1), (8, 2, 1, 2, 2))}
 """By fragments of rows: warps, blocks per SM, stages of both matmuls, and slabs of the second one. No registers spill."""
 
 
