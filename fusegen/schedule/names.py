@@ -48,7 +48,7 @@ _PRIMITIVES = """
     load_vec load_wide load_wide_if load_window log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
     mbarrier_wait_cluster minimum mma_m16n8k16_bf16 mma_m16n8k16_f16 multiply_add named_barrier_sync narrow narrow_checked
-    narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair philox pow_f32 pow_f64 power_of power_of_two
+    narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair philox pow_f32 pow_f64 power_of power_of_two prefetch_l2
     quad_transpose quarter_turns raise_registers random_bits reduced_angle refuse_index remainder_floor rint_f32 rint_f64
     round_bf16 round_f16 round_f8e4m3 round_f8e5m2 rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array
     shared_load shared_load_vec shared_store shared_store_vec shift_left shift_right shuffle_up shuffle_xor shuffle_xor_among

@@ -84,19 +84,19 @@ def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPla
 
 
 _SLAB, _FRAGMENT = 16, 8  # columns and rows of an instruction
-_LAYOUTS = {1: ((8, 4, 1, 1, 2), (8, 3, 1, 2, 1), (8, 2, 2, 2, 2), (8, 2, 2, 3, 1)), 2: ((8, 2, 1, 3, 1), (8, 2, 1, 2, 2))}
-"""By fragments of rows: warps, blocks per SM, stages of both matmuls, and slabs of the second one. No registers spill."""
+_LAYOUTS = {
+    1: ((8, 3, 1, 2, 1, 4), (8, 3, 1, 2, 1, 0), (8, 4, 1, 1, 2, 4), (8, 2, 2, 3, 1, 4)),
+    2: ((8, 2, 1, 3, 1, 4), (8, 2, 1, 3, 1, 0), (8, 2, 1, 2, 2, 4)),
+}
+"""By fragments of rows: warps, blocks per SM, stages of both matmuls, slabs and chunks ahead of the second one."""
 
 
 def deep_plans(first: FewRowsPlan, second: FewRowsPlan) -> tuple[DeepPlan, ...]:
     """Returns the candidates for one launch. A tile keeps the columns that its epilogue combines."""
     plans = []
-    for warps, blocks, stages, second_stages, slabs in _LAYOUTS[first.tile_m // _FRAGMENT]:
+    for warps, blocks, stages, second_stages, slabs, ahead in _LAYOUTS[first.tile_m // _FRAGMENT]:
         tile_n = second.tile_n if second.shift or second.products > 1 else slabs * _SLAB
-        plans.append(
-            DeepPlan(
-                replace(first, warps=warps, blocks_per_sm=blocks, stages=stages),
-                replace(second, warps=warps, blocks_per_sm=blocks, stages=second_stages, tile_n=tile_n),
-            )
-        )
+        one = replace(first, warps=warps, blocks_per_sm=blocks, stages=stages)
+        two = replace(second, warps=warps, blocks_per_sm=blocks, stages=second_stages, tile_n=tile_n, ahead=ahead)
+        plans.append(DeepPlan(one, two))
     return tuple(dict.fromkeys(plans))

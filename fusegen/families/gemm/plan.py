@@ -144,6 +144,7 @@ class FewRowsPlan(Plan):
         blocks_per_sm: blocks per SM that registers must leave room for.
         products: matrices that are multiplied with the same first operand.
         shift: the distance between the two slabs of 16 columns of a tile, if the epilogue combines them; 0 for adjacent columns.
+        ahead: in deep fusion, the chunks of a warp that the second part requests for L2 while the last blocks of the first run.
     """
 
     tile_m: int
@@ -153,6 +154,7 @@ class FewRowsPlan(Plan):
     blocks_per_sm: int
     products: int = 1
     shift: int = 0
+    ahead: int = 0
 
     @property
     def description(self) -> str:
@@ -182,7 +184,7 @@ class DeepPlan(Plan):
         tiles = " and ".join(f"{plan.tile_m} x {plan.tile_n}" for plan in (self.first, self.second))
         stages = " and ".join(str(plan.stages) for plan in (self.first, self.second))
         layout = f"{self.first.warps} warps, {counted(self.first.blocks_per_sm, 'block')} per SM"
-        return f"one launch, few rows, tiles of {tiles}: {layout}, {stages} chunks in flight"
+        return f"one launch, few rows, tiles of {tiles}: {layout}, {stages} chunks in flight, {self.second.ahead} ahead"
 
 
 @dataclass(frozen=True)
