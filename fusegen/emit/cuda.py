@@ -188,7 +188,7 @@ def head(launch: Launch) -> dict[str, Any]:
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
     leading = ["i32 block", "i32 blocks"] if is_part else []
-    leading += ["const u32* counter", "u32 ready"] if launch.waits else []
+    leading += ["u32* counter", "u32 ready", "u32 end"] if launch.waits else []
     return {
         "entry": entry(launch.kernel),
         "overlaps": launch.overlaps and not is_part,

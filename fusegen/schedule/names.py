@@ -39,10 +39,10 @@ _PIPELINES = """
 _PRIMITIVES = """
     argument bit_cast block_count block_id block_sync ceil_f32 ceil_f64 checked_index choose cluster_arrive cluster_load
     cluster_push cluster_rank cluster_size cluster_sync cluster_wait copy_async copy_async_commit copy_async_some
-    copy_async_wait cos_f32 cos_f64 cos_reduced counter_advance counter_wait cvt_bf16x2 cvt_f16x2 double_bits double_from_bits
-    each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_below exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64
-    expm1_reduced f8e4m3_to_float f8e5m2_to_float fast_cos fast_divide fast_exp fast_exp2 fast_expm1 fast_log fast_log1p
-    fast_log2 fast_one_plus_erf fast_reciprocal fast_rsqrt fast_sin fast_sqrt fast_tanh fence_proxy_async float_bits
+    copy_async_wait cos_f32 cos_f64 cos_reduced counter_advance counter_leave counter_wait cvt_bf16x2 cvt_f16x2 double_bits
+    double_from_bits each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_below exp_f32 exp_f64 exp_reduce expm1_f32
+    expm1_f64 expm1_reduced f8e4m3_to_float f8e5m2_to_float fast_cos fast_divide fast_exp fast_exp2 fast_expm1 fast_log
+    fast_log1p fast_log2 fast_one_plus_erf fast_reciprocal fast_rsqrt fast_sin fast_sqrt fast_tanh fence_proxy_async float_bits
     float_from_bits float_to_bfloat float_to_f8e4m3 float_to_f8e5m2 float_to_half floor_divide floor_f32 floor_f64 half_to_float
     integer_power lane_id launch_dependents ldmatrix ldmatrix_transposed load load_lanes load_once load_part load_stream
     load_vec load_wide load_wide_if load_window log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64

@@ -76,7 +76,7 @@ void meet_named(i32 id, i32 threads);
 void pause();
 void end_wait_for_previous();
 void launch_dependents();
-void advance_counter(u32* counter, u32 last);
+void advance_counter(u32* counter, u32 last, bool releases);
 void wait_for_counter(const u32* counter, u32 count);
 
 // Global memory: `offset` bytes from `base`, which selects the buffer.

@@ -155,7 +155,7 @@ def test_faults_are_found() -> None:
     (source,) = found.sources
     for fault, message in (
         (
-            (source.pipeline, "counter_advance(own, static_cast<u32>(blocks - 1))", "counter_advance(own, blocks)"),
+            (source.pipeline, "static_cast<u32>(blocks - 1)", "static_cast<u32>(blocks)"),
             "leaves a counter",
         ),
         ((source.math, "counter_wait(counter, ready)", "counter_wait(counter, 0)"), "the blocks of a launch have no order"),

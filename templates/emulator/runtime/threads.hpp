@@ -19,12 +19,12 @@ void launch_dependents() {
   if (previous_may_run()) fail("launch_dependents with no wait_for_previous before");
 }
 
-// Counts what the block has accessed before its last barrier as done.
-void advance_counter(u32* counter, u32 last) {
-  if (previous_may_run()) fail("counter_advance with no wait_for_previous before");
+// If it releases, blocks that wait for the counter see what the block has accessed before its last barrier.
+void advance_counter(u32* counter, u32 last, bool releases) {
+  if (previous_may_run()) fail("a counter is advanced with no wait_for_previous before");
   Counter& advanced = machine->counters[counter];
   const Block& block = *machine->current->block;
-  advanced.advanced[static_cast<u32>(block.index)] = block.sync.epoch;
+  if (releases) advanced.advanced[static_cast<u32>(block.index)] = block.sync.epoch;
   *counter = *counter >= last ? 0 : *counter + 1;
   ++advanced.meeting.epoch;
 }
