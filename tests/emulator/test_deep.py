@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler.backends import emulated_machine
+from fusegen.compiler.backends import emulated_machine, size_places_of
 from fusegen.compiler.emulator import EARLY, EmulatedTiming
 from fusegen.compiler.lower import emit, lower
 from fusegen.compiler.specialize import Specialization
 from fusegen.errors import EmulationError
+from fusegen.extension.unit import unit_of
 from fusegen.families.gemm.plan import DeepPlan
 from fusegen.program.call import KernelLaunch
 from fusegen.runtime.execute import bound_call
@@ -176,6 +177,13 @@ def test_the_second_part_requests_its_weights_first() -> None:
         multiply = text.partition("void multiply_lines(")[2].partition("\n}\n")[0]
         order = [multiply.index(word) for word in ("lines.load_b(", "counter_wait(", "block_sync()", "lines.load_a(")]
         assert order == sorted(order)
+
+
+def test_an_extension_passes_the_counter() -> None:
+    low = fg.kernel(swiglu).lower(*gated(5, BF16), target="sm_90a")
+    found, _ = specialized(swiglu, gated(5, BF16))
+    unit = unit_of("mlp", found.call, size_places_of(low._compiled.traced, found.call), found.sources, [b""])
+    assert "fg::counter_of(device.index(), stream)" in unit.text
 
 
 @pytest.mark.deep
