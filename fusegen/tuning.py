@@ -35,9 +35,9 @@ from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.progress import measuring
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.executable import forget_all
+from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.precision import has_discontinuities
-from fusegen.schedule.program import Choice
 from fusegen.timing import RoundTimes, interleaved
 
 Report: TypeAlias = Callable[[int, int], None]

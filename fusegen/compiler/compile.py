@@ -29,8 +29,9 @@ from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
 from fusegen.runtime.arguments import WIDE
+from fusegen.schedule.choices import Measured
 from fusegen.schedule.names import stride_name
-from fusegen.schedule.program import Measured, Program
+from fusegen.schedule.program import Program
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target

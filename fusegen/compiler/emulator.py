@@ -47,6 +47,7 @@ _PRODUCT = re.compile(
 _MESSAGE_BYTES = 1024
 _BAD_INDEX = 2  # status of a launch that read an index out of range
 _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
+_RESIDENT = 3  # blocks that run at a time in launches whose blocks wait for each other
 
 
 class EmulatedTiming(Flag):
@@ -99,6 +100,7 @@ def emulate(
     cluster: int = 1,
     shared_bytes: int = 0,
     overlaps: bool = False,
+    resident: int = 0,
     arguments: Sequence[int | float],
     buffers: Sequence[EmulatedBuffer],
     timing: EmulatedTiming = EARLY,
@@ -113,6 +115,7 @@ def emulate(
         shared_bytes: dynamic shared memory of a block.
         overlaps: whether the previous launch may still run; then every thread must wait for it, before it writes or reads what
             that launch writes.
+        resident: blocks that run at a time, started in order, if blocks wait for earlier ones; 0 if none waits.
         arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating-point numbers.
         buffers: all global memory that the kernel may access.
         timing: the order of events that hardware does not define.
@@ -129,7 +132,7 @@ def emulate(
         source.entry.encode(), grid, block, cluster, shared_bytes,
         _argument_array(arguments), len(arguments),
         _buffer_array(buffers), len(buffers),
-        ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES, timing.value, overlaps,
+        ctypes.cast(message, ctypes.c_void_p), _MESSAGE_BYTES, timing.value, overlaps, resident,
     )  # fmt: skip
     status = run.function(ctypes.byref(launch))
     if status == _BAD_INDEX:
@@ -241,6 +244,7 @@ class _Launch(ctypes.Structure):
         ("message_bytes", ctypes.c_int32),
         ("timing", ctypes.c_int32),
         ("overlaps", ctypes.c_int32),
+        ("resident", ctypes.c_int32),
     )
 
 
@@ -305,8 +309,9 @@ class EmulatorBackend(LaunchBackend):
         grid = launch.grid(binder.sizes)
         if not grid:
             return
+        resident = _RESIDENT if launch.waits else 0
         shape = partial(emulate, grid=grid, block=launch.block, cluster=launch.cluster, shared_bytes=launch.shared_bytes)
-        run = partial(shape, kernel, overlaps=launch.overlaps, timing=self.timing)
+        run = partial(shape, kernel, overlaps=launch.overlaps, resident=resident, timing=self.timing)
         names = {spec.key: spec.name for spec in binder.call.buffers}
         pending = _written_before(launch, binder.call.steps)
 
@@ -347,6 +352,9 @@ def _value(
         return ctypes.addressof(maps[argument.number])
     if isinstance(argument, call.SizeArgument):
         return argument.formula(sizes)
+    if isinstance(argument, call.CounterArgument):
+        return 0
+    assert isinstance(argument, call.ScalarArgument)
     return float(scalars[argument.name]) if argument.is_float else integer(scalars[argument.name])
 
 

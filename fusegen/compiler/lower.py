@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from fusegen.emit.cuda import assemble_parts
 from fusegen.errors import VerificationError
 from fusegen.families import family_of
+from fusegen.families.gemm.deep import DeepFusion
 from fusegen.families.gemm.pipelines import is_heavy
 from fusegen.families.library import LIBRARY_MATMUL
 from fusegen.fusion import Group
@@ -32,6 +33,7 @@ def lower(
     groups: tuple[Group, ...],
     target: Target,
     plans: Plans,
+    deep: Collection[DeepFusion] = (),
     *,
     index64: bool = False,
     pins: Pins | None = None,
@@ -43,10 +45,12 @@ def lower(
         graph: the graph, in primitives.
         groups: the groups of fusion, in order.
         plans: the plans of matmul launches.
+        deep: pairs of groups that become one launch; their plans take precedence.
         index64: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: requested plans of other launches.
         bodies: programs of loop bodies.
     """
+    plans = {**plans, **{group.core_nodes: plan for each in deep for group, plan in each.plans}}
     graph = with_padded_rows(graph, groups, target)
     memory = Memory(graph, groups)
     fast, contracted = approximations(graph, groups, memory), contractions(graph, groups)
@@ -71,7 +75,8 @@ def lower(
         group_steps = family_of(group.kind).lower(context)
         _check_shared(group_steps, target)
         steps += group_steps
-    return Program(graph, target, memory.specs, mark_overlaps(fuse_horizontally(steps, target), target), tuple(memory.results))
+    fused = fuse_deep(fuse_horizontally(steps, target), deep)
+    return Program(graph, target, memory.specs, mark_overlaps(fused, target), tuple(memory.results))
 
 
 def kernel_name(graph: Graph, groups: Sequence[Group], number: int) -> str:
@@ -174,9 +179,14 @@ def mark_overlaps(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
 
 
 def _linked(before: Run | None, parts: Sequence[Launch], *, triggers: bool) -> Sequence[Launch]:
+    written = frozenset().union(*map(_written, before)) if isinstance(before, tuple) else frozenset[int]()
+    if parts[-1].waits:  # the second part reads its weights early too; the first part lets nothing start before that
+        first, second = parts
+        (linked,) = _linked(before, (first,), triggers=False)
+        early = _touched(second) - written - _written(first) if linked.early_reads or not linked.overlaps else frozenset[int]()
+        return (linked, replace(second, overlaps=linked.overlaps, early_reads=early, triggers=triggers))
     first, *others = (replace(part, triggers=triggers) for part in parts)
     if isinstance(before, tuple):
-        written = frozenset().union(*map(_written, before))
         first = replace(first, overlaps=True, early_reads=_touched(first) - written)
     elif isinstance(before, LibraryMatmul):
         first = replace(first, overlaps=True)
@@ -300,6 +310,20 @@ def _agree(one: Launch, other: Launch) -> bool:
     """True if pointers with the same name are equal in both launches."""
     names = {pointer.name: pointer for pointer in one.kernel.pointers}
     return all(names.get(pointer.name, pointer) == pointer for pointer in other.kernel.pointers)
+
+
+# Deep fusion: a launch and the next one, which multiplies its result, become parts of one launch. Blocks of the second part request
+# their weights while blocks of the first part still run, then wait for all of these.
+
+
+def fuse_deep(steps: Sequence[Step], deep: Collection[DeepFusion]) -> list[Step]:
+    """Deep fusion: the steps, with pairs of launches as parts of one launch."""
+    parts = {group.outputs: part for each in deep for part, group in enumerate((each.first, each.second), 1)}
+    numbers = [parts.get(step.group.outputs, 0) if isinstance(step, Launch) else 0 for step in steps]
+    return [
+        replace(step, part=number, waits=number == 2) if isinstance(step, Launch) and number else step
+        for step, number in zip(steps, numbers, strict=True)
+    ]
 
 
 # Text.

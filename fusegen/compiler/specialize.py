@@ -13,10 +13,11 @@ from typing import Any, TypeAlias, cast
 from fusegen import families
 from fusegen.compiler.lower import emit, kernel_name, lower, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.families import contenders, cuts_are_faster, preferred
+from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.attention.match import page_sizes
+from fusegen.families.gemm.deep import DeepFusion, measured_fusions, with_fusions
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import (
     CLASSES,
@@ -44,14 +45,15 @@ from fusegen.passes.blocks import BlockwiseGraph, with_block_loops
 from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, reduced_lengths, row_splits
 from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
+from fusegen.schedule.choices import DeclaredPlans, Measured
 from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import LIBRARY, Plan
-from fusegen.schedule.program import DeclaredPlans, Measured, Program, choice_of, row_bytes, sum_bytes
+from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[frozenset[int], frozenset[int], tuple[CostedPlan, ...]]
+MatmulKey: TypeAlias = tuple[frozenset[int], frozenset[int], tuple[CostedPlan, ...], frozenset[DeepFusion]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -124,6 +126,7 @@ class _MatmulDecision:
         fused: the graph without those left to the library, fused.
         plans: plans of the other matmul launches, by their matmuls in the fused graph.
         choices: choices by matmul, including those left to the library.
+        deep: pairs of matmul launches that are measured to be faster as one.
     """
 
     by_library: frozenset[int]
@@ -131,11 +134,12 @@ class _MatmulDecision:
     fused: _Fused
     plans: Mapping[tuple[int, ...], CostedPlan]
     choices: Mapping[int, MatmulChoice]
+    deep: frozenset[DeepFusion] = frozenset()
 
     @property
     def key(self) -> MatmulKey:
         """The part of the decision that determines the program."""
-        return self.by_library, self.on_load, tuple(self.plans.values())
+        return self.by_library, self.on_load, tuple(self.plans.values()), self.deep
 
 
 class GraphPlanner:
@@ -212,8 +216,14 @@ class GraphPlanner:
             if plan is not None and plan != launch.plan:
                 plans[launch.group.outputs] = plan
         planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
-        pins = {} if measured is None else dict(_measured_plans(planned.program, sizes, measured))
-        return self._with_pins(decision, split, bodies, plans, pins) if pins else planned
+        pins = {} if measured is None else dict(measured_plans(planned.program, sizes, measured))
+        planned = self._with_pins(decision, split, bodies, plans, pins) if pins else planned
+        deep = (
+            frozenset()
+            if measured is None
+            else frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
+        )
+        return self._with_pins(replace(decision, deep=deep), split, bodies, plans, pins) if deep else planned
 
     def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
         """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""
@@ -231,8 +241,8 @@ class GraphPlanner:
     def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
-        groups = tuple(itertools.chain.from_iterable(parts))
-        program = lower(graph, groups, self._target, decision.plans, index64=self._index64, pins=pins, bodies=bodies)
+        groups = with_fusions(itertools.chain.from_iterable(parts), decision.deep)
+        program = lower(graph, groups, self._target, decision.plans, decision.deep, index64=self._index64, pins=pins, bodies=bodies)
         return Specialization(graph, groups, program)
 
     # Implementations of matmuls.
@@ -332,16 +342,6 @@ class GraphPlanner:
                 ranges.append(range(first, last + 1))
             previous = current
         return ranges
-
-
-def _measured_plans(program: Program, sizes: Mapping[str, int], measured: Measured) -> Iterator[tuple[tuple[int, ...], Plan]]:
-    """Yields the measured plans of launches, by the outputs of their groups."""
-    for launch in program.launches:
-        if launch.plan is not None and len(launch.candidates) > 1:
-            candidates = (launch.plan, *(plan for plan in contenders(launch, sizes) if plan != launch.plan))
-            plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
-            if plan is not None:
-                yield launch.group.outputs, plan
 
 
 # Equivalent graphs: torch's attention or generated kernels, loops over blocks of rows, reductions cut into rows, facts about sizes.

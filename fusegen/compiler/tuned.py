@@ -27,8 +27,8 @@ import torch
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.files import cache_writes, read_json, read_regular, write_atomically, write_for_user
 from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, Captured
+from fusegen.schedule.choices import Choice, Measured
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Choice, Measured
 from fusegen.settings import cache_folder, settings
 from fusegen.target import Target
 

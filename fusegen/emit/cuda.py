@@ -17,8 +17,9 @@ from fusegen.fusion.groups import computed
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
+from fusegen.program.call import COUNTERS
 from fusegen.schedule.math import Approximations, MathFunction
-from fusegen.schedule.program import Launch, has_one_block, horizontal_launch
+from fusegen.schedule.program import Launch, fused_launch, has_one_block
 from fusegen.source import Source, section
 from fusegen.target import Target
 
@@ -152,6 +153,8 @@ def approximated(graph: Graph, group: Group) -> tuple[Op, ...]:
 
 
 _INLINE = "__device__ __forceinline__"
+_APART = "__device__ __noinline__"
+"""Qualifiers of parts that need most registers: if parts were inlined, ptxas would keep values of one in the others."""
 
 
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
@@ -181,15 +184,18 @@ PART = "run"
 
 def head(launch: Launch) -> dict[str, Any]:
     """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
-    bounds; ``block`` and ``blocks`` are the block's number and the number of blocks."""
+    bounds; ``leading`` are a part's first parameters; ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
+    leading = ["i32 block", "i32 blocks"] if is_part else []
+    leading += ["u32* counter", "u32 ready", "u32 end"] if launch.waits else []
     return {
         "entry": entry(launch.kernel),
         "overlaps": launch.overlaps and not is_part,
         "triggers": launch.triggers,
-        "parameters": ["i32 block", "i32 blocks", *parameters] if is_part else parameters,
-        "begins": _part if is_part else _entry(entry(launch.kernel)),
+        "parameters": [*leading, *parameters],
+        "leading": leading,
+        "begins": _part(_APART if launch.extra else _INLINE) if is_part else _entry(entry(launch.kernel)),
         "block": "block" if is_part else "block_id()",
         "blocks": "blocks" if is_part else "block_count()",
     }
@@ -199,8 +205,8 @@ def _entry(name: str) -> Callable[..., str]:
     return lambda bounds, more="": f'extern "C" __global__ void {more}__launch_bounds__({bounds})\n{name}'
 
 
-def _part(*_: object) -> str:
-    return f"__device__ __forceinline__ void {PART}"
+def _part(qualifiers: str) -> Callable[..., str]:
+    return lambda *_: f"{qualifiers} void {PART}"
 
 
 # The types and widths of primitives that a CUDA text uses.
@@ -250,18 +256,24 @@ def _access(count: int) -> int:
 
 def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: Target) -> Source:
     """Returns the source of a kernel of at least two parts, from the source of each part."""
-    whole = horizontal_launch(parts)
+    whole = fused_launch(parts)
     large = [part for part in parts if not has_one_block(part)]  # registers must leave room for their blocks
     names = [f"part_{part.part}" for part in parts]
+    sizes = [[f"size_{part.part}_{number}" for number in range(len(part.extra))] for part in parts]
     own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
         bounds=f"{whole.block}, {max(part.kernel.body.blocks_per_sm for part in large or parts)}",
-        overlaps=whole.overlaps,
+        overlaps=whole.overlaps and not whole.waits,  # parts that wait for each other wait for the previous launch themselves
         counts=[f"blocks_{number}" for number in range(1, len(parts))],
-        parameters=kernel_parameters(whole.kernel),
-        parts=[(name, PART, _arguments(part)) for name, part in zip(names, parts, strict=True)],
+        parameters=[
+            *(f"i64 {size}" for of_part in sizes for size in of_part),
+            *kernel_parameters(whole.kernel),
+            *(["i64 counter"] if whole.waits else []),
+        ],
+        parts=[(name, PART, [*extra, *_arguments(part)]) for name, part, extra in zip(names, parts, sizes, strict=True)],
+        counters=COUNTERS if whole.waits else 0,
     )
     text = "\n".join([*own, pipeline])
     uses = reduce(lambda a, b: a | b, (uses_of(p, target, s.math, s.pipeline) for p, s in zip(parts, sources, strict=True)))

@@ -10,6 +10,7 @@ from fusegen.program.call import (
     MAX_BLOCK_BYTES,
     ROW_MULTIPLE,
     Buffer,
+    CounterArgument,
     KernelLaunch,
     LaunchArgument,
     LaunchPlan,
@@ -371,6 +372,8 @@ class CallText:
         for number, argument in enumerate(launch.arguments):
             if isinstance(argument, MapArgument):
                 lines += self._tensor_map(f"a{number}", self._map(launch.tensor_maps[argument.number]))
+            elif isinstance(argument, CounterArgument):
+                lines.append(f"int64_t a{number} = fg::counter_of(device.index(), stream);")
             else:
                 kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
                 lines.append(f"{kind} a{number} = {self._argument(argument)};")

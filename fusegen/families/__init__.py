@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fusegen.families.attention import AttentionFamily
 from fusegen.families.base import KernelFamily
@@ -15,6 +15,7 @@ from fusegen.families.rows.plan import RowPlan
 from fusegen.families.scan import ScanFamily
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.matcher import matcher_of
+from fusegen.schedule.choices import Measured, choice_of
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, Program
 from fusegen.target import Target
@@ -69,3 +70,13 @@ def cuts_are_faster(cut: Program, whole: Program, sizes: Mapping[str, int], targ
         return time < whole_time
     rows = (launch for launch in whole.launches if isinstance(launch.plan, RowPlan) and not launch.plan.tiled)
     return any(launch.cluster == 1 and launch.grid(sizes) < target.sms for launch in rows)
+
+
+def measured_plans(program: Program, sizes: Mapping[str, int], measured: Measured) -> Iterator[tuple[tuple[int, ...], Plan]]:
+    """Yields the measured plans of launches, by the outputs of their groups."""
+    for launch in program.launches:
+        if launch.plan is not None and len(launch.candidates) > 1:
+            candidates = (launch.plan, *(plan for plan in contenders(launch, sizes) if plan != launch.plan))
+            plan = measured(choice_of(launch.kernel.name, program.graph, launch.group, sizes, candidates))
+            if plan is not None:
+                yield launch.group.outputs, plan

@@ -124,10 +124,10 @@ Object list_of(at::TensorList tensors) {
 
 // An argument of a kernel: eight bytes, or a tensor map of 128.
 struct Argument {
-  enum class Kind { address, real, integer, constant, map } kind;
+  enum class Kind { address, real, integer, constant, map, counter } kind;
   int64_t number = 0;  // offset in bytes, or the constant
   size_t at = 0;       // the register of an address
-  PyObject *name = nullptr, *maps = nullptr;
+  PyObject *name = nullptr, *maps = nullptr, *counter = nullptr;
   std::unordered_map<uint64_t, Map> known;  // maps by address
   PyObject *unreachable = nullptr;
 
@@ -180,6 +180,8 @@ struct Argument {
         return address(frame);
       case Kind::constant:
         return static_cast<uint64_t>(number);
+      case Kind::counter:
+        return static_cast<uint64_t>(integer(checked(PyObject_CallMethod(counter, "value", nullptr))));
       default:
         return scalar(frame);
     }
@@ -197,6 +199,9 @@ std::vector<Argument> arguments_of(PyObject *instruction, PyObject *unreachable)
     } else if (kind == "ScalarValue") {
       argument.kind = truth(item, "is_float") ? Argument::Kind::real : Argument::Kind::integer;
       argument.name = attribute(item, "name");
+    } else if (kind == "CounterValue") {
+      argument.kind = Argument::Kind::counter;
+      argument.counter = item.get();
     } else if (kind == "Address" || kind == "TensorMap") {
       const bool is_map = kind == "TensorMap";
       const Object address = is_map ? attribute(item, "at") : Object(Py_NewRef(item.get()));

@@ -83,7 +83,16 @@ class ScalarArgument:
     is_float: bool
 
 
-LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | ScalarArgument
+@dataclass(frozen=True)
+class CounterArgument:
+    """The number of the counter that a launch's blocks wait for, below `COUNTERS`. Launches that may run at the same time have
+    different ones; each leaves its counter at zero."""
+
+
+COUNTERS = 1 << 16
+"""The counters of a kernel, four bytes each."""
+
+LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | ScalarArgument | CounterArgument
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,11 @@ class KernelLaunch:
     checks: bool = False
     cluster: int = 1
     overlaps: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """True if blocks wait for others of the launch."""
+        return any(isinstance(argument, CounterArgument) for argument in self.arguments)
 
     @property
     def accesses(self) -> dict[int, bool]:

@@ -14,8 +14,9 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
-from fusegen.program.call import KernelLaunch
+from fusegen.program.call import COUNTERS, KernelLaunch
 from fusegen.target import PORTABLE_CLUSTER
+from fusegen.threads import new_lock
 
 # Driver functions. A launch passes only addresses of memory that one ``struct`` has filled, so that ctypes converts nothing.
 
@@ -57,6 +58,20 @@ class Driver:
         if status:
             raise LaunchError(f"the driver cannot encode the TMA tensor map: {self.describe_status(status)}", hint=_REPORT)
         return bytes(tensor_map)
+
+    def capture_of(self, device: int, stream: int) -> int:
+        """Returns the number of the capture of a stream, 0 for none; raises `LaunchError` if the driver does not know it."""
+        if not stream:  # the legacy stream cannot be captured
+            return 0
+        is_capturing, number = ctypes.c_int(), ctypes.c_uint64()
+        arguments = ctypes.c_void_p(stream), ctypes.byref(is_capturing), ctypes.byref(number), None, None, None
+        status = self._library.cuStreamGetCaptureInfo_v2(*arguments)
+        if status == _INVALID_CONTEXT:
+            make_current(device)
+            status = self._library.cuStreamGetCaptureInfo_v2(*arguments)
+        if status:
+            raise LaunchError(f"the driver cannot query the capture: {self.describe_status(status)}", hint=_hint(status))
+        return number.value if is_capturing.value else 0
 
     def describe_status(self, status: int) -> str:
         """Returns the name and description of a status."""
@@ -348,6 +363,30 @@ def queries() -> tuple[Callable[[int], int], Callable[[], int]]:
     They take 0.1 µs; ``torch.cuda.current_stream`` takes 3.5 µs.
     """
     return torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+
+
+# Counters: a kernel whose blocks wait for others counts in its own memory, in one of several counters. Eager launches on a stream
+# share a counter, since they run in order. Each capture of a stream has its own counters, since its graph may be replayed while the
+# stream runs other work; a number is not used again.
+
+
+_COUNTER_OF: dict[tuple[int, int, int], int] = {}
+"""Counters by device, stream and capture (0: none)."""
+_COUNTER_LOCK = new_lock()
+
+
+def counter_of(device: int) -> int:
+    """Returns the number of the counter of the current stream of a device; raises `LaunchError` if all are taken."""
+    stream = queries()[0](device)
+    key = device, stream, driver().capture_of(device, stream)
+    number = _COUNTER_OF.get(key)
+    if number is None:
+        with _COUNTER_LOCK:
+            number = _COUNTER_OF.setdefault(key, len(_COUNTER_OF))
+    if number >= COUNTERS:
+        what = f"the process has captured more than {COUNTERS} CUDA graphs with kernels whose blocks wait for each other"
+        raise LaunchError(what, hint="start a new process, or pin the plan 'two launches' with fg.tune's TunedLaunch.pin")
+    return number
 
 
 class TensorMaps:

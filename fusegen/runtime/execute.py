@@ -23,6 +23,7 @@ from fusegen.program.call import (
     Buffer,
     BufferSlot,
     CallStep,
+    CounterArgument,
     KernelLaunch,
     LaunchArgument,
     LaunchPlan,
@@ -49,6 +50,7 @@ from fusegen.runtime.instructions import (
     CallFunction,
     CallLibrary,
     ConstantValue,
+    CounterValue,
     HostLaunch,
     Instruction,
     Instructions,
@@ -217,6 +219,8 @@ class Binder:
             return maps[argument.number]
         if isinstance(argument, SizeArgument):
             return ConstantValue(argument.formula(self.sizes))
+        if isinstance(argument, CounterArgument):
+            return CounterValue(self._backend.gpu or 0)
         return ScalarValue(argument.name, argument.is_float)
 
     def _begin(self) -> None:
@@ -358,6 +362,8 @@ def _kind(argument: ArgumentValue) -> ParameterKind | int:
         return argument.number
     if isinstance(argument, ScalarValue):
         return REAL if argument.is_float else INTEGER
+    if isinstance(argument, CounterValue):
+        return INTEGER
     return MAP if isinstance(argument, TensorMap) else ADDRESS
 
 

@@ -107,7 +107,17 @@ class TensorMap:
         return self.maps.known(at) or self.maps.make(at)
 
 
-ArgumentValue: TypeAlias = Address | ScalarValue | ConstantValue | TensorMap
+@dataclass(frozen=True)
+class CounterValue:
+    """The number of the current stream's counter."""
+
+    device: int
+
+    def value(self, _: object = None, __: object = None) -> int:
+        return cuda.counter_of(self.device)
+
+
+ArgumentValue: TypeAlias = Address | ScalarValue | ConstantValue | TensorMap | CounterValue
 
 
 def values_of(arguments: Sequence[ArgumentValue], registers: Registers, scalars: Scalars) -> list[Any]:

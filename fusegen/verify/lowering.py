@@ -21,6 +21,7 @@ from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import (
     CallStep,
+    CounterArgument,
     KernelLaunch,
     LaunchArgument,
     LaunchPlan,
@@ -214,6 +215,8 @@ def _argument(argument: LaunchArgument, sizes: NamedSizes) -> str:
         return f"{'to' if argument.writable else 'from'}:{argument.buffer}"
     if isinstance(argument, MapArgument):
         return f"map:{argument.number}"
+    if isinstance(argument, CounterArgument):
+        return "counter"
     return f"{'float' if argument.is_float else 'int'}:{argument.name}"
 
 

@@ -200,6 +200,7 @@ struct Driver {
   int (*ask)(int*, int, int);
   int (*retain)(void**, int);
   int (*make_current)(void*);
+  int (*capture)(void*, int*, unsigned long long*, void*, void*, void*);
   int (*stream)(int32_t, void**);  // torch's current stream
 };
 
@@ -224,6 +225,7 @@ inline const Driver& driver() {
     find(library, "cuDeviceGetAttribute", made.ask);
     find(library, "cuDevicePrimaryCtxRetain", made.retain);
     find(library, "cuCtxSetCurrent", made.make_current);
+    find(library, "cuStreamGetCaptureInfo_v2", made.capture);
     void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     TORCH_CHECK(torch, "a tensor is on a GPU, but libtorch_cuda.so is not loaded\n  try: import torch with CUDA support first");
     find(torch, "aoti_torch_get_current_cuda_stream", made.stream);
@@ -259,6 +261,22 @@ inline void* current_stream(int device) {
   void* stream = nullptr;
   TORCH_CHECK(!driver().stream(device, &stream), "torch has no current stream for device ", std::to_string(device));
   return stream;
+}
+
+constexpr int64_t kCounters = 1 << 16;
+
+// The number of the counter of a stream, or of its capture, as in `fusegen/runtime/cuda.py`.
+inline int64_t counter_of(int device, void* stream) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, void*, unsigned long long>, int64_t> numbers;
+  int is_capturing = 0;
+  unsigned long long capture = 0;
+  if (stream) check(driver().capture(stream, &is_capturing, &capture, nullptr, nullptr, nullptr), "the driver cannot query the capture");
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto added = numbers.emplace(std::make_tuple(device, stream, is_capturing ? capture : 0), static_cast<int64_t>(numbers.size()));
+  TORCH_CHECK(added.first->second < kCounters, "the process has captured more than ", std::to_string(kCounters), " CUDA graphs with ",
+              "kernels whose blocks wait for each other\n  try: start a new process");
+  return added.first->second;
 }
 
 // A GPU kernel. It is loaded on a device at its first launch there.

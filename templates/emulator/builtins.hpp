@@ -6,6 +6,7 @@
 #define __global__
 #define __constant__ static const
 #define __forceinline__ inline
+#define __noinline__
 #define __restrict__
 #define __grid_constant__
 #define __launch_bounds__(...)

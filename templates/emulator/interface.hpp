@@ -29,6 +29,7 @@ struct Launch {
   i32 message_bytes;
   i32 timing;  // 1: asynchronous operations complete as late as possible; 2: threads run from last to first
   i32 overlaps;  // the previous launch may still be running
+  i32 resident;  // blocks that run at a time, if blocks wait for earlier ones; 0 if none waits
 };
 
 // A wgmma, as seen by the accumulator of one thread.
@@ -75,6 +76,8 @@ void meet_named(i32 id, i32 threads);
 void pause();
 void end_wait_for_previous();
 void launch_dependents();
+void advance_counter(u32* counter, u32 last, bool releases);
+void wait_for_counter(const u32* counter, u32 count);
 
 // Global memory: `offset` bytes from `base`, which selects the buffer.
 void global_read(void* to, const void* base, i64 offset, i64 bytes, i64 alignment);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from fusegen import ops
 from fusegen.compiler import specialize
 from fusegen.errors import IndexRangeError
 from fusegen.families.attention.match import ATTENTION
+from fusegen.families.attention.plan import AttentionBody
+from fusegen.lowered import Lowered
 from fusegen.schedule import context
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, check, run
 from tests.emulator.test_tensor_cores import attended, randn
@@ -95,6 +98,12 @@ def test_other_declarations(function: Callable[..., Tensor], heads: int) -> None
             check(function, randn(2, heads, queries, 64), randn(9, 2, 16, 2, 64), torch.randint(9, (2, 5)), timings=ONCE)
 
 
+def body_of(low: Lowered) -> AttentionBody:
+    body = low.program.launches[-1].kernel.body
+    assert isinstance(body, AttentionBody)
+    return body
+
+
 def test_keys_that_the_function_writes_are_read() -> None:
     """The write is a launch before; the attention reads the same memory."""
 
@@ -110,7 +119,7 @@ def test_keys_that_the_function_writes_are_read() -> None:
         randn(2, 2, 2, 64),
     )
     low = fg.kernel(mutates=("pages",))(step).lower(q, pages, table, slots, new, target="sm_90a")
-    assert low.groups[-1].kind is ATTENTION and low.program.launches[-1].kernel.body.pages is not None
+    assert low.groups[-1].kind is ATTENTION and body_of(low).pages is not None
 
 
 def window_of_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -118,7 +127,7 @@ def window_of_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
 
 
 def causal_window(q: Tensor, k: Tensor, v: Tensor, _lengths: Tensor) -> Tensor:
-    return ops.flash_attention.function(q, k, v, is_causal=True, window=40, offset=k.shape[2] - q.shape[2])
+    return cast(Tensor, ops.flash_attention.function(q, k, v, is_causal=True, window=40, offset=k.shape[2] - q.shape[2]))
 
 
 def from_a_key_on(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -138,7 +147,7 @@ def test_keys_before_a_window_are_not_read(function: Callable[..., Tensor], quer
         monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
         with case(number):
             low = fg.kernel(function).lower(*arguments, target="sm_90a")
-            assert low.program.launches[-1].kernel.body.first_key is not None
+            assert body_of(low).first_key is not None
             check(function, *arguments, timings=ONCE)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.fusion import GroupKind
 from fusegen.lowered import Lowered
+from fusegen.schedule.choices import Measured
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch, Measured
+from fusegen.schedule.program import Launch
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

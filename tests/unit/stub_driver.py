@@ -42,7 +42,7 @@ extern "C" {
 Noted stub_noted[4096];
 std::atomic<int> stub_count;
 int stub_status, stub_refusals, stub_pause;
-unsigned long long stub_given[32];
+unsigned long long stub_given[32], stub_capture;
 
 int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
   if (stub_refusals > 0) { --stub_refusals; return stub_status; }
@@ -82,6 +82,12 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, co
   for (int value : last) *next++ = value;
   std::memset(map, 0xab, 128);
   std::memcpy(map, &address, 8);
+  return 0;
+}
+
+int cuStreamGetCaptureInfo_v2(void*, int* is_capturing, unsigned long long* number, void*, void*, void*) {
+  *is_capturing = stub_capture != 0;
+  *number = stub_capture;
   return 0;
 }
 
@@ -147,6 +153,8 @@ class StubDriver(Driver):
         self._number = ctypes.c_int.in_dll(library, "stub_count")
         self._noted = (_Noted * 4096).in_dll(library, "stub_noted")
         self._number.value = 0
+        self.capture = ctypes.c_uint64.in_dll(library, "stub_capture")
+        self.capture.value = 0
         self.refuse(0, 0)
         self.pause(0)
 

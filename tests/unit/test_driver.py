@@ -24,7 +24,7 @@ from fusegen.program.call import MapArgument, ScalarArgument, SizeArgument
 from fusegen.runtime import cuda, instructions
 from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, LaunchSite, ParameterKind
 from fusegen.runtime.execute import CudaBackend, bound_call
-from fusegen.runtime.instructions import RunCall
+from fusegen.runtime.instructions import CounterValue, RunCall
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.stub_driver import Launched, StubDriver, loaded
@@ -130,6 +130,21 @@ def test_all_of_a_launch_arrives(machine: Machine) -> None:
             else:
                 assert value == addresses[argument.buffer].data_ptr()
     assert len(machine.driver.launched) == 3 and not machine.switched
+
+
+def test_work_that_may_run_at_the_same_time_has_its_own_counter(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_COUNTER_OF", {})
+
+    def counter(stream: int, capture: int = 0) -> int:
+        machine.streams, machine.driver.capture.value = [stream], capture
+        return CounterValue(DEVICE).value()
+
+    launches = (0, 0), (0x5000, 0), (0x5001, 0), (0x5000, 7), (0x5001, 7), (0x5000, 8)
+    assert [counter(*launch) for launch in launches] == list(range(6))
+    assert [counter(*launch) for launch in launches] == list(range(6))
+    monkeypatch.setattr(cuda, "COUNTERS", 6)
+    with pytest.raises(LaunchError, match="captured more than 6 CUDA graphs"):
+        counter(0x5000, 9)
 
 
 def test_several_launches_of_a_call(machine: Machine) -> None:

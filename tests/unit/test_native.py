@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -28,6 +30,11 @@ from fusegen.extension.native import reason
 from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead
 from fusegen.guards import locations as guard_conditions
 from fusegen.guards.values import same
+from fusegen.jit.host import compile_shared, load_shared
+from fusegen.native import NativeChoice
+from fusegen.runtime import cuda
+from fusegen.runtime.instructions import Address, CounterValue, HostLaunch, Instructions
+from fusegen.settings import cache_folder
 from tests.unit.eager import randn
 
 ASKS = """
@@ -46,6 +53,18 @@ def module() -> Iterator[ModuleType]:
         pytest.skip(reason())
     yield found
     native.use(found)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_launch_gets_the_number_of_its_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "counter_of", lambda device: 40 + device)
+    text = 'extern "C" void store(const long long* words) { *reinterpret_cast<long long*>(words[0]) = words[1]; }'
+    kernel = load_shared(compile_shared(text, ("-O1",), cache_folder("cpu"))).store
+    kernel.argtypes, kernel.restype = (ctypes.c_char_p,), None
+    launch = HostLaunch(kernel, (Address(0), CounterValue(2)), struct.Struct("qq").pack, None)
+    instructions = Instructions(1, (), (launch,), (0,), None, None)
+    call = NativeChoice[Any](lambda module: module.Executor(instructions), lambda: instructions).call
+    assert call([torch.zeros(1, dtype=torch.int64)], {}).item() == 42
 
 
 @pytest.fixture(params=["native", "python"])

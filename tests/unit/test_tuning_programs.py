@@ -21,10 +21,12 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
+from fusegen.families.gemm.deep import SEPARATE
 from fusegen.families.gemm.heuristics import MatmulChoice
-from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan, MmaPlan
+from fusegen.families.gemm.plan import ContractionPlan, DeepPlan, FewRowsPlan, MmaPlan
+from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
-from fusegen.schedule.program import Choice, Launch, LibraryMatmul, LibraryStep, Program
+from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, Program
 from fusegen.timing import RoundTimes, TimedCall
 from fusegen.tuning import TunedLaunch
 from tests.unit.eager import randn
@@ -258,6 +260,72 @@ def test_plans_for_few_queries_are_candidates_keyed_by_queries_and_keys() -> Non
     assert {type(plan) for plan in plans} == {AttentionPlan, FewQueriesPlan}
     assert {plan.queries for plan in plans if isinstance(plan, FewQueriesPlan)} == {1}, "larger tiles hold no more queries"
     assert len({each.plan.description for each in launch.candidates}) == len(launch.candidates)
+
+
+# Deep fusion.
+
+
+def mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def mlp_inputs(rows: int = 5) -> tuple[Tensor, ...]:
+    return tuple(randn(*shape, dtype=BF16) / 4 for shape in ((rows, 136), (72, 136), (72, 136), (136, 72)))
+
+
+def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest) -> None:
+    fastest(lambda plan: isinstance(plan, DeepPlan))
+    arguments = mlp_inputs()
+    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, LibraryMatmul]
+    deep = fg.tune(fg.kernel(mlp), *arguments).launches[-1]
+    assert deep.key.extents == (5, 72, 136, 5, 136, 72)
+    assert deep.candidates[0].plan == SEPARATE and deep.plan == deep.candidates[1].plan
+    assert len(program_of(mlp, *arguments).kernels) == 1
+    kernel = fg.kernel(mlp)
+    torch.testing.assert_close(kernel(*arguments), mlp(*arguments), atol=0.1, rtol=0.05)
+    assert "->       50.0 us  one launch, few rows" in kernel.lower(*arguments).explain()
+    deep.pin(SEPARATE)
+    assert len(program_of(mlp, *arguments).steps) == 2
+
+
+def test_deep_fusion_can_be_pinned_without_a_measurement() -> None:
+    kernel, arguments = fg.kernel(mlp), mlp_inputs(16)
+    deep = tuning.candidates(kernel, *arguments, target="sm_90a").launches[-1]
+    for candidate in deep.candidates[1:]:
+        deep.pin(candidate.plan)
+        first, second = program_of(mlp, *arguments).launches
+        assert isinstance(candidate.plan, DeepPlan) and (first.plan, second.plan) == (candidate.plan.first, candidate.plan.second)
+
+
+def test_each_launch_is_in_one_pair() -> None:
+    def chain(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return torch.relu(F.linear(torch.relu(F.linear(torch.relu(F.linear(x, a)), b)), c))
+
+    x, a, b = randn(5, 64, dtype=BF16), randn(72, 64, dtype=BF16), randn(64, 72, dtype=BF16)
+    low = fg.kernel(chain).lower(x, a, b, a, target="sm_90a")
+    asked: list[Choice] = []
+
+    def measured(choice: Choice) -> Plan | None:
+        asked.append(choice)
+        return next((plan for plan in choice.candidates if isinstance(plan, DeepPlan)), None)
+
+    assert len(low._compiled.specializer.at(low.sizes, measured).program.kernels) == 2
+    assert len([choice for choice in asked if SEPARATE in choice.candidates]) == 1
+
+
+def test_matmuls_that_do_not_follow_each_other_stay_apart() -> None:
+    """Weights that the first launch writes, an operand of another launch, many rows."""
+    x, a = randn(5, 64, dtype=BF16), randn(64, 64, dtype=BF16)
+    cases = (
+        (lambda x, a: torch.relu(F.linear(a[:5], torch.relu(F.linear(x, a)))), x),
+        (lambda x, a: torch.relu(F.linear(F.rms_norm(torch.relu(F.linear(x, a)), (64,)), a)), x),
+        (lambda x, a: torch.relu(F.linear(torch.relu(F.linear(x, a)), a)), randn(17, 64, dtype=BF16)),
+    )
+    for function, x in cases:
+        low = fg.kernel(function).lower(x, a, target="sm_90a")
+        asked: list[Choice] = []
+        low._compiled.specializer.at(low.sizes, lambda choice, asked=asked: asked.append(choice) or None)
+        assert not any(SEPARATE in choice.candidates for choice in asked)
 
 
 # Text of records, and compared results.

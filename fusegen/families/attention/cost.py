@@ -18,8 +18,9 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
+from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
-from fusegen.schedule.program import Choice, Launch
+from fusegen.schedule.program import Launch
 from fusegen.target import PORTABLE_CLUSTER, Target
 
 _TILE = 128  # queries per block

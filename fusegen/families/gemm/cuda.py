@@ -19,9 +19,9 @@ from fusegen.emit.column_pairs import (
     operands_text,
     wrapper_text,
 )
-from fusegen.emit.cuda import assemble, math_text
+from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.views import Offsets, ReductionView, cuda_offsets, entry, kinds, reduction_functions, view
+from fusegen.emit.views import Offsets, ReductionView, cuda_offsets, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
     AccumulatorPair,
     ComputedOperand,
@@ -198,9 +198,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     template, extra = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
-        entry=entry(kernel),
-        overlaps=launch.overlaps,
-        triggers=launch.triggers,
+        **{**head(launch), "overlaps": launch.overlaps},
         input_type=body.input_dtype.spelling,
         parts=views,
         combined=kinds(reductions),
@@ -234,10 +232,12 @@ def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[Pa
 
 
 def _few_rows_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """Returns the additional template variables of few rows: also if all second operands can be read before the wait."""
+    """Returns the additional template variables of few rows: also if all second operands can be read before the wait for the
+    previous launch, and if blocks wait for others of the launch."""
     weights = [weight for part in body.parts for weight in part.weights]
     read = {*body.matrices[1:], *(window.buffer for weight in weights for window in weight.windows)}
-    return {**_address_variables(launch, body, views), "early": launch.early_reads >= read, "computes": bool(weights)}
+    early = launch.overlaps and launch.early_reads >= read
+    return {**_address_variables(launch, body, views), "early": early, "waits": launch.waits, "computes": bool(weights)}
 
 
 _PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {

@@ -26,8 +26,8 @@ from fusegen.fusion.groups import Group, computed, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
+from fusegen.schedule.choices import Measured, choice_of
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
-from fusegen.schedule.program import Measured, choice_of
 from fusegen.target import PORTABLE_CLUSTER, Target
 
 # Classes of row counts: a plan depends on the class alone, so that few programs serve all sizes. A class covers the counts above

@@ -154,6 +154,7 @@ class FewRowsPlan(Plan):
         b_major: the contiguous index of the second operand, as in `ContractionPlan`.
         unit: neighbouring elements of the depth that a thread multiplies at once.
         units: of a column in a chunk, for each thread.
+        ahead: in deep fusion, the chunks of a warp that the second part requests for L2 while the last blocks of the first run.
     """
 
     tile_m: int
@@ -166,6 +167,7 @@ class FewRowsPlan(Plan):
     b_major: str = "k"
     unit: int = 8
     units: int = 2
+    ahead: int = 0
 
     @property
     def description(self) -> str:
@@ -182,6 +184,22 @@ class FewRowsPlan(Plan):
     def shared_bytes(self) -> int:
         """Bytes of the warps' results; columns are padded against bank conflicts."""
         return 4 * self.warps * self.tile_m * (self.products * self.tile_n + 2)
+
+
+@dataclass(frozen=True)
+class DeepPlan(Plan):
+    """Two matmuls of few rows in one launch, the second of the first's result (deep fusion). Blocks of the second request their
+    weights, then wait for the blocks of the first. Both plans have equally many warps and blocks per SM."""
+
+    first: FewRowsPlan
+    second: FewRowsPlan
+
+    @property
+    def description(self) -> str:
+        tiles = " and ".join(f"{plan.tile_m} x {plan.tile_n}" for plan in (self.first, self.second))
+        stages = " and ".join(str(plan.stages) for plan in (self.first, self.second))
+        layout = f"{self.first.warps} warps, {counted(self.first.blocks_per_sm, 'block')} per SM"
+        return f"one launch, few rows, tiles of {tiles}: {layout}, {stages} chunks in flight, {self.second.ahead} ahead"
 
 
 @dataclass(frozen=True)
@@ -323,6 +341,10 @@ class ContractionBody(Body):
     @property
     def cluster(self) -> int:
         return self.plan.splits if isinstance(self.plan, ContractionPlan) else 1
+
+    @property
+    def blocks_per_sm(self) -> int:
+        return self.plan.blocks_per_sm
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:

@@ -22,9 +22,10 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import literal
+from fusegen.schedule.choices import extents
 from fusegen.schedule.context import Context
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch, Step, extents
+from fusegen.schedule.program import Launch, Step
 from fusegen.target import Target
 
 _BUSY = 512  # threads that keep an SM busy

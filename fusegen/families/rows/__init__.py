@@ -19,10 +19,11 @@ from fusegen.fusion.matcher import Decision
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.access import Access, AccessPattern
+from fusegen.schedule.choices import extents
 from fusegen.schedule.context import Context
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch, Step, extents, has_one_block
+from fusegen.schedule.program import Launch, Step, has_one_block
 from fusegen.target import Target
 
 

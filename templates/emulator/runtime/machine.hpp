@@ -55,6 +55,18 @@ struct Arrival {
   u32 phase = 0;
 };
 
+// A counter in global memory. For each block that has advanced it, the block's barriers before that.
+struct Counter {
+  Meeting meeting{"counter_wait"};
+  std::map<u32, u32> advanced;
+};
+
+// A block's knowledge of another one, by a counter: accesses before the other's `epoch` are visible to the thread that waited, and to
+// the others after the next barrier.
+struct Known {
+  u32 epoch, thread, since;
+};
+
 struct Block {
   i32 index = 0;
   i32 alive = 0;
@@ -71,6 +83,7 @@ struct Block {
   std::map<i64, Barrier> barriers;
   Meeting named[16];
   Stamp last_remote_read;
+  std::map<u32, Known> known;  // by block
 };
 
 // A cp.async, which completes when its thread waits for it.
@@ -136,6 +149,7 @@ struct Machine {
   std::vector<Block> blocks;  // of the cluster that runs
   std::vector<Thread> threads;
   std::vector<std::function<void()>> deliveries;  // copies that have not arrived
+  std::map<u32*, Counter> counters;
   Thread* current = nullptr;
   Context scheduler;
   bool failed = false;
@@ -152,6 +166,13 @@ inline Stamp stamp_now() {
   u32 number = static_cast<u32>(thread.block->index * machine->launch.block + thread.index + 1);
   u32 cluster = thread.has_arrived ? 2 * thread.arrived_epoch + 1 : 2 * machine->cluster_sync.epoch;
   return {number, thread.warp->sync.epoch, thread.block->sync.epoch, cluster, thread.warp->sent, thread.heard};
+}
+
+inline bool is_counted(const Stamp& first, const Stamp& then, Shape shape) {
+  const auto& known = machine->current->block->known;
+  auto found = known.find((first.thread - 1) / shape.block_threads);
+  if (found == known.end() || first.block_epoch >= found->second.epoch) return false;
+  return then.thread == found->second.thread || then.block_epoch > found->second.since;
 }
 
 // Records the error and ends the launch.
@@ -333,15 +354,50 @@ inline void start_thread(Thread& thread, i32 i) {
   machine->stacks.prepare(thread.context, i, thread_entry);
 }
 
+inline void prepare_blocks(i32 count) {
+  machine->blocks.assign(count, Block{});
+  machine->threads.assign(count * machine->launch.block, Thread{});
+  machine->cluster_sync = Meeting{"cluster_sync", count * machine->launch.block};
+}
+
 inline void run_cluster(i32 first_block) {
   const Launch& launch = machine->launch;
-  machine->blocks.assign(launch.cluster, Block{});
-  machine->threads.assign(launch.cluster * launch.block, Thread{});
-  machine->cluster_sync = Meeting{"cluster_sync", launch.cluster * launch.block};
+  prepare_blocks(launch.cluster);
   for (i32 b = 0; b < launch.cluster; ++b) start_block(machine->blocks[b], first_block + b);
   for (i32 i = 0; i < launch.cluster * launch.block; ++i) start_thread(machine->threads[i], i);
   while (!machine->failed && (run_round() || deliver_one())) {}
   if (!machine->failed && !all_done()) report_deadlock();
+}
+
+// Starts blocks in order in the places of those that have ended; returns the number of the next block.
+inline i32 start_waiting_blocks(i32 next) {
+  const Launch& launch = machine->launch;
+  for (size_t place = 0; place < machine->blocks.size() && next < launch.grid; ++place) {
+    if (machine->blocks[place].alive > 0) continue;
+    machine->blocks[place] = Block{};
+    start_block(machine->blocks[place], next++);
+    i32 first = static_cast<i32>(place) * launch.block;
+    for (i32 i = first; i < first + launch.block; ++i) start_thread(machine->threads[i] = Thread{}, i);
+  }
+  return next;
+}
+
+// Runs a grid whose blocks wait for earlier ones, few at a time.
+inline void run_waiting_grid() {
+  prepare_blocks(machine->launch.resident);
+  for (Thread& thread : machine->threads) thread.done = true;
+  i32 next = 0;
+  do {
+    next = start_waiting_blocks(next);
+  } while (!machine->failed && run_round());
+  if (!machine->failed && !all_done()) report_deadlock();
+  for (auto& [counter, _] : machine->counters) {
+    if (!machine->failed && *counter) {
+      snprintf(machine->launch.message, machine->launch.message_bytes, "%s: leaves a counter at %u", machine->launch.kernel, *counter);
+      machine->failed = true;
+    }
+    *counter = 0;  // for the next launch
+  }
 }
 
 }  // namespace emulator

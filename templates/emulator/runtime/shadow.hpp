@@ -29,6 +29,9 @@ inline Scope common_scope(u32 a, u32 b, Shape shape) {
   return one_warp ? Scope::warp : Scope::block;
 }
 
+// Whether the current thread, `then`, has waited for a counter that the block of `first` advanced afterwards.
+inline bool is_counted(const Stamp& first, const Stamp& then, Shape shape);
+
 // Groups nest, and a barrier has all threads of its group as members. So two accesses are ordered exactly if the barrier of
 // a group that contains both threads completed in between.
 inline bool happens_before(const Stamp& first, const Stamp& then, Shape shape) {
@@ -43,7 +46,7 @@ inline bool happens_before(const Stamp& first, const Stamp& then, Shape shape) {
     case Scope::cluster:
       return (first.cluster_epoch + 1) / 2 < then.cluster_epoch / 2;
     default:
-      return false;
+      return is_counted(first, then, shape);
   }
 }
 

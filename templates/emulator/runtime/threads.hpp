@@ -19,6 +19,32 @@ void launch_dependents() {
   if (previous_may_run()) fail("launch_dependents with no wait_for_previous before");
 }
 
+// If it releases, blocks that wait for the counter see what the block has accessed before its last barrier.
+void advance_counter(u32* counter, u32 last, bool releases) {
+  if (previous_may_run()) fail("a counter is advanced with no wait_for_previous before");
+  Counter& advanced = machine->counters[counter];
+  const Block& block = *machine->current->block;
+  if (releases) advanced.advanced[static_cast<u32>(block.index)] = block.sync.epoch;
+  *counter = *counter >= last ? 0 : *counter + 1;
+  ++advanced.meeting.epoch;
+}
+
+void wait_for_counter(const u32* counter, u32 count) {
+  if (previous_may_run()) fail("counter_wait with no wait_for_previous before");
+  Counter& awaited = machine->counters[const_cast<u32*>(counter)];
+  Thread& thread = *machine->current;
+  while (*counter < count) {
+    awaited.meeting.arrived = static_cast<i32>(*counter);
+    awaited.meeting.members = static_cast<i32>(count);
+    thread.waiting = &awaited.meeting;
+    thread.waiting_epoch = awaited.meeting.epoch;
+    switch_context(thread.context, machine->scheduler);
+  }
+  thread.waiting = nullptr;
+  Stamp now = stamp_now();
+  for (const auto& [block, epoch] : awaited.advanced) thread.block->known[block] = {epoch, now.thread, now.block_epoch};
+}
+
 // Publishes the value to the other lanes, and replaces it by that of lane `from`.
 void shuffle(void* value, i64 bytes, i32 from) {
   Warp& warp = *machine->current->warp;

@@ -1,0 +1,150 @@
+"""Choices between plans of a launch, or between programs, and the plans that a declaration gives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from fusegen.errors import ArgumentError
+from fusegen.fusion.groups import Domain, Group, computed, strip_views
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import DtypeRule, Family, Op
+from fusegen.ir.symbolic import Dim, literal, product, same
+from fusegen.schedule.kernel import Plan
+from fusegen.schedule.program import Launch
+
+T = TypeVar("T")
+
+_DIMS = ("dim", "dims", "part")
+"""Attributes of nodes that are not sizes; bools are not sizes either."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice between candidates that `fg.tune` can measure: plans of a launch, or programs.
+
+    Attributes:
+        name: the name of the kernel.
+        digest: digest of the computation at any size.
+        extents: the sizes of the computation.
+        candidates: the candidates; the one that is taken without measurements comes first.
+        outputs: the outputs of the launch; empty for a choice between programs.
+    """
+
+    name: str
+    digest: str
+    extents: tuple[int, ...]
+    candidates: tuple[Plan, ...]
+    outputs: tuple[int, ...] = ()
+
+
+Measured: TypeAlias = Callable[[Choice], Plan | None]
+"""Returns the measured or pinned candidate of a choice; None if there is none."""
+
+
+class DeclaredPlans:
+    """A `Measured` function that answers choices with the plans of a declaration.
+
+    Args:
+        plans: as in `Graph.plans`.
+        measured: answers the choices that no declared plan is a candidate of.
+    """
+
+    def __init__(self, plans: Sequence[tuple[str, str]], measured: Measured | None = None) -> None:
+        self._plans, self._measured, self._taken = plans, measured, frozenset[tuple[str, str]]()
+        self._choices: dict[tuple[str, tuple[int, ...]], Choice] = {}
+
+    def __call__(self, choice: Choice) -> Plan | None:
+        self._choices = {**self._choices, (choice.name, choice.extents): choice}
+        for name, text in self._plans:
+            plan = next((plan for plan in choice.candidates if plan.description == text), None)
+            if plan is not None and name in ("", choice.name):
+                self._taken |= {(name, text)}
+                return plan
+        return None if self._measured is None else self._measured(choice)
+
+    def checked(self, planned: T) -> T:
+        """Returns what was planned, or raises `ArgumentError` if a declared plan was no candidate of any choice."""
+        for name, text in self._plans:
+            if (name, text) not in self._taken:
+                lines = [f"{choice.name}: {plan.description}" for choice in self._choices.values() for plan in choice.candidates]
+                what = f"plan={text!r} is no candidate{f' of {name}' if name else ''} at these sizes"
+                raise ArgumentError(what, hint="\n    ".join(["give one of these candidates, or none:", *lines]))
+        return planned
+
+
+def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], candidates: Sequence[Plan]) -> Choice:
+    """Returns the choice between plans of a launch. The extents are rows and columns; for a matmul launch rows, columns of each
+    part, and depth; for attention all dims of the result, and the depths of both matmuls."""
+    values = tuple(formula(dim)(sizes) for dim in _choice_extents(graph, group))
+    return Choice(name, group_digest(graph, group), values, tuple(candidates), group.outputs)
+
+
+def group_digest(graph: Graph, group: Group) -> str:
+    """Returns a digest of a group's computation at any size: operations, dtypes, dims, and which dims have one element. For a
+    matmul launch it has the layouts and the class of the epilogue."""
+    lines = _matmul_lines(graph, group) if group.parts else _digest_lines(graph, group)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Returns the rows and columns that a launch iterates over; without reductions, the last dim counts as columns."""
+    rows, columns = _domain_extents(launch.group.domain)
+    return formula(rows)(sizes), formula(columns)(sizes)
+
+
+def _domain_extents(domain: Domain) -> tuple[Dim, Dim]:
+    columns_dims = domain.columns or tuple(range(len(domain.shape)))[-1:]  # a tensor without dims is a row of one
+    rows = product(extent for d, extent in enumerate(domain.shape) if d not in columns_dims)
+    return rows, product(domain.shape[d] for d in columns_dims)
+
+
+def _choice_extents(graph: Graph, group: Group) -> tuple[Dim, ...]:
+    matmuls = [graph.nodes[p] for p in group.core_nodes if graph.nodes[p].family is Family.CONTRACTION]
+    depths = tuple(graph.nodes[node.args[0]].shape[-1] for node in matmuls)
+    if group.parts:  # all matmuls have the same first operand
+        columns = (graph.nodes[part.products[0]].shape[-1] for part in group.parts)
+        return product(matmuls[0].shape[:-1]), *columns, depths[0]
+    return (*group.domain.shape, *depths) if depths else _domain_extents(group.domain)
+
+
+def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
+    inside = computed(graph, group)
+    numbers = {position: number for number, position in enumerate(sorted({*group.inputs, *inside}))}
+    yield f"{group.kind.name} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
+    if graph.fast_math:
+        yield "fast math"
+    for position, number in numbers.items():
+        node = graph.nodes[position]
+        description = f"{node.op} {[numbers[a] for a in node.args]} {_attributes(node)}" if position in inside else "input"
+        yield f"{number} {node.dtype} {''.join('1' if literal(e) == 1 else 'n' for e in node.shape)} {description}"
+
+
+def _matmul_lines(graph: Graph, group: Group) -> Iterator[str]:
+    """Yields the layouts of a matmul launch and the class of its epilogue: matrices that it reads and writes, and whether it has
+    reductions and special functions."""
+    yield f"{group.kind.name} {group.pipeline} {len(group.core_nodes)}"
+    elements = [product(part.domain.shape) for part in group.parts]
+    operands = {strip_views(graph, a) for part in group.parts for matmul in part.products for a in graph.nodes[matmul].args}
+    for part, count in zip(group.parts, elements, strict=True):
+        layouts = [(group.match[matmul].a_major, group.match[matmul].b_major) for matmul in part.products]
+        yield f"{graph.nodes[part.products[0]].dtype} {layouts} {part.head} {part.shift}"
+        for output, order in zip(part.outputs, part.orders, strict=True):
+            node, is_permuted = graph.nodes[output], order != tuple(sorted(order))
+            yield f"{node.dtype} {same(product(node.shape), count)} {output in group.core_nodes} {order if is_permuted else ''}"
+    others = [graph.nodes[p] for p in group.inputs if strip_views(graph, p) not in operands]
+    yield f"{sorted(f'{n.op} {n.dtype}' for n in others if any(same(product(n.shape), count) for count in elements))}"
+    ops = {graph.nodes[p].op for p in computed(graph, group)}
+    yield f"{any(op.family is Family.REDUCTION for op in ops)} {any(map(_is_special, ops))}"
+
+
+def _is_special(op: Op) -> bool:
+    """True for functions such as exponentials."""
+    return op.family is Family.POINTWISE and op.row.result is DtypeRule.FLOAT
+
+
+def _attributes(node: Node) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in node.attrs if name in _DIMS or isinstance(value, bool)]

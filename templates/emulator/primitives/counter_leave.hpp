@@ -1,0 +1,1 @@
+inline void counter_leave(u32* counter, u32 last) { emulator::advance_counter(counter, last, false); }
