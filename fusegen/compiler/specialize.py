@@ -193,20 +193,18 @@ class GraphPlanner:
         return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
     def all(self, sizes: Mapping[str, int], declared: DeclaredPlans | None) -> Iterator[tuple[RowRanges, Specialization]]:
-        """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range includes
-        all larger numbers.
-
-        Args:
-            sizes: used to plan all other launches.
-        """
+        """One specialization for each way to compute the matmuls, without deep fusion, and the ranges of rows that select it. The
+        last range includes all larger numbers. The sizes plan all other launches."""
         for ranges in itertools.product(*self._ranges(sizes, declared)):
             own = declared and copy(declared)
-            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own)
+            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
             yield dict(zip(self._rows, ranges, strict=True)), own.checked(planned) if own else planned
 
     # Plans of launches.
 
-    def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None = None) -> Specialization:
+    def _planned(
+        self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None = None, *, deep: bool = True
+    ) -> Specialization:
         bodies, decision = self._bodies(sizes), self._decided(classes, sizes, measured)
         fused = self._specialization(decision, _NO_SPLIT, bodies).program.launches
         split = frozenset(launch.group.outputs for launch in fused if is_faster_split(launch, sizes, self._target))
@@ -218,12 +216,10 @@ class GraphPlanner:
         planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
         pins = {} if measured is None else dict(measured_plans(planned.program, sizes, measured))
         planned = self._with_pins(decision, split, bodies, plans, pins) if pins else planned
-        deep = (
-            frozenset()
-            if measured is None
-            else frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
-        )
-        return self._with_pins(replace(decision, deep=deep), split, bodies, plans, pins) if deep else planned
+        if measured is None or not deep:
+            return planned
+        fusions = frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
+        return self._with_pins(replace(decision, deep=fusions), split, bodies, plans, pins) if fusions else planned
 
     def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
         """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""

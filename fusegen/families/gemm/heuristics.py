@@ -249,12 +249,12 @@ def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPla
 
 
 def _splits(shape: MatmulShape, plan: ContractionPlan, target: Target) -> int:
-    """Returns the most blocks that can share the depth of a tile, all at once and with several steps each."""
-    steps = math.ceil(shape.depth / plan.tile_k)
-    fitting = [
-        n for n in range(2, PORTABLE_CLUSTER + 1) if _tiles(shape, plan) <= target.clusters(n) and steps >= _FEWEST_STEPS * n
-    ]
-    return max(fitting, default=1)
+    """Returns the most blocks that can share the depth of a tile, all at once and with several steps each; 1 for few rows, which
+    have kernels of their own."""
+    if shape.rows <= _FEW_ROWS:
+        return 1
+    tiles, most = _tiles(shape, plan), math.ceil(shape.depth / plan.tile_k) // _FEWEST_STEPS
+    return max((n for n in range(2, min(most, PORTABLE_CLUSTER) + 1) if tiles <= target.clusters(n)), default=1)
 
 
 def _tiles(shape: MatmulShape, plan: ContractionPlan) -> int:
