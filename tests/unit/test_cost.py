@@ -87,7 +87,7 @@ def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
 def test_the_choice_at_sizes_drawn_at_random() -> None:
     found = ratios("sizes-h200.json")
     assert len(found) == 86 and statistics.mean(found) < 1.02
-    assert statistics.quantiles(found, n=10)[-1] < 1.04 and max(found) < 1.16
+    assert statistics.quantiles(found, n=10)[-1] < 1.05 and max(found) < 1.16
 
 
 def test_the_choice_for_few_rows_is_close_to_the_best_measured() -> None:

@@ -24,6 +24,7 @@
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/store.i64.bf16.cuh"
 #include "../primitives/thread_id.cuh"
+#include "../primitives/wait_for_previous.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
@@ -108,6 +109,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(512, 2)
 fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_ptr, bf16* result_0_ptr, i64 block_rows_0, i64 block_start_0) {
+    wait_for_previous();
     const Index row_count = block_rows_0;
     const Index column_count = 32000;
     const i32 thread = thread_id();

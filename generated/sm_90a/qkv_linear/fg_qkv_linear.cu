@@ -300,18 +300,24 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// Applies the epilogue of part 0 to a thread's values of a warpgroup's 64 rows, except outside of C.
+// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without branches keeps
+// many loads of operands in flight.
+template <bool INSIDE>
+__device__ __forceinline__ Index nearest(Index position, i64 last) {
+    return INSIDE ? position : min(position, static_cast<Index>(last));
+}
+
+// Applies the epilogue of part 0 to a thread's values of a warpgroup's 64 rows.
 // A pair of 16-bit results shares a register.
-// INSIDE: a full tile has no bounds checks and no branches, so that many loads of operands are in flight.
+// INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
                                             Place place, i64 rows, float (&y_0)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = tile.row + place.row + held / 2 % 2 * 8;
-        const Index col = place.col + held / 4 * OCTET;
-        if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS_0)) continue;
+        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
+        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS_0 - 1) / 2 * 2 - tile.col);
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_0_pair[2];
         epilogue_0(operands, product, row, (tile.col + col) / 128, col % 128, y_0_pair);
@@ -344,18 +350,17 @@ __device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESU
     }
 }
 
-// Applies the epilogue of part 1 to a thread's values of a warpgroup's 64 rows, except outside of C.
+// Applies the epilogue of part 1 to a thread's values of a warpgroup's 64 rows.
 // A pair of 16-bit results shares a register.
-// INSIDE: a full tile has no bounds checks and no branches, so that many loads of operands are in flight.
+// INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
                                             Place place, i64 rows, float (&y_1)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = tile.row + place.row + held / 2 % 2 * 8;
-        const Index col = place.col + held / 4 * OCTET;
-        if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS_1)) continue;
+        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
+        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS_1 - 1) / 2 * 2 - tile.col);
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_1_pair[2];
         epilogue_1(operands, product, row, (tile.col + col) / 128, col % 128, y_1_pair);
@@ -388,18 +393,17 @@ __device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESU
     }
 }
 
-// Applies the epilogue of part 2 to a thread's values of a warpgroup's 64 rows, except outside of C.
+// Applies the epilogue of part 2 to a thread's values of a warpgroup's 64 rows.
 // A pair of 16-bit results shares a register.
-// INSIDE: a full tile has no bounds checks and no branches, so that many loads of operands are in flight.
+// INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
                                             Place place, i64 rows, float (&y_2)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = tile.row + place.row + held / 2 % 2 * 8;
-        const Index col = place.col + held / 4 * OCTET;
-        if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS_2)) continue;
+        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
+        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS_2 - 1) / 2 * 2 - tile.col);
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_2_pair[2];
         epilogue_2(operands, product, row, (tile.col + col) / 128, col % 128, y_2_pair);
@@ -436,6 +440,7 @@ __device__ __forceinline__ void scatter_y_2(bf16* out, const float (&words)[RESU
 __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
                                        bf16* out_2_ptr, SharedMemory& shared,
                                        Tile tile, Place place, i64 rows, i32 consumer) {
+    if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_0;
     float y_0[RESULTS / 2];
     if (inside) {
@@ -450,6 +455,7 @@ __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS
 __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
                                        bf16* out_1_ptr, SharedMemory& shared,
                                        Tile tile, Place place, i64 rows, i32 consumer) {
+    if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_1;
     float y_1[RESULTS / 2];
     if (inside) {
@@ -464,6 +470,7 @@ __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS
 __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
                                        bf16* out_0_ptr, SharedMemory& shared,
                                        Tile tile, Place place, i64 rows, i32 consumer) {
+    if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_2;
     float y_2[RESULTS / 2];
     if (inside) {

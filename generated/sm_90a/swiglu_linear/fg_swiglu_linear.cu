@@ -287,17 +287,23 @@ __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const Te
     }
 }
 
-// Applies the epilogue to a thread's values of a warpgroup's 64 rows, except outside of C.
+// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without branches keeps
+// many loads of operands in flight.
+template <bool INSIDE>
+__device__ __forceinline__ Index nearest(Index position, i64 last) {
+    return INSIDE ? position : min(position, static_cast<Index>(last));
+}
+
+// Applies the epilogue to a thread's values of a warpgroup's 64 rows.
 // A pair of 16-bit results shares a register.
-// INSIDE: a full tile has no bounds checks and no branches, so that many loads of operands are in flight.
+// INSIDE: the tile is full.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = tile.row + place.row + held / 2 % 2 * 8;
-        const Index col = place.col + held / 4 * OCTET;
-        if (!INSIDE && (row >= rows || tile.col + col >= COLUMNS)) continue;
+        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
+        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS - 1) / 2 * 2 - tile.col);
         const float second[2] = {accumulator[RESULTS + held], accumulator[RESULTS + held + 1]};
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
@@ -310,6 +316,7 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
                                        const TensorMap& y_map, SharedMemory& shared,
                                        Tile tile, Place place, i64 rows, i32 consumer) {
+    if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
     float y[RESULTS / 2];
     if (inside) {
