@@ -347,7 +347,7 @@ class Program:
         return PointerArgument(next(b.key for b in self.buffers if b.node == operands[0]), writable=False)
 
 
-def _call_of(step: tuple[Launch, ...] | LibraryMatmul | LibraryStep | LoopStep) -> CallStep:
+def _call_of(step: Run) -> CallStep:
     if isinstance(step, tuple):
         return fused_launch(step).call if len(step) > 1 else step[0].call
     return step.call

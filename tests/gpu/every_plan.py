@@ -74,7 +74,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def paged_window(q: Tensor, pages: Tensor, table: Tensor) -> Tensor:
-    """Of keys and values side by side in one cache."""
+    """Keys and values lie side by side in one cache."""
     k, v = (pages[:, part][table].flatten(1, 2).transpose(1, 2) for part in (0, 1))
     scores = q @ k.repeat_interleave(4, 1).mT
     query, key = (torch.arange(n, device=q.device) for n in scores.shape[-2:])

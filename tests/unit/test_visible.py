@@ -52,7 +52,7 @@ FIRST: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "the later of two": (kept_by(lambda q, k: (k > q - 9) & (k > q - 2)), -1),
     "one after the other": (lambda s: kept_by(lambda q, k: k > q - 2)(hidden_by(lambda q, k: k < q - 5)(s)), -1),
 }
-"""How many keys after its own position, or before, the first one lies that a query sees."""
+"""The distance of the first key that a query sees from its own position."""
 
 NO_FIRST: dict[str, Callable[[Tensor], Tensor]] = {
     "causal": kept_by(lambda q, k: k <= q),

@@ -61,7 +61,7 @@ class ExpectedSizes:
 
 
 _MOST_STAGES = 8
-_FEWEST_STEPS = 4  # of a block that shares the depth with others
+_FEWEST_STEPS = 4  # steps of each block, if blocks share the depth
 _GROUP = 8
 _MOST_RESULT_REGISTERS = 128  # registers of a thread for a tile's results, beside the accumulators
 
@@ -205,9 +205,9 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     return (wide, plan) if shape.products > 1 else (plan, wide)
 
 
-_MOST_UNIT_BYTES = 16  # that a thread loads at once
-_MOST_UNIT_ELEMENTS = 64  # of a unit in all fragments of rows: half as many registers of a thread
-_MOST_IN_FLIGHT = 256  # of a unit in all fragments and warps of a block, for two chunks in flight
+_MOST_UNIT_BYTES = 16  # a thread loads them at once
+_MOST_UNIT_ELEMENTS = 64  # a unit in all fragments of rows; it takes half as many registers of a thread
+_MOST_IN_FLIGHT = 256  # elements in all fragments and warps of a block up to which two chunks are in flight
 
 
 def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> tuple[FewRowsPlan, ...]:
