@@ -195,7 +195,7 @@ class GraphPlanner:
     def all(self, sizes: Mapping[str, int], declared: DeclaredPlans | None) -> Iterator[tuple[RowRanges, Specialization]]:
         """One specialization for each way to compute the matmuls, without deep fusion, and the ranges of rows that select it. The
         last range includes all larger numbers. The sizes plan all other launches."""
-        for ranges in itertools.product(*self._ranges(sizes, declared)):
+        for ranges in itertools.product(*self._ranges(sizes, declared and copy(declared))):
             own = declared and copy(declared)
             planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
             yield dict(zip(self._rows, ranges, strict=True)), own.checked(planned) if own else planned

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import mmap
+import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -235,10 +236,13 @@ def nearest_record(key: TuningKey, candidates: Sequence[Plan]) -> tuple[TuningRe
 
 def _distance(one: Extents, other: Extents) -> float:
     """The largest difference of two extents, in powers of two."""
-    return max(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(one, other, strict=True))
+    return max(abs(math.log2(max(a, 1)) - math.log2(max(b, 1))) for a, b in zip(one, other, strict=True))
 
 
 # Files.
+
+_UNREADABLE = OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+"""Errors of reading a file that holds something else."""
 
 
 def records(key: TuningKey) -> list[TuningRecord]:
@@ -334,7 +338,7 @@ def _read(path: Path) -> list[tuple[TuningKey, TuningRecord]]:
         return _keyed(document) if document["format"] == FORMAT else []
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except _UNREADABLE as error:
         warnings.warn(f"{path} is not a tuning record and is ignored ({error})", stacklevel=2)
         return []
 
@@ -380,7 +384,7 @@ def _records_of_table(key: TuningKey) -> list[TuningRecord]:
         found = [keyed for line in lines for keyed in _keyed(json.loads(line))]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         warnings.warn(f"{path} is not a table of tuning records and is ignored ({error})", stacklevel=2)
         return []
     same = (record for other, record in found if other.device == key.device and len(record.extents) == len(key.extents))
@@ -388,28 +392,33 @@ def _records_of_table(key: TuningKey) -> list[TuningRecord]:
 
 
 @lru_cache(maxsize=16)
-def _mapped(path: Path, _changed: int) -> mmap.mmap | None:
-    """The content of a table; None if it has another format."""
+def _mapped(path: Path, _changed: int) -> mmap.mmap:
+    """The content of a table. Raises `ValueError` if it has another format."""
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return content if content[: content.find(b"\n")] == f'{{"format": {FORMAT}, "records": ['.encode() else None
+    if content[: _end_of_line(content, 0)] != f'{{"format": {FORMAT}, "records": ['.encode():
+        raise ValueError("another format")
+    return content
 
 
-def _lines(table: mmap.mmap | None, launch: str) -> Iterator[bytes]:
+def _lines(table: mmap.mmap, launch: str) -> Iterator[bytes]:
     """The lines of a launch in a table, found by binary search."""
-    if table is None:
-        return
-    prefix, low, high = f'{{"launch": {json.dumps(launch)}'.encode(), table.find(b"\n") + 1, len(table)
+    prefix, low, high = f'{{"launch": {json.dumps(launch)}'.encode(), _end_of_line(table, 0) + 1, len(table)
     while low < high:
         start = max(low, table.rfind(b"\n", low, (low + high) // 2) + 1)
         if table[start : start + len(prefix)] < prefix:
-            low = table.find(b"\n", start) + 1
+            low = _end_of_line(table, start) + 1
         else:
             high = start
     while table[low : low + len(prefix)] == prefix:
-        end = table.find(b"\n", low)
+        end = _end_of_line(table, low)
         yield table[low:end].removesuffix(b",")
         low = end + 1
+
+
+def _end_of_line(table: mmap.mmap, start: int) -> int:
+    end = table.find(b"\n", start)
+    return len(table) if end < 0 else end
 
 
 def _keyed(document: Mapping[str, Any]) -> list[tuple[TuningKey, TuningRecord]]:
@@ -417,7 +426,9 @@ def _keyed(document: Mapping[str, Any]) -> list[tuple[TuningKey, TuningRecord]]:
     if "records" in document:
         return [keyed for each in document["records"] for keyed in _keyed(each)]
     data = document["entry"]
-    extents = tuple(map(int, data["extents"]))
+    extents = tuple(map(operator.index, data["extents"]))
+    if not all(0 <= extent < 1 << 63 for extent in extents):
+        raise ValueError(f"extents {extents} are no sizes")
     times = tuple((str(text), float(time)) for text, time in data["times"])
     record = TuningRecord(extents, dict(data["plan"]), times, bool(data["pinned"]))
     return [(TuningKey(str(document["launch"]), str(document["device"]), extents), record)]

@@ -31,14 +31,14 @@ class Choice:
         digest: digest of the computation at any size.
         extents: the sizes of the computation.
         candidates: the candidates; the one that is taken without measurements comes first.
-        outputs: the outputs of the launch; empty for a choice between programs.
+        joins: True if candidates make one launch of two, which have choices of their own.
     """
 
     name: str
     digest: str
     extents: tuple[int, ...]
     candidates: tuple[Plan, ...]
-    outputs: tuple[int, ...] = ()
+    joins: bool = False
 
 
 Measured: TypeAlias = Callable[[Choice], Plan | None]
@@ -64,14 +64,22 @@ class DeclaredPlans:
             if plan is not None and name in ("", choice.name):
                 self._taken |= {(name, text)}
                 return plan
-        return None if self._measured is None else self._measured(choice)
+        if self._measured is None or (choice.joins and self._taken):  # a record does not replace a launch whose plan is declared
+            return None
+        return self._measured(choice)
 
     def checked(self, planned: T) -> T:
         """Returns what was planned, or raises `ArgumentError` if a declared plan was no candidate of any choice."""
         for name, text in self._plans:
             if (name, text) not in self._taken:
-                lines = [f"{choice.name}: {plan.description}" for choice in self._choices.values() for plan in choice.candidates]
+                known = [(choice.name, plan.description) for choice in self._choices.values() for plan in choice.candidates]
+                if not known:
+                    raise ArgumentError(f"plan={text!r} decides nothing: there is no choice at these sizes", hint="leave out plan=")
+                if any(text == other and name in ("", launch) for launch, other in known):
+                    what = f"plan={text!r} is not taken: another declared plan decides the same choice"
+                    raise ArgumentError(what, hint="declare one plan for each choice")
                 what = f"plan={text!r} is no candidate{f' of {name}' if name else ''} at these sizes"
+                lines = [f"{launch}: {other}" for launch, other in known]
                 raise ArgumentError(what, hint="\n    ".join(["give one of these candidates, or none:", *lines]))
         return planned
 
@@ -80,7 +88,7 @@ def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], c
     """Returns the choice between plans of a launch. The extents are rows and columns; for a matmul launch rows, columns of each
     part, and depth; for attention all dims of the result, and the depths of both matmuls."""
     values = tuple(formula(dim)(sizes) for dim in _choice_extents(graph, group))
-    return Choice(name, group_digest(graph, group), values, tuple(candidates), group.outputs)
+    return Choice(name, group_digest(graph, group), values, tuple(candidates))
 
 
 def group_digest(graph: Graph, group: Group) -> str:

@@ -203,6 +203,11 @@ def test_stored_weights_are_requested_before_the_wait() -> None:
     torch.testing.assert_close(got.float(), wanted.float(), rtol=0.02, atol=0.02)
 
 
+def normalized_heads(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    heads = (F.linear(x, w.to(x.dtype)) * s).unflatten(-1, (-1, 128))
+    return F.rms_norm(heads, (128,))
+
+
 def test_weights_that_are_written() -> None:
     """Those of many rows, of other readers, and of other layouts."""
     w, s = numbers(64, 64), scales(64)
@@ -214,6 +219,7 @@ def test_weights_that_are_written() -> None:
     assert steps(channels_of_result, randn(65, 64), w, s) == 2
     assert steps(lambda x, w, s: (F.linear(x, w.to(x.dtype)) * s, w.to(x.dtype).sum(1)), randn(4, 64), w, s) > 1
     assert steps(lambda x, w, s: x @ w.to(x.dtype) * s, randn(4, 64), w, s) == 2
+    assert steps(normalized_heads, randn(4, 64), numbers(256, 64), scales(256)) >= 2
 
 
 @pytest.mark.parametrize("depth", [8, 72, 1152], ids=lambda depth: f"depth-{depth}")

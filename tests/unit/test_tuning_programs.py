@@ -408,9 +408,11 @@ def test_a_declared_plan_in_ranges_of_rows() -> None:
     kernel = fg.kernel(plan=TILES)(norm_linear)
     ranges = kernel.lower(*NORM_LINEAR, target="sm_90a").plans
     assert len(ranges) == 1 and ranges[0].program.launches[1].plan.description == TILES
-    few = fg.kernel(plan="few rows")(norm_linear)
-    with pytest.raises(ArgumentError, match="plan='few rows' is no candidate at these sizes"):
-        few.lower(*NORM_LINEAR, target="sm_90a")
+    x, weight, bias = meta(8, 1024), meta(2048, 1024), meta(2048)
+    few = fg.kernel(linear_gelu).lower(x, weight, bias, target="sm_90a").program.launches[0].plan
+    low = fg.kernel(plan=few.description)(linear_gelu).lower(x, weight, bias, target="sm_90a")
+    with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
+        _ = low.plans
 
 
 def test_a_plan_that_is_no_candidate() -> None:
@@ -421,6 +423,8 @@ def test_a_plan_that_is_no_candidate() -> None:
     assert f"\n    norm_linear_1: {TILES}\n" in str(refused.value) and "\n    norm_linear_1: library\n" in str(refused.value)
     with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
         fg.kernel(plan="library")(lambda x: x.sin())(randn(8, 8))
+    with pytest.raises(ArgumentError, match="another declared plan decides the same choice"):
+        fg.kernel(plan=[TILES, "library"])(linear_gelu).lower(meta(4096, 512), meta(1024, 512), meta(1024), target="sm_90a")
     for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}):
         with pytest.raises(ArgumentError, match="pass the text of a plan"):
             fg.kernel(plan=mistake)

@@ -90,7 +90,7 @@ def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPla
     name = f"{first.kernel.name} and the next matmul"
     one, two = (choice_of(name, program.graph, group, sizes, ()) for group in (first.group, second))
     digest = hashlib.sha256(f"deep {one.digest} {two.digest}".encode()).hexdigest()[:32]
-    return Choice(name, digest, (*one.extents, *two.extents), (SEPARATE, *plans))
+    return Choice(name, digest, (*one.extents, *two.extents), (SEPARATE, *plans), joins=True)
 
 
 _SLAB, _FRAGMENT = 16, 8  # columns and rows of an instruction

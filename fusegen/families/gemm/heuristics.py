@@ -158,8 +158,8 @@ def with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.pipeline == WGMMA.name)
 
 
-def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan:
-    return min(candidates(shape, target), key=lambda plan: expected_time(shape, plan, target))
+def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
+    return min(candidates(shape, target), key=lambda plan: expected_time(shape, plan, target), default=None)
 
 
 def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float:
@@ -357,7 +357,7 @@ def measured_choice(
         plans = [default.plan, *(plan for plan in ranked if plan != default.plan)]
     choice = choice_of(name, graph, group, sizes, (LIBRARY, *plans) if default.takes_library else (*plans, LIBRARY))
     if default.plan is None:  # the launch's plan is a choice of its own
-        choice = replace(choice, digest=f"{choice.digest} implementation", outputs=())
+        choice = replace(choice, digest=f"{choice.digest} implementation")
     candidate = measured(choice)
     return default if candidate is None or candidate not in choice.candidates else default.with_measured(candidate)
 
