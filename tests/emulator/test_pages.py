@@ -98,6 +98,17 @@ def test_other_declarations(function: Callable[..., Tensor], heads: int) -> None
             check(function, randn(2, heads, queries, 64), randn(9, 2, 16, 2, 64), torch.randint(9, (2, 5)), timings=ONCE)
 
 
+def test_values_of_fewer_heads_than_keys_are_not_read_in_place() -> None:
+    """The matmul expands them."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        k, v = (pages[table].flatten(1, 2).transpose(1, 2) for pages in (k, v))
+        return torch.softmax(q @ k.mT * 0.125, -1) @ v
+
+    arguments = randn(2, 4, 1, 64), randn(9, 16, 4, 64), randn(9, 16, 1, 64), torch.randint(9, (2, 5))
+    assert ATTENTION not in [group.kind for group in fg.kernel(attention).lower(*arguments, target="sm_90a").groups]
+
+
 def body_of(low: Lowered) -> AttentionBody:
     body = low.program.launches[-1].kernel.body
     assert isinstance(body, AttentionBody)

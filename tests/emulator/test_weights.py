@@ -140,6 +140,15 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
 }
 
 
+def test_elements_in_two_orders() -> None:
+    """A thread reads the same neighbours twice, the second time backwards."""
+
+    def mirrored(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w.unflatten(1, (-1, 4)).flip(2).flatten(1).to(x.dtype) + w.to(x.dtype))
+
+    agrees(mirrored, randn(3, 64), numbers(16, 64) >> 1)
+
+
 @pytest.mark.parametrize("name", STORED)
 def test_stored_types(name: str) -> None:
     dequantized, w = STORED[name]

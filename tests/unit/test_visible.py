@@ -108,6 +108,19 @@ def test_the_first_key_that_a_query_sees() -> None:
             assert body_of(mask).first_key is None
 
 
+def test_a_bound_in_memory_that_may_wrap() -> None:
+    q, k, v = (torch.empty(2, 4, count, 64, dtype=torch.bfloat16, device="meta") for count in (QUERIES, KEYS, KEYS))
+    lengths = torch.empty(2, 1, 1, 1, dtype=torch.int64, device="meta")
+    for dtype, is_read in ((torch.int64, True), (torch.int32, False)):
+
+        def masked(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, dtype: torch.dtype = dtype) -> Tensor:
+            return attention(q, k, v, lambda s: torch.where(positions(s)[1] < lengths.to(dtype), s, -math.inf))
+
+        launch = fg.kernel(masked).lower(q, k, v, lengths, target="sm_90a").program.launches[-1]
+        assert isinstance(launch.kernel.body, AttentionBody)
+        assert (launch.kernel.body.visible_keys is not None) is is_read
+
+
 def test_a_query_may_see_all() -> None:
     for name, mask in ALL.items():
         with case(name):

@@ -143,6 +143,8 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
     known = [number for number in numbers if number is not None]
     if len(known) < len(numbers):
         return None
+    if node.op is Op.CAST and node.dtype.itemsize < graph.nodes[node.args[0]].dtype.itemsize and known[0].has(NumberInMemory):
+        return None  # it may wrap
     if node.family is Family.VIEW or node.op is Op.CAST:
         return known[0] if len(known) == 1 else None
     if node.op is Op.WHERE:

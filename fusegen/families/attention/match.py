@@ -375,7 +375,7 @@ def _paged_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_gr
     where, present = masked_values(graph, values) or (None, None)
     for page in dict.fromkeys(graph.nodes[gather].shape):
         k, v = _paged(graph, keys, gqa_group, page, is_transposed=True), _paged(graph, values, gqa_group, page, where)
-        if k is not None and v is not None and k[1:] == v[1:] and same(k[0].shape[0], v[0].shape[0]):
+        if k is not None and v is not None and k[1:] == v[1:] and all(map(same, k[0].shape[:2], v[0].shape[:2])):
             batch, heads = k[1], k[0].shape[1]
             if same(batch, q.shape[0]) and same(heads * gqa_group, q.shape[1]):
                 return AttentionOperands(q, k[0], v[0], gqa_group, present, PageTable(page, k[2], gather))

@@ -143,19 +143,23 @@ def _elements(axes: Axes, unit: int) -> list[Position]:
 
 def _bytes_read(graph: Graph, operand: int, unit: int) -> dict[int, float] | None:
     """Maps each stored value to the bytes that a unit reads of it per element; None if these are not neighbours."""
-    axes, producers = _axes(graph.nodes[operand].shape, unit), Producers()
-    for at in _elements(axes, unit):
-        walk(graph, operand, at, axes, lambda *_: False, producers)
-    windows = _Windows(unit)
-    for position, at in producers.elements:
-        if windows.place(position, _of_unit(flat_offset(at, buffer_strides(graph, position)), unit)) is None:
-            return None
-    if producers.conditions or not all(_is_aligned(graph, *window) for window in windows.found):
+    windows = _windows(graph, operand, unit)
+    if windows is None or not all(_is_aligned(graph, *window) for window in windows.found):
         return None
     read: dict[int, float] = {}
     for position, _, count in windows.found:
         read[position] = read.get(position, 0) + count * graph.nodes[position].dtype.itemsize / unit
     return read
+
+
+def _windows(graph: Graph, operand: int, unit: int) -> _Windows | None:
+    """Returns the windows of a unit, by stored value; None if its elements are not neighbours, or are read under a condition."""
+    axes, producers = _axes(graph.nodes[operand].shape, unit), Producers()
+    for at in _elements(axes, unit):
+        walk(graph, operand, at, axes, lambda *_: False, producers)
+    windows = _Windows(unit)
+    places = [windows.place(p, _of_unit(flat_offset(at, buffer_strides(graph, p)), unit)) for p, at in producers.elements]
+    return None if producers.conditions or None in places else windows
 
 
 def _is_aligned(graph: Graph, position: int, offset: Index, count: int) -> bool:
@@ -237,7 +241,9 @@ def lower_weight(context: Context, matmul: int, unit: int, name: str) -> Compute
     names: dict[Index, str] = {symbol: symbol.name for symbol in axes.symbols[:-1]} | {LANES * PAIR: COORDINATES[-1]}
     math_ = LaneMath(evaluator.terms, tuple(roots), axes, names, {})
     function = lane_function(context, math_, f"{context.name}_{name}", fast=context.fast)
-    windows = _Windows(unit)
+    # Reads come in another order than in `_windows`, and a window begins where its first read does.
+    windows, known = _Windows(unit), _windows(context.graph, operand, unit)
+    windows.found = [(context.reads[p], first, count) for p, first, count in known.found] if known else []
     reads = [_placed(windows, read) for read in function.reads]
     found = tuple(_window(context, *window) for window in windows.found)
     return ComputedOperand(node.dtype, function, found, tuple(reads))

@@ -240,7 +240,7 @@ struct Pages {
     static __device__ __forceinline__ i32 key_of(i32 tile) { return tile * TILE_K + lane_id() % BOXES * BOX; }
 
     __device__ __forceinline__ i32 number_of(const Operands& operands, i32 key) const {
-        return key < keys ? i32(page_number(operands, batch, key / page_size)) : past;
+        return key >= 0 && key < keys ? i32(page_number(operands, batch, key / page_size)) : past;
     }
 };
 
