@@ -26,10 +26,10 @@ def lowered(function: Callable[..., object], *args: object, target: str = "sm_90
 
 
 def kinds(low: Lowered) -> list[GroupKind]:
-    """Of the groups, in order."""
+    """The kinds of all groups, in order."""
     return [group.kind for group in low.groups]
 
 
 def pinned(launch: Launch, plan: Plan) -> Measured:
     """The plan of one launch; every other choice is by the cost model."""
-    return lambda choice: plan if choice.outputs == launch.group.outputs else None
+    return lambda choice: plan if choice.name == launch.kernel.name and plan in choice.candidates else None

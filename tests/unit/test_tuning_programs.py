@@ -409,8 +409,8 @@ def test_a_declared_plan_in_ranges_of_rows() -> None:
     ranges = kernel.lower(*NORM_LINEAR, target="sm_90a").plans
     assert len(ranges) == 1 and ranges[0].program.launches[1].plan.description == TILES
     x, weight, bias = meta(8, 1024), meta(2048, 1024), meta(2048)
-    few = fg.kernel(linear_gelu).lower(x, weight, bias, target="sm_90a").program.launches[0].plan
-    low = fg.kernel(plan=few.description)(linear_gelu).lower(x, weight, bias, target="sm_90a")
+    (few,) = described(fg.kernel(linear_gelu), x, weight, bias)
+    low = fg.kernel(plan=few)(linear_gelu).lower(x, weight, bias, target="sm_90a")
     with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
         _ = low.plans
 
