@@ -392,7 +392,7 @@ class CallText:
         dtype = self._specs[spec.buffer].dtype
         start = f"{self._address(spec.buffer)} + {self.formula(spec.offset)} * {dtype.itemsize}, {_KINDS[dtype]}, {dtype.itemsize}"
         box = f"{{{', '.join(map(str, spec.box))}}}"
-        return f"{start}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}, {str(not spec.writable).lower()}"
+        return f"{start}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}"
 
 
 def _buffer_name(key: int) -> str:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
+
 from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, FewQueriesPlan
 from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
@@ -118,7 +120,7 @@ _BANDWIDTH = 2.9e6  # bytes per µs
 
 # Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
 _READ_START, _LIBRARY_READ_START = 3.4, 6.7
-_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 90e3, 50e3  # bytes per µs
+_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 80e3, 50e3  # bytes per µs
 _READ: Mapping[str, float] = {"NVIDIA H200": 4.2e6, "NVIDIA H100 80GB HBM3": _BANDWIDTH}
 """Bytes per µs of all blocks, by the card of a target."""
 _LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
@@ -160,7 +162,8 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     plan, (batch, heads, queries, keys) = body.plan, (extra(sizes) for extra in launch.extra[:4])
     channels, is_causal = max(plan.head_dim, plan.value_dim), body.visible_keys is not None
     size = AttentionSize(batch, heads, heads // plan.gqa_group, queries, keys, channels, is_causal)
-    reads_scores = bool(body.score.reads)
+    pair = body.score.axes.symbols[-1]
+    reads_scores = any(pair in sympy.sympify(offset).free_symbols for read in body.score.reads for offset in read.offsets)
 
     def time(plan: Plan) -> float:
         if isinstance(plan, FewQueriesPlan):
@@ -175,7 +178,7 @@ def few_queries_time(size: AttentionSize, queries: int, splits: int, target: Tar
 
     Args:
         queries: those of a head in a tile.
-        reads_scores: True if the scores read memory, e.g. a mask, so that a block computes more slowly.
+        reads_scores: True if the scores read an element per key, e.g. a mask, so that a block computes more slowly.
     """
     tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
     blocks = tiles * splits
