@@ -360,6 +360,8 @@ def test_a_table_of_the_package_comes_last(
     shutil.rmtree(own_cache / "tuned")
     for size, launch in zip(sizes, launches, strict=True):
         assert plan_of(softmax, randn(*size)) == launch.plan
+    assert plan_of(softmax, randn(44, 500)) == launches[0].plan
+    assert plan_of(softmax, randn(60, 500)) != launches[0].plan, "a table counts only for about the same sizes"
     low = fg.kernel(softmax).lower(randn(40, 500))
     assert "->       50.0 us" in low.explain() and low.program.launches[0].plan == launches[0].candidates[0].plan
     fastest(2)
