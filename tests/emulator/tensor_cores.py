@@ -63,8 +63,8 @@ class Ready:
 
 
 def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device) -> Ready:
-    """A function that is lowered, whatever the machine."""
-    dispatcher = fg.kernel(function)._dispatcher
+    """A function or a kernel that is lowered, whatever the machine."""
+    dispatcher = (function if isinstance(function, fg.Kernel) else fg.kernel(function))._dispatcher
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.variant_of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
