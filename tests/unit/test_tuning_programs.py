@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import target as targets
@@ -22,13 +22,16 @@ from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
 from fusegen.families.gemm.deep import SEPARATE
-from fusegen.families.gemm.heuristics import MatmulChoice
+from fusegen.families.gemm.heuristics import CLASSES, MatmulChoice, measured_choice
 from fusegen.families.gemm.plan import ContractionPlan, DeepPlan, FewRowsPlan, MmaPlan
+from fusegen.fusion.groups import Group
+from fusegen.ir.graph import Graph
 from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, Program
 from fusegen.timing import RoundTimes, TimedCall
 from fusegen.tuning import TunedLaunch
+from tests.candidates import measure_only
 from tests.unit.eager import randn
 from tests.unit.lowering import lowered, meta
 
@@ -44,7 +47,11 @@ pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
 def some_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default, another plan of the same launch, and the library are measured: the emulator is slow."""
     monkeypatch.setattr(tuned, "_OF_THIS_JOB", {})
-    monkeypatch.setattr(tuning, "_compared", lambda choice: tuple(dict.fromkeys((*choice.candidates[:2], choice.candidates[-1]))))
+    measure_only(monkeypatch, some_of)
+
+
+def some_of(choice: Choice) -> tuple[Plan, ...]:
+    return tuple(dict.fromkeys((*choice.candidates[:2], choice.candidates[-1])))
 
 
 @pytest.fixture
@@ -54,16 +61,15 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
     def choose(is_fast: Callable[[Plan], bool]) -> None:
         plans: dict[str, Plan] = {}
 
-        def compared(choice: Choice) -> tuple[Plan, ...]:
-            chosen = dict.fromkeys((*choice.candidates[:2], choice.candidates[-1]))
+        def numbered(choice: Choice) -> tuple[Plan, ...]:
             plans.clear()
-            plans.update({str(number): plan for number, plan in enumerate(chosen)})
-            return tuple(chosen)
+            plans.update({str(number): plan for number, plan in enumerate(some_of(choice))})
+            return choice.candidates
 
         def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
             return {name: RoundTimes(t := 50.0 if is_fast(plans[name]) else 100.0, t, t) for name in calls}
 
-        monkeypatch.setattr(tuning, "_compared", compared)
+        measure_only(monkeypatch, numbered)
         monkeypatch.setattr(tuning, "interleaved", interleaved)
 
     return choose
@@ -419,15 +425,58 @@ def test_a_plan_that_is_no_candidate() -> None:
     kernel = fg.kernel(plan={"norm_linear_0": TILES})(norm_linear)
     with pytest.raises(ArgumentError) as refused:
         kernel.lower(*NORM_LINEAR, target="sm_90a")
-    assert f"plan={TILES!r} is no candidate of norm_linear_0 at these sizes" in str(refused.value)
+    assert f"norm_linear: plan={TILES!r} is no candidate of norm_linear_0 at these sizes" in str(refused.value)
     assert f"\n    norm_linear_1: {TILES}\n" in str(refused.value) and "\n    norm_linear_1: library\n" in str(refused.value)
     with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
         fg.kernel(plan="library")(lambda x: x.sin())(randn(8, 8))
     with pytest.raises(ArgumentError, match="another declared plan decides the same choice"):
         fg.kernel(plan=[TILES, "library"])(linear_gelu).lower(meta(4096, 512), meta(1024, 512), meta(1024), target="sm_90a")
-    for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}):
+    for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}, {"": {"norm_linear_0": TILES}}, {"": TILES}):
         with pytest.raises(ArgumentError, match="pass the text of a plan"):
             fg.kernel(plan=mistake)
+
+
+def test_the_only_plan_of_a_launch_can_be_declared() -> None:
+    def gather(x: Tensor, rows: Tensor) -> Tensor:
+        return x[rows]
+
+    arguments = meta(8, 8), torch.empty(4, dtype=torch.int64, device="meta")
+    (launch,) = fg.kernel(gather).lower(*arguments, target="cpu").program.launches
+    assert len(launch.candidates) == 1
+    only = launch.candidates[0].description
+    for plan in (only, {"gather": only}):
+        assert described(fg.kernel(plan=plan)(gather), *arguments, target="cpu") == [only]
+    with pytest.raises(ArgumentError, match=f"gather: plan='library' is no candidate at these sizes(.|\n)*\n    gather: {only}"):
+        fg.kernel(plan="library")(gather).lower(*arguments, target="cpu")
+
+
+def test_ranges_of_rows_ask_for_each_launch_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two row counts have many pairs of classes."""
+    asked: list[tuple[int, ...]] = []
+
+    def counted(name: str, graph: Graph, group: Group, *rest: Any) -> MatmulChoice:
+        asked.append(group.core_nodes)
+        return measured_choice(name, graph, group, *rest)
+
+    def two(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return F.gelu(F.linear(x, weight)), F.silu(F.linear(y, weight))
+
+    low = fg.kernel(plan=TILES)(two).lower(meta(4096, 512), meta(2048, 512), meta(1024, 512), target="sm_90a")
+    monkeypatch.setattr("fusegen.compiler.specialize.measured_choice", counted)
+    (ranges,) = low.plans
+    assert len(ranges.rows) == len(set(asked)) == 2 and len(asked) <= 2 * (len(CLASSES) + 1)
+
+
+def test_a_module_without_the_plan_of_its_class() -> None:
+    class Projection(nn.Module):
+        @fg.kernel(plan="library")
+        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.gelu(F.linear(x, weight, bias))
+
+    arguments = meta(4096, 512), meta(1024, 512), meta(1024)
+    free: Any = fg.kernel(Projection(), plan=[])
+    assert "library" in described(fg.kernel(Projection()), *arguments)
+    assert described(free, *arguments) == described(fg.kernel(linear_gelu), *arguments)
 
 
 def test_passes_and_inlined_kernels_ignore_a_declared_plan() -> None:
