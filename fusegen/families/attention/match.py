@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import sympy
 
 from fusegen.dtypes import DType
 from fusegen.families.attention.bounds import NumberInMemory, first_visible_key, masked_values, page_number, visible_keys
+from fusegen.families.attention.caches import STORED, factors, stored_operands, without_widening
+from fusegen.families.attention.plan import MOST_ROWS
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, StridedView, first_version, gathered_view, identity_axes, repeated_view, strided_view
+from fusegen.ir.index_map import (
+    Passed,
+    Position,
+    StridedView,
+    first_version,
+    gathered_view,
+    identity_axes,
+    repeated_view,
+    strided_view,
+)
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, literal, same
 from fusegen.schedule.access import divisor
@@ -205,6 +216,7 @@ class AttentionOperands:
     With a page table, keys and values are (page, head, key of the page, channel).
 
     Attributes:
+        passed: the pointwise nodes between keys and their elements in memory, and likewise of values.
         gqa_group: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
         present_keys: the number of keys with values, for each batch; values of later keys are 0. None if all have values.
     """
@@ -212,6 +224,7 @@ class AttentionOperands:
     q: StridedView
     k: StridedView
     v: StridedView
+    passed: tuple[Passed, Passed]
     gqa_group: int
     present_keys: Index | None = None
     table: PageTable | None = None
@@ -234,6 +247,12 @@ class AttentionMatch:
     operands: AttentionOperands
     visible_keys: Index | None
     first_key: Index | None
+
+    @property
+    def passed(self) -> Mapping[int, Passed]:
+        """The pointwise nodes between the second operand of each matmul and its elements in memory."""
+        matmuls = self.recurrence.score_product, self.recurrence.values
+        return dict(zip(matmuls, self.operands.passed, strict=True))
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -279,7 +298,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
 def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
     """Returns the reason why the attention pipeline cannot compute a recurrence; None if it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
-    q, keys = (graph.nodes[_without_widening(graph, a)] for a in scores.args)
+    q, keys = (graph.nodes[without_widening(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
@@ -309,22 +328,37 @@ def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperan
 
 
 def _candidates(graph: Graph, q: int, keys: int, values: int) -> Iterator[AttentionOperands]:
-    """Yields the operands for each way to read keys and values, in pages first."""
-    q, keys = _without_widening(graph, q), _without_widening(graph, keys)
-    if all(len(graph.nodes[p].shape) == 4 for p in (q, keys, values)):
-        for operands in (_paged_operands, _shared_operands):
-            for gqa_group in _group_sizes(graph, q, keys):
-                found = operands(graph, strided_view(graph, q), keys, values, gqa_group)
-                if found is not None:
-                    yield found
+    """Yields the operands for each way to read keys and values, in 8 bits and in pages first."""
+    q, keys = without_widening(graph, q), without_widening(graph, keys)
+    if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
+        return
+    queries, (where, present) = literal(graph.nodes[q].shape[-2]), masked_values(graph, values) or (None, None)
+    k_passed, v_passed = stored_operands(graph, keys), stored_operands(graph, values, where)
+    if queries is not None and k_passed is not None and v_passed is not None:
+        sizes = [size for size in _group_sizes(graph, q, keys, k_passed) if queries * size <= MOST_ROWS]
+        stored = _read_by(graph, q, keys, values, (k_passed, v_passed), present, sizes)
+        yield from (o for o in stored if graph.nodes[o.k.base].dtype is graph.nodes[o.v.base].dtype in STORED)
+    unmasked = () if where is None else ((where, 1),)
+    yield from _read_by(graph, q, keys, values, ((), unmasked), present, _group_sizes(graph, q, keys))
+
+
+def _read_by(
+    graph: Graph, q: int, keys: int, values: int, passed: tuple[Passed, Passed], present: Index | None, sizes: Sequence[int]
+) -> Iterator[AttentionOperands]:
+    for find in (_paged_operands, _shared_operands):
+        for gqa_group in sizes:
+            found = find(graph, keys, values, passed, gqa_group)
+            view = strided_view(graph, q)
+            if found is not None and same(found[0], view.shape[0]) and same(found[1].shape[1] * gqa_group, view.shape[1]):
+                yield AttentionOperands(view, *found[1:3], passed, gqa_group, present, found[3])
 
 
 def _is_readable(graph: Graph, operands: AttentionOperands) -> bool:
     """True if TMA can read the operands, and whole boxes of keys from each page."""
-    itemsize, table = graph.nodes[operands.v.base].dtype.itemsize, operands.table
+    table = operands.table
     if table is not None and divisor(table.page, dict(graph.multiples)) % PAGE_MULTIPLE:
         return False
-    return all(is_tma_view(graph, view, itemsize) for view in operands.views)
+    return all(is_tma_view(graph, view, graph.nodes[view.base].dtype.itemsize) for view in operands.views)
 
 
 def page_sizes(graph: Graph, target: Target) -> tuple[Dim, ...]:
@@ -337,59 +371,58 @@ def page_sizes(graph: Graph, target: Target) -> tuple[Dim, ...]:
     return tuple(dict.fromkeys(table.page for table in tables if table is not None and literal(table.page) is None))
 
 
-def _without_widening(graph: Graph, position: int) -> int:
-    """Skips a conversion to float32: tensor cores accumulate exact products of 16-bit floats in float32 anyway."""
-    node = graph.nodes[position]
-    is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
-    return node.args[0] if is_widened else position
-
-
-def _group_sizes(graph: Graph, q: int, keys: int) -> list[int]:
+def _group_sizes(graph: Graph, q: int, keys: int, passed: Passed = ()) -> list[int]:
     """Returns candidates for the size of the GQA group: all heads for a single head of keys, 1 if no view repeats heads."""
     position, heads = keys, literal(graph.nodes[q].shape[1])
     if heads is not None and same(graph.nodes[keys].shape[1], 1):
         return [heads]
-    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+    while (below := _operand_below(graph, position, passed)) is not None:
         if graph.nodes[position].op is Op.EXPAND and heads is not None:
             return [n for n in range(heads, 0, -1) if heads % n == 0]
-        (position,) = graph.nodes[position].args
+        position = below
     return [1]
 
 
-def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
-    masked = masked_values(graph, values)
-    where, present = (None, None) if masked is None else masked
-    kt, v = _unrepeated(graph, keys, gqa_group), _unrepeated(graph, values, gqa_group, where)
-    if kt is None or v is None:
+def _operand_below(graph: Graph, position: int, passed: Passed) -> int | None:
+    """Returns the operand of a view or of a passed node, or None."""
+    node, number = graph.nodes[position], dict(passed).get(position)
+    if node.family is Family.VIEW and node.op is not Op.CONCAT:
+        return node.args[0]
+    return None if number is None else node.args[number]
+
+
+_Found: TypeAlias = tuple[Dim, StridedView, StridedView, PageTable | None]
+"""The batch, keys, values, and the page table."""
+
+
+def _shared_operands(graph: Graph, keys: int, values: int, passed: tuple[Passed, Passed], gqa_group: int) -> _Found | None:
+    kt, v = (_unrepeated(graph, *each, gqa_group) for each in zip((keys, values), passed, strict=True))
+    if kt is None or v is None or not all(map(same, kt.shape[:2], v.shape[:2])):
         return None
-    k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
-    batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * gqa_group, q.shape[1]) for view in (k, v))
-    return AttentionOperands(q, k, v, gqa_group, present) if batched else None
+    return kt.shape[0], StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset), v, None
 
 
-def _paged_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
+def _paged_operands(graph: Graph, keys: int, values: int, passed: tuple[Passed, Passed], gqa_group: int) -> _Found | None:
     """Returns the operands if keys and values are gathered from pages of the same numbers."""
-    gather = _gather_below(graph, keys)
+    gather = _gather_below(graph, keys, passed[0])
     if gather is None:
         return None
-    where, present = masked_values(graph, values) or (None, None)
     for page in dict.fromkeys(graph.nodes[gather].shape):
-        k, v = _paged(graph, keys, gqa_group, page, is_transposed=True), _paged(graph, values, gqa_group, page, where)
+        k = _paged(graph, keys, passed[0], gqa_group, page, is_transposed=True)
+        v = _paged(graph, values, passed[1], gqa_group, page)
         if k is not None and v is not None and k[1:] == v[1:] and all(map(same, k[0].shape[:2], v[0].shape[:2])):
-            batch, heads = k[1], k[0].shape[1]
-            if same(batch, q.shape[0]) and same(heads * gqa_group, q.shape[1]):
-                return AttentionOperands(q, k[0], v[0], gqa_group, present, PageTable(page, k[2], gather))
+            return k[1], k[0], v[0], PageTable(page, k[2], gather)
     return None
 
 
-def _gather_below(graph: Graph, position: int) -> int | None:
-    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
-        (position,) = graph.nodes[position].args
+def _gather_below(graph: Graph, position: int, passed: Passed) -> int | None:
+    while (below := _operand_below(graph, position, passed)) is not None:
+        position = below
     return position if graph.nodes[position].family is Family.INDEXING else None
 
 
 def _paged(
-    graph: Graph, position: int, gqa_group: int, page: Dim, unmasked: int | None = None, *, is_transposed: bool = False
+    graph: Graph, position: int, passed: Passed, gqa_group: int, page: Dim, *, is_transposed: bool = False
 ) -> tuple[StridedView, Dim, Index, bool] | None:
     """Returns keys or values as pages, the batch, the page of each block, and whether its number wraps; None if they are not in
     pages of this size."""
@@ -402,7 +435,7 @@ def _paged(
     axes = identity_axes((batch, blocks, kv_heads, count, page, channels))
     b, block, head, repeat, key, channel = axes.symbols
     index = (b, head * count + repeat, block * page + key, channel)
-    found = gathered_view(graph, position, _transposed(index) if is_transposed else index, axes, unmasked)
+    found = gathered_view(graph, position, _transposed(index) if is_transposed else index, axes, passed)
     if found is None or graph.nodes[first_version(graph, found.view.base)].op is not Op.INPUT:
         return None
     pages, *strides = found.view.strides
@@ -419,12 +452,12 @@ def _paged(
     return view, batch, number, bool(graph.nodes[found.gather].attr("wraps"))
 
 
-def _unrepeated(graph: Graph, position: int, gqa_group: int, unmasked: int | None = None) -> StridedView | None:
+def _unrepeated(graph: Graph, position: int, passed: Passed, gqa_group: int) -> StridedView | None:
     """Returns keys or values with each head once: without the view that repeats heads, or the broadcast by the matmul."""
     is_plain = gqa_group == 1 or same(graph.nodes[position].shape[1], 1)
-    if is_plain and unmasked is None:
+    if is_plain and not passed:
         return strided_view(graph, position)
-    return repeated_view(graph, position, 1, 1 if is_plain else gqa_group, unmasked)
+    return repeated_view(graph, position, 1, 1 if is_plain else gqa_group, passed)
 
 
 def _transposed(dims: tuple[Index, ...]) -> tuple[Index, ...]:
@@ -436,6 +469,10 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
     producers, recurrence = Producers(), match.recurrence
     _walk(graph, recurrence.scores, recurrence.score_product, producers, materialized)
     _walk(graph, root, recurrence.values, producers, materialized)
+    for product, passed in match.passed.items():
+        axes = domain_axes(Domain(graph.nodes[product].shape))
+        for node, at in factors(graph, product, passed, axes.symbols, axes):
+            walk(graph, node, at, axes, lambda *_: False, producers, materialized)
     if recurrence.sink is not None:
         _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
     matmuls = {recurrence.score_product, recurrence.values}
