@@ -12,8 +12,8 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.bounds import NumberInMemory
-from fusegen.families.attention.caches import factors
-from fusegen.families.attention.match import AttentionMatch, PageTable, Recurrence, Separation
+from fusegen.families.attention.match import AttentionMatch, Separation
+from fusegen.families.attention.operands import PageTable, factors
 from fusegen.families.attention.plan import (
     MOST_ROWS,
     SPLITS,
