@@ -142,6 +142,19 @@ def test_other_forms_that_are_read_in_place() -> None:
     is_near(run(scaled_in_sixteen_bits, *arguments, timing=ONCE[0]), expected)
 
 
+def test_elements_that_the_function_writes_are_read() -> None:
+    """The write is a launch before; the attention reads the same memory."""
+
+    def step(q: Tensor, k: Tensor, v: Tensor, new: Tensor, slots: Tensor, lengths: Tensor, scale: Tensor) -> Tensor:
+        k.flatten(0, 1)[:, slots] = (new / scale).to(k.dtype)
+        return ops.cached_attention.function(q, k, v, lengths, k_scale=scale, v_scale=scale)
+
+    q, k, v, new = randn(2, 4, 1, 64), stored(E4M3, 2, 2, 80, 64), stored(E4M3, 2, 2, 80, 64), randn(4, 2, 64)
+    arguments = q, k, v, new, torch.tensor([3, 77]), torch.tensor([80, 33]), torch.tensor(0.5)
+    low = fg.kernel(mutates=("k",))(step).lower(*arguments, target="sm_90a")
+    assert low.step_count == 2 and body_of(low).cache_dtype.itemsize == 1
+
+
 def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(E4M3).to(q.dtype), enable_gqa=True).sin()
 

@@ -197,9 +197,10 @@ class AttentionBody(Body):
         return frozenset({self.input_dtype, self.cache_dtype, self.output_dtype, *converted})
 
     def describe(self, kind: str) -> str:
-        paged = "" if self.pages is None else ", keys and values in pages"
-        paged += f", of {self.cache_dtype}" if self.cache_dtype is not self.input_dtype else ""
+        stored = [f"of {self.cache_dtype}"] if self.cache_dtype is not self.input_dtype else []
+        stored += [] if self.pages is None else ["in pages"]
+        cache = f", keys and values {' '.join(stored)}" if stored else ""
         if not isinstance(self.plan, FewQueriesPlan):
-            return f"{kind}{paged}"
+            return f"{kind}{cache}"
         split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
-        return f"{kind}, few queries{paged}{split}"
+        return f"{kind}, few queries{cache}{split}"
