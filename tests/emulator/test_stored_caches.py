@@ -165,7 +165,7 @@ def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def scaled_by_channel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scale = torch.arange(64, device=q.device).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k.to(q.dtype) * scale, v.to(q.dtype) * scale, enable_gqa=True).sin()
+    return F.scaled_dot_product_attention(q, k.to(q.dtype) * scale, v.to(q.dtype), enable_gqa=True).sin()
 
 
 @pytest.mark.parametrize("function", [mixed, shifted, scaled_by_channel], ids=lambda f: f.__name__)
@@ -188,10 +188,12 @@ def test_many_queries_and_odd_channels_convert_first() -> None:
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_stored_value(name: str) -> None:
     """A single key has weight 1, so that the result is its value, but for the result's own rounding."""
-    v = torch.arange(256).to(torch.uint8).view(DTYPES[name]).view(4, 1, 1, 64)
-    k, one = torch.ones(4, 1, 1, 64).to(v.dtype), torch.tensor(1.0)
-    got = run(cached, torch.zeros(4, 1, 1, 64).bfloat16(), k, v, torch.ones(4, dtype=torch.int64), one, one, timing=ONCE[0])
-    torch.testing.assert_close(got, v.float().bfloat16(), rtol=0, atol=0, equal_nan=True)
+    v = torch.arange(256).to(torch.uint8).view(DTYPES[name]).view(4, 1, 1, 64).expand(4, 1, 2, 64).contiguous()
+    k, one = torch.ones(4, 1, 2, 64).to(v.dtype), torch.tensor(1.0)
+    arguments = torch.zeros(4, 2, 1, 64).bfloat16(), k, v, torch.ones(4, dtype=torch.int64), one, one
+    read_in_place(cached, *arguments)
+    got = run(cached, *arguments, timing=ONCE[0])
+    torch.testing.assert_close(got, v[:, :, :1].float().bfloat16().expand(4, 2, 1, 64), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -199,8 +201,10 @@ def test_every_stored_key(name: str) -> None:
     """Each key has one number in all channels, and each value tells keys apart."""
     numbers = torch.arange(256).to(torch.uint8).view(DTYPES[name]).float()
     k = numbers.where(numbers.isfinite(), 0)[:, None].expand(256, 16).to(DTYPES[name]).view(1, 1, 256, 16)
-    q, v = (torch.ones(1, 1, 1, 16) / 256 / k.float().abs().max()).bfloat16(), torch.eye(256).to(k.dtype).view(1, 1, 256, 256)
-    got = run(cached, q, k, v, torch.tensor([256]), torch.tensor(1024.0), torch.tensor(1.0), timing=ONCE[0])
+    q, v = (torch.ones(1, 2, 1, 16) / 256 / k.float().abs().max()).bfloat16(), torch.eye(256).to(k.dtype).view(1, 1, 256, 256)
+    arguments = q, k, v, torch.tensor([256]), torch.tensor(1024.0), torch.tensor(1.0)
+    read_in_place(cached, *arguments)
+    got = run(cached, *arguments, timing=ONCE[0])
     is_near(got, exact_of_one_head(q, k.double() * 1024, v))
 
 
