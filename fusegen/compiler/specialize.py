@@ -15,7 +15,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
-from fusegen.families.attention.match import page_sizes
+from fusegen.families.attention.match import extents_of_attention
 from fusegen.families.gemm.deep import DeepFusion, measured_fusions, with_fusions
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import (
@@ -362,7 +362,6 @@ SizeFacts: TypeAlias = tuple[tuple[str, int, int], ...]  # as in `Graph.with_fac
 _LARGE = 64 << 20  # bytes of a value from which a loop computes it in blocks
 _TRIAL_ROWS = 1024  # rows of the block for which a loop body is planned before its memory per row is known
 _DIVISORS: tuple[int, ...] = (16, 8, 4, 2, 1)
-_OF_PAGES = (128, 64, 32, *_DIVISORS)  # keys that are read at once from a page
 
 
 class Specializer:
@@ -395,7 +394,7 @@ class Specializer:
     ) -> None:
         self._lock = lock or new_lock()
         self._target, self._index64, self._depth = target, index64, depth
-        self._lengths = dict.fromkeys(reduced_lengths(graph), _DIVISORS) | dict.fromkeys(page_sizes(graph, target), _OF_PAGES)
+        self._lengths = dict.fromkeys(reduced_lengths(graph), _DIVISORS) | extents_of_attention(graph, target)
         self._plans = graph.plans
         self._loops = with_block_loops(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}

@@ -109,7 +109,8 @@ def return_value(results: Sequence[str]) -> str:
     return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""
 
 
-_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
+_EIGHT_BITS = dict.fromkeys((DType.INT8, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2), 0)  # UINT8: TMA only moves them
+_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9, **_EIGHT_BITS}
 """Element types of tensor maps, as numbered in ``cuda.h``."""
 
 

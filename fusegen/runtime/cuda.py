@@ -270,6 +270,9 @@ def _hint(status: int) -> str:
     return _REPORT
 
 
+_EIGHT_BITS = (DType.INT8, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)  # TMA only moves them
+
+
 def encoded(
     dtype: DType,
     device: int,
@@ -291,6 +294,7 @@ def encoded(
         DType.BFLOAT16: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType.FLOAT16: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         DType.FLOAT32: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        **dict.fromkeys(_EIGHT_BITS, names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8),
     }
     rank = len(shape)
     bytes_apart = [stride * dtype.itemsize for stride in strides[-2::-1]] if rank > 1 else []

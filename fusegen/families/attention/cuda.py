@@ -47,6 +47,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         overlaps=launch.overlaps,
         triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
+        cache=body.cache_dtype if body.cache_dtype.itemsize == 1 else None,
         output_type=body.output_dtype.spelling,
         operand_parameters=parameters,
         operand_arguments=values,

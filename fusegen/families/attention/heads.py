@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from fusegen.families.attention.match import Recurrence, match_weighted_sum, operands_of
+from fusegen.families.attention.match import Recurrence, match_weighted_sum
+from fusegen.families.attention.operands import operands_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op

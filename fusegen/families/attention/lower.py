@@ -12,7 +12,8 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.bounds import NumberInMemory
-from fusegen.families.attention.match import AttentionMatch, PageTable, Recurrence, Separation
+from fusegen.families.attention.match import AttentionMatch, Separation
+from fusegen.families.attention.operands import PageTable, factors
 from fusegen.families.attention.plan import (
     MOST_ROWS,
     SPLITS,
@@ -58,7 +59,7 @@ WORDS = ("batch", "head", "query")
 """The names of the leading coordinates in the math."""
 
 _RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", "loaded", "Loaded", *WORDS)
-_LINE = 64  # channels of a TMA box: 128 bytes
+_LINE_BYTES = 128  # of a TMA box
 
 
 def lower_attention(context: Context) -> Sequence[Step]:
@@ -69,6 +70,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
     for word in _RESERVED:
         context.names.take(word)
     head_dim, value_dim = _literal(operands.q.shape[-1]), _literal(operands.v.shape[-1])
+    cache_dtype = context.graph.nodes[operands.k.base].dtype
     plans: tuple[StreamingPlan, ...] = attention_plans(
         head_dim,
         value_dim,
@@ -76,16 +78,18 @@ def lower_attention(context: Context) -> Sequence[Step]:
         literal(operands.q.shape[-2]),
         context.target,
         is_paged=operands.table is not None,
+        itemsize=cache_dtype.itemsize,
     )
     plan = context.choose(plans)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place_output(
         context, root, lane_position(result_axes, 0), result_axes, lambda store: is_in_octets(context, result_axes, store)
     )
-    score, unit = _score(context, recurrence, score_axes, plan)
-    finish = _finish(context, root, recurrence, result_axes, unit)
+    score, unit = _score(context, match, score_axes, plan)
+    finish = _finish(context, root, match, result_axes, unit)
     body = AttentionBody(
         input_dtype=context.graph.nodes[recurrence.values].dtype,
+        cache_dtype=cache_dtype,
         output_dtype=context.dtype(placement.buffer),
         score=score,
         finish=finish,
@@ -125,10 +129,11 @@ def _loaded(context: Context, position: int, index: Position) -> LoadedIndex:
     return LoadedIndex(context.reads[position], flat_offset(index, buffer_strides(context.graph, position)))
 
 
-def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
+def _score(context: Context, match: AttentionMatch, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
     """Lowers the scores of a query and two keys; returns the function and the factor that is taken out of the scores."""
-    graph = context.graph
-    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
+    graph, recurrence = context.graph, match.recurrence
+    accumulator = accumulator_of(graph, recurrence.score_product, axes, "product")
+    evaluator = _Scaled(graph, axes, context.stored, accumulator, match=match)
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
     unit, roots = common_factor(evaluator.terms, roots)
     keys = graph.nodes[recurrence.scores].shape[-1]
@@ -140,24 +145,40 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Streaming
     return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Approximations.ROUNDED)), unit
 
 
-def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
+def _finish(context: Context, root: int, match: AttentionMatch, axes: Axes, unit: float) -> LaneFunction:
     """Lowers the epilogue on the weighted sum of two channels."""
-    accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
-    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
+    accumulator = accumulator_of(context.graph, match.recurrence.values, axes, "total")
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, match=match, unit=unit)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {}, checks=evaluator.checks())
     return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
 
 
-class _Normalised(Evaluator):
+class _Scaled(Evaluator):
+    """Multiplies the sums over stored elements of keys or values by their factors."""
+
+    def __init__(self, *args: Any, match: AttentionMatch) -> None:
+        super().__init__(*args)
+        self.match = match
+
+    def _anchor(self, position: int, index: Position) -> int:
+        total = super()._anchor(position, index)
+        dtype, location = self.terms.items[total].dtype, self.graph.locations[position]
+        for node, at in factors(self.graph, position, self.match.passed[position], index, self.axes):
+            factor = self.terms.convert(self.value(node, at), dtype)
+            total = self.terms.add(Term(Op.MUL, (total, factor), dtype), location)
+        return total
+
+
+class _Normalised(_Scaled):
     """Divides the weighted sum by the row sum at the end, since it does not depend on the key. `unit` scales the row max.
 
     A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then.
     """
 
-    def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
-        super().__init__(*args)
-        self.recurrence = recurrence
+    def __init__(self, *args: Any, match: AttentionMatch, unit: float) -> None:
+        super().__init__(*args, match=match)
+        self.recurrence = match.recurrence
         self.unit = unit
 
     def _anchor(self, position: int, index: Position) -> int:
@@ -200,7 +221,8 @@ def _literal(extent: Index) -> int:
 def _launch(context: Context, kernel: LoweredKernel, match: AttentionMatch, body: AttentionBody) -> Launch:
     operands, (batches, heads, queries, keys) = match.operands, context.graph.nodes[match.recurrence.scores].shape
     pages = () if operands.table is None else (operands.k.shape[0], operands.table.page)
-    plan, box = body.plan, (1, 1, body.plan.tile_k if body.pages is None else body.pages.box, _LINE)
+    plan, keys_of_box = body.plan, body.plan.tile_k if body.pages is None else body.pages.box
+    box = (1, 1, keys_of_box, _LINE_BYTES // body.cache_dtype.itemsize)
     return Launch(
         kernel=kernel,
         group=context.group,
@@ -368,9 +390,17 @@ _RING = 96 << 10  # bytes of the key and value tiles of a block, of which an SM 
 
 
 def attention_plans(
-    head_dim: int, value_dim: int, gqa_group: int, queries: int | None, target: Target, *, is_paged: bool = False
-) -> tuple[AttentionPlan, *tuple[FewQueriesPlan, ...]]:
-    """Returns the candidate plans: for any number of queries first, then for few; `queries` is None for a symbolic number."""
+    head_dim: int,
+    value_dim: int,
+    gqa_group: int,
+    queries: int | None,
+    target: Target,
+    *,
+    is_paged: bool = False,
+    itemsize: int = 2,
+) -> tuple[StreamingPlan, ...]:
+    """Returns the candidate plans: for any number of queries first, then for few; for few only if elements of keys and values have
+    `itemsize` 1. `queries` is None for a symbolic number."""
     widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
     plan = replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
     if is_paged:
@@ -378,14 +408,14 @@ def attention_plans(
     tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
     if queries is not None:
         tiles = [next((n for n in tiles if n >= queries), 0)]
-    few = [_few_queries_plan(plan, n, splits) for n in tiles if n for splits in SPLITS if splits <= target.cluster]
-    return (plan, *few)
+    few = [_few_queries_plan(plan, n, splits, itemsize) for n in tiles if n for splits in SPLITS if splits <= target.cluster]
+    return (plan, *few) if itemsize > 1 else tuple(few)
 
 
-def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int) -> FewQueriesPlan:
+def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int, itemsize: int) -> FewQueriesPlan:
     slabs = -(-queries * plan.gqa_group // 16)
-    lines = sum(-(-width // _LINE) for width in (plan.head_dim, plan.value_dim))
-    tile_k = 64 if slabs <= 2 and lines <= 4 else 32
-    stages = max(2, _RING // (128 * lines * tile_k))
-    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages)
+    lines = sum(-(-width * itemsize // _LINE_BYTES) for width in (plan.head_dim, plan.value_dim))
+    tile_k = 64 if slabs <= 2 and lines * 2 <= 4 * itemsize else 32
+    stages = max(2, _RING // (_LINE_BYTES * lines * tile_k))
+    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages, itemsize=itemsize)
     return replace(few, blocks_per_sm=2 if slabs == 1 else 1)

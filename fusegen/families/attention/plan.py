@@ -76,6 +76,7 @@ class FewQueriesPlan(Plan):
         stages: pipeline stages of key and value tiles.
         gqa_group: size of the GQA group.
         blocks_per_sm: blocks per SM that registers must leave room for.
+        itemsize: bytes of an element of keys and values in memory.
     """
 
     head_dim: int
@@ -86,6 +87,7 @@ class FewQueriesPlan(Plan):
     tile_k: int
     stages: int
     blocks_per_sm: int = 1
+    itemsize: int = 2
 
     @property
     def description(self) -> str:
@@ -113,9 +115,10 @@ class FewQueriesPlan(Plan):
     @property
     def shared_bytes(self) -> int:
         """Bytes of tiles in whole lines and of their barriers; afterwards, of the sums of the warps and of the block."""
-        keys, values = (2 * -(-width // _LINE) * _LINE for width in (self.head_dim, self.value_dim))
-        tiles = keys * -(-self.rows // 8) * 8 + (keys + values) * self.stages * self.tile_k + 8 * (1 + 4 * self.stages)
-        row = 4 * (-(-self.value_dim // _SLAB) * _SLAB + 8 + 2)  # with two statistics
+        queries, lines = -(-self.head_dim // _LINE), [-(-width * self.itemsize // 128) for width in (self.head_dim, self.value_dim)]
+        tiles = 128 * (queries * -(-self.rows // 8) * 8 + sum(lines) * self.stages * self.tile_k) + 8 * (1 + 4 * self.stages)
+        slab = _SLAB * 2 // self.itemsize  # channels that are loaded at once
+        row = 4 * (-(-self.value_dim // slab) * slab + 8 + 2)  # with two statistics
         sums = row * (self.warps * _SLAB + self.rows)
         return -(-max(tiles, sums) // 1024) * 1024
 
@@ -147,6 +150,8 @@ class AttentionBody(Body):
     """Streaming attention: the recurrence's functions around two matmuls.
 
     Attributes:
+        input_dtype: the dtype of queries.
+        cache_dtype: the dtype of keys and values in memory.
         score: maps the dot products of a query with two neighbouring keys to scores; axes are batch, head, query and pairs of keys.
         finish: maps two neighbouring channels of the weighted sum to the result; axes end in pairs of channels.
         weights: ``anchor``, ``weight`` and ``carry``.
@@ -159,6 +164,7 @@ class AttentionBody(Body):
     """
 
     input_dtype: DType
+    cache_dtype: DType
     output_dtype: DType
     score: LaneFunction
     finish: LaneFunction
@@ -187,11 +193,14 @@ class AttentionBody(Body):
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
-        return frozenset({self.input_dtype, self.output_dtype})
+        converted = {DType.FLOAT16} if self.cache_dtype.itemsize == 1 else set()
+        return frozenset({self.input_dtype, self.cache_dtype, self.output_dtype, *converted})
 
     def describe(self, kind: str) -> str:
-        paged = "" if self.pages is None else ", keys and values in pages"
+        stored = [f"of {self.cache_dtype}"] if self.cache_dtype is not self.input_dtype else []
+        stored += [] if self.pages is None else ["in pages"]
+        cache = f", keys and values {' '.join(stored)}" if stored else ""
         if not isinstance(self.plan, FewQueriesPlan):
-            return f"{kind}{paged}"
+            return f"{kind}{cache}"
         split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
-        return f"{kind}, few queries{paged}{split}"
+        return f"{kind}, few queries{cache}{split}"
