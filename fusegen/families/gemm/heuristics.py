@@ -63,6 +63,7 @@ class ExpectedSizes:
 _MOST_STAGES = 8
 _FEWEST_STEPS = 4  # steps of each block, if blocks share the depth
 _GROUP = 8
+_PING_PONG = 128, 192  # columns of a warpgroup's tile: narrower ones reload too much, wider ones exceed the registers
 _MOST_RESULT_REGISTERS = 128  # registers of a thread for a tile's results, beside the accumulators
 
 
@@ -159,7 +160,14 @@ def with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
-    return min(candidates(shape, target), key=lambda plan: expected_time(shape, plan, target), default=None)
+    """Returns the plan with the lowest expected time among the forms that the cost model was fitted to."""
+    fitted = [plan for plan in candidates(shape, target) if isinstance(plan, FewRowsPlan) or not _is_for_tuning(plan)]
+    return min(fitted, key=lambda plan: expected_time(shape, plan, target), default=None)
+
+
+def _is_for_tuning(plan: ContractionPlan) -> bool:
+    """True for forms that only `fg.tune` chooses: the cost model does not tell them from the plain form of their tile."""
+    return plan.multicast > 1 or plan.ping_pong
 
 
 def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float:
@@ -245,7 +253,11 @@ def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPla
     allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
     plans = [_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths]
-    return (*plans, *(replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1))
+    split = [replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1]
+    many = [plan for plan in plans if plan.consumers > 1 and _tiles(shape, plan) > target.sms]
+    turns = [replace(p, ping_pong=True) for p in many if _PING_PONG[0] <= p.tile_n * p.products <= _PING_PONG[1]]
+    peers = [replace(plan, multicast=2) for plan in (*many, *turns)]
+    return (*plans, *split, *turns, *peers)
 
 
 def _splits(shape: MatmulShape, plan: ContractionPlan, target: Target) -> int:
