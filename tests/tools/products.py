@@ -204,11 +204,9 @@ def measure(device: torch.device, kernels: Kernels, sizes: Sizes) -> Iterator[Me
 def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None, int, int, bool]:
     if isinstance(plan, FewRowsPlan):
         return None, plan.tile_n, plan.warps, 1, 1, False
-    return (
-        (plan.consumers, plan.tile_n, None, plan.splits, plan.multicast, plan.ping_pong)
-        if plan
-        else (None, None, None, 1, 1, False)
-    )
+    if plan is None:
+        return None, None, None, 1, 1, False
+    return plan.consumers, plan.tile_n, None, plan.splits, plan.multicast, plan.ping_pong
 
 
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[CostedPlan | None, Runner]]:
