@@ -25,6 +25,7 @@ class ContractionPlan(Plan):
         splits: blocks of a cluster, which share the depth of a tile.
         multicast: blocks of a cluster, which multiply adjacent rows of tiles by the same columns and share the loads of these.
         ping_pong: each warpgroup multiplies tiles of its own, and applies the epilogue while the other one multiplies.
+        buffers: result buffers of a warpgroup, of 64 rows of 128 bytes.
     """
 
     consumers: int
@@ -37,6 +38,7 @@ class ContractionPlan(Plan):
     splits: int = 1
     multicast: int = 1
     ping_pong: bool = False
+    buffers: int = 2
     blocks_per_sm: int = 1
     producer_registers: int = 24
     consumer_registers: int = 240
@@ -46,9 +48,9 @@ class ContractionPlan(Plan):
         turns = " in turns" if self.ping_pong else ""
         split = f", depth split over a cluster of {self.splits} blocks" if self.splits > 1 else ""
         shared = f", columns shared by a cluster of {self.multicast} blocks" if self.multicast > 1 else ""
-        return (
-            f"tiles of {self.tile_m} x {self.tile_n}: {self.consumers + 1} warpgroups{turns}, {self.stages} stages{split}{shared}"
-        )
+        buffers = f", {self.buffers} result buffers" if self.buffers > 2 else ""
+        layout = f"{self.consumers + 1} warpgroups{turns}, {self.stages} stages{buffers}{split}{shared}"
+        return f"tiles of {self.tile_m} x {self.tile_n}: {layout}"
 
     @property
     def tile_m(self) -> int:
@@ -69,10 +71,10 @@ class ContractionPlan(Plan):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the pipeline stages (128-byte lines, two barriers a stage), of two result buffers per consumer, and of the
+        """Bytes of the pipeline stages (128-byte lines, two barriers a stage), of the consumers' result buffers, and of the
         barriers of turns."""
         ring = self.stages * ((self.tile_m + self.tile_n * self.products) * 128 + 16)
-        return ring + self.consumers * (2 * 8192 + 8 * self.ping_pong)
+        return ring + self.consumers * (self.buffers * 8192 + 8 * self.ping_pong)
 
 
 @dataclass(frozen=True)
