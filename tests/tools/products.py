@@ -109,6 +109,7 @@ class Measured:
         products: the number of matmuls.
         consumers, tile_n, warps: fields of the plan: of warpgroups the first two, for few rows the last two, else None.
         splits: blocks that share the depth of a tile.
+        multicast, ping_pong: as in `ContractionPlan`.
         microseconds: the median time of a call.
     """
 
@@ -121,6 +122,8 @@ class Measured:
     tile_n: int | None
     warps: int | None
     splits: int
+    multicast: int
+    ping_pong: bool
     microseconds: float
 
 
@@ -200,10 +203,12 @@ def measure(device: torch.device, kernels: Kernels, sizes: Sizes) -> Iterator[Me
                 yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
-def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None, int]:
+def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None, int, int, bool]:
     if isinstance(plan, FewRowsPlan):
-        return None, plan.tile_n, plan.warps, 1
-    return (plan.consumers, plan.tile_n, None, plan.splits) if plan else (None, None, None, 1)
+        return None, plan.tile_n, plan.warps, 1, 1, False
+    if plan is None:
+        return None, None, None, 1, 1, False
+    return plan.consumers, plan.tile_n, None, plan.splits, plan.multicast, plan.ping_pong
 
 
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[CostedPlan | None, Runner]]:

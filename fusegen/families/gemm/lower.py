@@ -213,8 +213,9 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     tiles = _tiles(products, plan)
-    persistent = minimum(tiles, context.target.sms * plan.blocks_per_sm)
-    grid = tiles * plan.splits if plan.splits > 1 else persistent
+    persistent = minimum(tiles, context.target.sms * plan.blocks_per_sm // plan.multicast)
+    grid = tiles if plan.splits > 1 else persistent
+    grid = grid * plan.cluster if plan.cluster > 1 else grid
     return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
@@ -225,7 +226,7 @@ def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]
     """
     reads, square = products.context.reads, (_LINE, _LINE)
     a_box = (plan.tile_m, _LINE) if plan.a_major == "k" else square
-    b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
+    b_box = (plan.tile_n // plan.multicast, _LINE) if plan.b_major == "k" else square
     a = products.operands[0][0].a
     maps = [tensor_map(reads[a.base], a, a_box)]
     for part, operands in zip(products.parts, products.operands, strict=True):
@@ -279,7 +280,8 @@ def _copy_width(context: Context, view: StridedView) -> int:
 
 
 def _tiles(products: LaunchMatmuls, plan: MatmulPlan) -> Formula:
-    return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
+    rows = plan.tile_m * plan.multicast if isinstance(plan, ContractionPlan) else plan.tile_m
+    return ceil_div(products.rows, rows) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
 LAYOUTS = {
