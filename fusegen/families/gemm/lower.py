@@ -213,7 +213,7 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     tiles = _tiles(products, plan)
-    persistent = minimum(tiles, context.target.sms * plan.blocks_per_sm // plan.multicast)
+    persistent = minimum(tiles, max(1, context.target.sms * plan.blocks_per_sm // plan.multicast))
     grid = tiles if plan.splits > 1 else persistent
     grid = grid * plan.cluster if plan.cluster > 1 else grid
     return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
