@@ -108,11 +108,12 @@ def ran(
     steps: int,
     target: str = "sm_90a",
     timings: tuple[EmulatedTiming, ...] = ONCE,
+    plan: str | None = None,
 ) -> None:
     """The kernel takes some number of steps, and gives and writes what torch does."""
     wanted, given = ([in_memory_of_its_own(a) for a in arguments] for _ in range(2))
     expected = function(*wanted)
-    kernel = fg.kernel(function, mutates=written)
+    kernel = fg.kernel(function, mutates=written, plan=plan)
     with case((function.__name__, target)):
         assert kernel.lower(*arguments, target=target).step_count == steps
         for _, got in results({kernel: given}, target, 1, timings):
@@ -125,7 +126,6 @@ BY_THE_EPILOGUE: dict[Callable[..., Any], tuple[tuple[str, ...], Sequence[Tensor
     activated: (("cache",), (torch.zeros(9, 64), AT, X, W)),
     kept: (("cache",), (tensor(9, 64), AT - 9, X, W)),
     both: (("pair",), (tensor(2, 9, 64), AT, X, W, V)),
-    whole: (("out",), (tensor(130, 64), tensor(130, 64), W)),
     decode: (CACHES, decoding(3, 1)),
 }
 APART: dict[str, tuple[Callable[..., Any], str, Sequence[Tensor]]] = {
@@ -157,8 +157,12 @@ def test_several_new_positions() -> None:
     ran(decode, CACHES, decoding(1, 5, length=4), 2)
 
 
-def test_many_new_positions_by_warpgroups() -> None:
-    ran(decode, CACHES, decoding(7, 11, length=0, slots=40), 2)
+def test_many_rows_by_warpgroups() -> None:
+    """A single warpgroup leaves the writes to launches of their own."""
+    ran(decode, CACHES, decoding(7, 11, length=0, slots=40), 3)
+    for plan, steps in (("tiles of 128 x 64: 3 warpgroups, 8 stages", 1), ("tiles of 64 x 64: 2 warpgroups, 8 stages", 2)):
+        ran(whole, ("out",), (tensor(130, 64), tensor(130, 64), W), steps, plan=plan)
+        ran(activated, ("cache",), (tensor(140, 64), torch.randperm(140)[:130], tensor(130, 64), W), steps, plan=plan)
 
 
 def test_attention_reads_what_the_matmul_before_has_written() -> None:

@@ -60,3 +60,12 @@ def test_lengths_of_sequences_do_not_slow_a_block() -> None:
     lengths = torch.empty(1, dtype=torch.int32, device="meta")
     (launch,) = ops.cached_attention.lower(q, cache, cache, lengths, target="sm_90a").program.launches
     assert isinstance(launch.plan, FewQueriesPlan) and launch.plan.splits == 8
+
+
+def test_small_pages_slow_a_block() -> None:
+    """Two blocks share the keys of 64 caches in pages of 16 keys, where one is enough for contiguous caches."""
+    q, lengths = torch.empty(8, 32, 1, 128, dtype=torch.bfloat16, device="meta"), torch.empty(8, dtype=torch.int32, device="meta")
+    pages = torch.empty(8192, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    table = torch.empty(8, 1024, dtype=torch.int32, device="meta")
+    (launch,) = ops.paged_attention.lower(q, pages, pages, table, lengths, target="sm_90a").program.launches
+    assert isinstance(launch.plan, FewQueriesPlan) and launch.plan.splits == 2

@@ -128,6 +128,7 @@ _BANDWIDTH = 2.9e6  # bytes per µs
 # Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
 _READ_START, _LIBRARY_READ_START = 3.4, 6.7
 _READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 80e3, 50e3  # bytes per µs
+_KEYS_PER_REQUEST = 20  # keys that a block reads in the time of requesting those of a page
 _READ: Mapping[str, float] = {"NVIDIA H200": 4.2e6, "NVIDIA H100 80GB HBM3": _BANDWIDTH}
 """Bytes per µs of all blocks, by the card of a target."""
 _LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
@@ -174,24 +175,30 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     pair = body.score.axes.symbols[-1]
     reads_scores = any(pair in sympy.sympify(offset).free_symbols for read in body.score.reads for offset in read.offsets)
 
+    page = body.pages.box if body.pages else None
+
     def time(plan: Plan) -> float:
         if isinstance(plan, FewQueriesPlan):
-            return few_queries_time(size, plan.queries, plan.splits, target, reads_scores=reads_scores)
+            return few_queries_time(size, plan.queries, plan.splits, target, reads_scores=reads_scores, page=page)
         return generated_time(size, target.sms)
 
     return {candidate: time(candidate) for candidate in launch.candidates}
 
 
-def few_queries_time(size: AttentionSize, queries: int, splits: int, target: Target, *, reads_scores: bool = False) -> float:
+def few_queries_time(
+    size: AttentionSize, queries: int, splits: int, target: Target, *, reads_scores: bool = False, page: int | None = None
+) -> float:
     """Returns the time of a kernel for few queries.
 
     Args:
         queries: those of a head in a tile.
         reads_scores: True if the scores read an element per key, e.g. a mask, so that a block computes more slowly.
+        page: keys that are read at once from a page; None if keys are not in pages.
     """
     tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
     blocks = tiles * splits
     of_block = (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK) * size.itemsize / 2  # it computes as many keys
+    of_block *= page / (page + _KEYS_PER_REQUEST) if page else 1.0
     rate = min(_READ[target.card] * target.sms / _PROCESSORS, blocks * of_block)
     rate *= _LARGEST_CLUSTER if splits > PORTABLE_CLUSTER else 1.0
     joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - target.sms // 2) if splits > 1 else 0.0
