@@ -27,9 +27,8 @@ from fusegen.families.gemm.heuristics import (
     class_of,
     measured_choice,
     rows_and_depth,
-    with_cost,
 )
-from fusegen.families.gemm.pipelines import leave_to_library
+from fusegen.families.gemm.pipelines import leave_to_library, weight_on_load
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
@@ -109,6 +108,11 @@ class _Fused:
     graph: Graph
     groups: tuple[Group, ...]
     kind: int
+
+    @property
+    def matmul_launches(self) -> tuple[Group, ...]:
+        """The matmuls that generated kernels compute."""
+        return tuple(group for group in self.groups if group.kind is CONTRACTION)
 
     @cached_property
     def matmuls(self) -> tuple[int, ...]:
@@ -245,8 +249,8 @@ class GraphPlanner:
 
     @property
     def matmul_launches(self) -> tuple[Group, ...]:
-        """The matmul launches that a cost model covers, before any matmul is left to the library."""
-        return with_cost(self._fuse(frozenset()).groups)
+        """The matmul launches before any matmul is left to the library."""
+        return self._fuse(frozenset()).matmul_launches
 
     def expected(self, sizes: Mapping[str, int]) -> ExpectedSizes:
         """The size classes that choices of matmuls depend on."""
@@ -272,16 +276,16 @@ class GraphPlanner:
             on_load = self._weights.of_few_rows(expected.size_of, by_library | in_memory)
             fused = self._fuse(by_library, on_load)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
-            launches = {group: self._choice(fused, group, expected) for group in with_cost(fused.groups)}
-            if refused := {origin[p] for group, choice in launches.items() if choice.plan is None for p in group.core_nodes}:
+            launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
+            unplanned = [group for group, choice in launches.items() if choice.plan is None]
+            if refused := {origin[p] for group in unplanned for p in group.core_nodes if weight_on_load(fused.graph, p)}:
                 in_memory |= refused
                 continue
             if measured is not None:
-                for number, group in enumerate(fused.groups):
-                    if group.kind is CONTRACTION:
-                        name, default = kernel_name(fused.graph, fused.groups, number), launches.get(group, MatmulChoice(None))
-                        launch = fused.graph, group, self._target, expected, sizes
-                        launches[group] = measured_choice(name, *launch, default, measured)
+                for group, default in launches.items():
+                    name = kernel_name(fused.graph, fused.groups, fused.groups.index(group))
+                    launch = fused.graph, group, self._target, expected, sizes
+                    launches[group] = measured_choice(name, *launch, default, measured)
             choices |= {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
             if not slower:
@@ -309,7 +313,7 @@ class GraphPlanner:
 
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
-        """Symbolic rows and depths of matmuls with a cost model, each as a formula."""
+        """Symbolic rows and depths of matmul launches, each as a formula."""
         graph = self._fuse(frozenset()).graph
         launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
         on_load = [(self.graph, m) for m in self._weights.weights]

@@ -78,8 +78,8 @@ def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def takes_a_plan_for_few_rows(function: Callable[..., Any], *arguments: Any) -> bool:
-    program = fg.kernel(function).lower(*arguments, target="sm_90a").program
+def takes_a_plan_for_few_rows(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a") -> bool:
+    program = fg.kernel(function).lower(*arguments, target=target).program
     (step,) = program.steps
     return isinstance(step, Launch) and isinstance(step.kernel.body.plan, FewRowsPlan)
 

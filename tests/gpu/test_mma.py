@@ -15,8 +15,8 @@ from fusegen import target as targets
 from fusegen.compiler.backends import machine_of
 from fusegen.target import Target
 from tests.emulator import test_epilogues as small
-from tests.emulator import test_mma as narrow
 from tests.emulator.tensor_cores import Call, bound
+from tests.emulator.test_tensor_cores import bias_relu
 from tests.gpu import test_epilogues as gpu
 from tests.gpu.accuracy import check
 
@@ -51,12 +51,12 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_plans_of_every_machine(machine: Target, dtype: torch.dtype) -> None:
     shapes = ((4096, 4096), (4096, 4096), (4096,))
-    judge(narrow.bias_relu, *(randn(*shape, dtype=dtype) for shape in shapes), machine=machine)
+    judge(bias_relu, *(randn(*shape, dtype=dtype) for shape in shapes), machine=machine)
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 2, 3), (3, 8, 8), (129, 129, 33), (1000, 1001, 999), (5000, 4104, 72)])
 def test_odd_sizes(rows: int, columns: int, depth: int) -> None:
-    judge(narrow.bias_relu, randn(rows, depth), randn(columns, depth), randn(columns))
+    judge(bias_relu, randn(rows, depth), randn(columns, depth), randn(columns))
 
 
 @pytest.mark.parametrize("a_major", ["k", "m"])

@@ -199,11 +199,16 @@ def test_the_nearest_plan_that_is_a_candidate_is_taken(fastest: Fastest) -> None
     assert isinstance(program_of(linear_gelu, *inputs(17)).steps[0], LibraryMatmul), "17 rows are not few"
 
 
-def test_matmuls_by_warps(fastest: Fastest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     older = replace(targets.target("sm_90a"), wgmma=False, products=("mma.sync",))
     monkeypatch.setattr(backends, "_EMULATED", older)
+
+
+@pytest.mark.usefixtures("by_warps")
+def test_matmuls_by_warps(fastest: Fastest) -> None:
     fastest(lambda plan: False)
-    arguments = inputs()
+    arguments = inputs(17)
     program, launch = fg.tune(fg.kernel(linear_gelu), *arguments).launches
     assert [each.plan for each in program.candidates] == [GENERATED, LIBRARY] and program.plan == GENERATED
     assert all(isinstance(each.plan, MmaPlan) for each in launch.candidates[:2])
@@ -212,6 +217,18 @@ def test_matmuls_by_warps(fastest: Fastest, monkeypatch: pytest.MonkeyPatch) -> 
     assert step.plan == launch.candidates[1].plan
     program.pin(LIBRARY)
     assert isinstance(program_of(linear_gelu, *arguments).steps[0], LibraryMatmul)
+
+
+@pytest.mark.usefixtures("by_warps")
+def test_matmuls_of_few_rows_by_warps(fastest: Fastest) -> None:
+    fastest(lambda plan: False)
+    arguments = inputs()
+    (program,) = fg.tune(fg.kernel(linear_gelu), *arguments).launches
+    few, others, library = (each.plan for each in program.candidates)
+    assert isinstance(few, FewRowsPlan) and program.plan == few and (others, library) == (GENERATED, LIBRARY)
+    program.pin(GENERATED)
+    (step,) = program_of(linear_gelu, *arguments).launches
+    assert isinstance(step.plan, MmaPlan)
 
 
 def test_pinned_matmuls_stay(fastest: Fastest) -> None:
