@@ -17,8 +17,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import specialize
 from fusegen.compiler.emulator import EmulatedTiming
-from fusegen.families.attention.lower import _PLANS
-from fusegen.families.attention.plan import FewQueriesPlan
+from fusegen.families.attention.plan import _PLANS, FewQueriesPlan
 from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.fusion import Group

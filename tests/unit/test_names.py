@@ -36,6 +36,8 @@ OF_LANES = (
     "attention.cu.jinja",
     "few_queries.cu.jinja",
     "pages.cuh.jinja",
+    "copied_heads.cuh.jinja",
+    "loaded_heads.cuh.jinja",
 )
 """Their pipelines call wrappers, and user's names occur in these alone."""
 

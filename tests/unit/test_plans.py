@@ -10,8 +10,7 @@ import torch
 
 import fusegen as fg
 from fusegen.errors import VerificationError
-from fusegen.families.attention.lower import attention_plans
-from fusegen.families.attention.plan import AttentionPlan
+from fusegen.families.attention.plan import AttentionPlan, attention_plans
 from fusegen.families.gemm.heuristics import MatmulShape, contraction_plan
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.families.rows.heuristics import RowFeatures, row_plans

@@ -1,4 +1,4 @@
-"""Matches attention: a matmul of streaming weights with values, on targets with wgmma."""
+"""Matches attention: a matmul of streaming weights with values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.families.attention.bounds import NumberInMemory, first_visible_key, masked_values, page_number, visible_keys
+from fusegen.families.attention.plan import attention_plans
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
@@ -244,17 +245,26 @@ class AttentionMatch:
         return (*(view.base for view in self.operands.views), *sorted({int(number.args[0]) for number in functions}))
 
 
-def is_supported(target: Target) -> bool:
-    return target.wgmma
+_FEWEST_HEADS = 4
+
+
+def is_supported(operands: AttentionOperands, target: Target) -> bool:
+    """True if a target has a kernel for an attention. Without `wgmma`, it needs few queries, whose number is literal, and not few
+    heads of keys: a head is the work of one block."""
+    if target.wgmma:
+        return True
+    queries, channels, values = (literal(size) for size in (*operands.q.shape[-2:], operands.v.shape[-1]))
+    heads = literal(operands.k.shape[1]) or _FEWEST_HEADS
+    if not target.products or not queries or not channels or not values or heads < _FEWEST_HEADS:
+        return False
+    return bool(attention_plans(channels, values, operands.gqa_group, queries, target))
 
 
 def attention_group(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
     """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it."""
-    if not is_supported(target):
-        return None
     for values in _products_at(graph, root):
         recurrence = match_recurrence(graph, values)
-        if recurrence is None or rejection_reason(graph, recurrence, root) is not None:
+        if recurrence is None or rejection_reason(graph, recurrence, root, target) is not None:
             continue
         operands = attention_operands(graph, recurrence)
         assert operands is not None  # checked by `rejection_reason`
@@ -276,7 +286,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
     return matmuls_below(graph, root)
 
 
-def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
+def rejection_reason(graph: Graph, recurrence: Recurrence, root: int, target: Target) -> str | None:
     """Returns the reason why the attention pipeline cannot compute a recurrence; None if it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
     q, keys = (graph.nodes[_without_widening(graph, a)] for a in scores.args)
@@ -292,9 +302,10 @@ def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | N
     for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
             return f"the head dim is {channels}, not a multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
-    if attention_operands(graph, recurrence) is None:
+    operands = attention_operands(graph, recurrence)
+    if operands is None:
         return "q, k or v does not have contiguous channels and 16-byte strides, or batch and heads are broadcast"
-    return None
+    return None if is_supported(operands, target) else f"{target.name} has one for few queries of several heads of keys only"
 
 
 def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
@@ -329,11 +340,12 @@ def _is_readable(graph: Graph, operands: AttentionOperands) -> bool:
 
 def page_sizes(graph: Graph, target: Target) -> tuple[Dim, ...]:
     """Returns the symbolic page sizes of caches that attention could read in place, if they were suitable multiples."""
-    if not is_supported(target) or not any(node.family is Family.INDEXING for node in graph.nodes):
+    if not target.products or not any(node.family is Family.INDEXING for node in graph.nodes):
         return ()
     recurrences = (match_recurrence(graph, matmul) for matmul in matmuls_of(graph))
     products = ((graph.nodes[r.score_product].args, graph.nodes[r.values].args[1]) for r in recurrences if r is not None)
-    tables = (operands.table for (q, keys), values in products for operands in _candidates(graph, q, keys, values))
+    found = (operands for (q, keys), values in products for operands in _candidates(graph, q, keys, values))
+    tables = (operands.table for operands in found if is_supported(operands, target))
     return tuple(dict.fromkeys(table.page for table in tables if table is not None and literal(table.page) is None))
 
 
