@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen import ops
 from fusegen.compiler.compile import Variant
 from fusegen.describe import explain
 from fusegen.families.gemm.heuristics import MatmulShape, candidates, mma_plans
@@ -124,3 +125,13 @@ def test_no_registers_are_spilled(name: str, rows: int) -> None:
         (source,) = variant(function, meta(rows, 4096), weight, meta(4096), machine=machine).sources
         found = figures(source, name)
         assert found.spilled == 0 and not found.warnings
+
+
+@pytest.mark.parametrize("name", some(OLDER, ["sm_86"]))
+@pytest.mark.parametrize(("heads", "channels"), [(32, 128), (16, 256), (256, 64)])
+def test_few_queries_spill_no_registers(name: str, heads: int, channels: int) -> None:
+    q, k = meta(4, heads, 1, channels), meta(64, 16, 8, channels)
+    numbers = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((4, 8), (4,)))
+    (source,) = variant(ops.paged_attention.function, q, k, k, *numbers, machine=target(name)).sources
+    found = figures(source, name)
+    assert found.spilled == 0 and not found.warnings
