@@ -20,7 +20,7 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
     recompute: Recompute = "auto"
     compiler: Compiler | None = None
     fast_math: bool = False
-    plan: tuple[tuple[str, str], ...] = ()  # as in `Graph.plans`
+    plan: tuple[tuple[str, str], ...] | None = None  # as in `Graph.plans`; None if not given
 
     def checked(self) -> Options:
         """Returns the options with ``mutates`` and ``plan`` as tuples.
@@ -43,7 +43,7 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
             raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, COMPILERS))}")
         if not isinstance(self.fast_math, bool):
             raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="pass True or False")
-        return self._replace(mutates=names, plan=tuple(_plans(cast(Plans, self.plan))))
+        return self._replace(mutates=names, plan=None if self.plan is None else tuple(_plans(cast(Plans, self.plan))))
 
     def applied_to(self, declared: Options) -> Options:
         """Overrides the options of a declared kernel, except ``mutates``, by the non-default options of this object."""
@@ -51,15 +51,15 @@ class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every da
         return declared._replace(**rules | {"mutates": declared.mutates})
 
 
-def _plans(plan: Plans | None, name: str = "") -> Iterator[tuple[str, str]]:
+def _plans(plan: Plans, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(plan, str):
         yield name, plan
-    elif isinstance(plan, Mapping) and not name and all(isinstance(key, str) for key in plan):
+    elif isinstance(plan, Mapping) and not name and all(isinstance(key, str) and key for key in plan):
         for key, texts in plan.items():
             yield from _plans(texts, key)
     elif isinstance(plan, (list, tuple)) and all(isinstance(text, str) for text in plan):
         yield from ((name, text) for text in plan)
-    elif plan is not None:
+    else:
         what = f"fg.kernel: plan is {plan!r}"
         raise ArgumentError(what, hint="pass the text of a plan, a list of texts, or a dict of them by the name of a kernel")
 

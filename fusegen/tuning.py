@@ -317,7 +317,7 @@ class _Tuner:
     def _measured(self, choice: Choice) -> tuple[Candidate, ...]:
         """The candidates of a choice with their times; empty if all give the same program, for instance because another choice
         changes the launch."""
-        plans = _compared(choice)
+        plans = choice.candidates
         compiled = [self._specialized(choice, plan) for plan in plans]
         programs = [(each.call, tuple(source.digest for source in each.sources)) for each in compiled]
         firsts = [programs.index(program) for program in programs]
@@ -373,10 +373,6 @@ class _Tuner:
         values = [v.clone() if n in written and isinstance(v, Tensor) else v for n, v in enumerate(self.call.values)]
         copies, bound = [values[position] for position in sorted(written)], self.call.bind(compiled)
         return lambda: (bound(values, self.call.captured), copies)
-
-
-def _compared(choice: Choice) -> tuple[Plan, ...]:
-    return choice.candidates
 
 
 def _pinned(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:

@@ -19,7 +19,6 @@ from fusegen.dtypes import from_torch
 from fusegen.lowered import Lowered
 from fusegen.program.call import Role
 from fusegen.runtime.callables import by_position
-from fusegen.schedule.program import Program
 from fusegen.specs import find, materialize
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
@@ -116,9 +115,10 @@ class BenchCase:
         """Returns the call to time for an implementation of the declaration."""
         return lambda: function(**arguments)
 
-    def programs(self, target: str) -> tuple[Program, ...]:
+    def lowered(self, target: str) -> tuple[Lowered, ...]:
+        """The stages of all passes."""
         args, kwargs = by_position(self.kernel.function, self.meta_arguments())
-        return (self.kernel.lower(*args, target=target, **kwargs).program,)
+        return (self.kernel.lower(*args, target=target, **kwargs),)
 
 
 def minimum_bytes(arguments: Mapping[str, Any], results: Any) -> int:
@@ -178,9 +178,9 @@ class TrainingCase(BenchCase):
         leaves = {name: arguments[name].detach().requires_grad_() for name in self.leaves}
         return partial(_step, function, arguments | leaves, tuple(leaves.values()), self._upstream(arguments))
 
-    def programs(self, target: str) -> tuple[Program, ...]:
+    def lowered(self, target: str) -> tuple[Lowered, ...]:
         passes = fg.vjp(self.kernel, wrt=self.leaves, target=target, **self.meta_arguments())
-        return passes.forward.lower().program, passes.backward.lower().program
+        return passes.forward.lower(), passes.backward.lower()
 
     def _upstream(self, arguments: Arguments) -> tuple[Tensor, ...]:
         """The gradients of the results: the same values for all providers, in the results' dtypes."""

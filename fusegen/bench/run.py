@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from fusegen.bench.case import BenchCase, Implementation, minimum_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase, read
 from fusegen.compiler.backends import target_of
-from fusegen.compiler.tuned import without_tuning_records
+from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError, FusegenError, one_line
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
@@ -44,12 +43,12 @@ def run_case(
     Args:
         case: a case whose sizes suit the device.
         providers: the providers, in the order of the timings; those without an implementation are left out.
-        tuned: True measures fusegen's plans first; False ignores plans that were tuned on this machine.
+        tuned: True measures fusegen's plans first; False takes the plans of any call: those of earlier measurements, if any.
     """
     implementations = {
         provider: implementation for provider in providers if (implementation := provider.implementation(case)) is not None
     }
-    with torch.no_grad(), nullcontext() if tuned else without_tuning_records():
+    with torch.no_grad():
         moved = attempt(lambda: case.bytes)
         timings = attempt(lambda: _measured(case, implementations, device, quick, tuned))
         launches = attempt(lambda: _launches(case, device)) if any(p.name == "fusegen" for p in implementations) else ""
@@ -140,7 +139,9 @@ def _failed(provider: Provider, implementation: Implementation, error: Exception
 
 
 def _launches(case: BenchCase, device: torch.device) -> str:
-    steps = [step for program in case.programs(target_of(device).name) for step in program.steps]
+    lowered = case.lowered(target_of(device).name)
+    called = [with_measured_plans(low._compiled, low.sizes, device).program for low in lowered]
+    steps = [step for program in called for step in program.steps]
     launches = sum(isinstance(step, Launch) and step.part <= 1 for step in steps)
     counts = {"library": sum(not isinstance(step, (Launch, LoopStep)) for step in steps)}
     counts["loop"] = sum(isinstance(step, LoopStep) for step in steps)

@@ -130,7 +130,8 @@ def _pinned(call: KernelCall, text: str | None, target: str | None) -> Tuning:
         return tuning
     matches = [(launch, each.plan) for launch in tuning.launches for each in launch.candidates if each.plan.description == text]
     if not matches:
-        raise ArgumentError(f"{call.name} has no candidate {text!r}", hint="--list prints the candidates")
+        declared = "; the plan= of the declaration decides its choices before any pinned plan" if call.kernel.options.plan else ""
+        raise ArgumentError(f"{call.name} has no candidate {text!r}", hint=f"--list prints the candidates{declared}")
     for launch, plan in matches:
         launch.pin(plan)
     return candidates(call.kernel, *args, target=target, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
-from fusegen.families.attention.match import page_sizes
+from fusegen.families.attention.match import extents_of_attention
 from fusegen.families.gemm.deep import DeepFusion, measured_fusions, with_fusions
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import (
@@ -59,6 +58,7 @@ _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
+MatmulChoices: TypeAlias = dict[tuple[int, Group, int, int], MatmulChoice]
 Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice]
 
 
@@ -119,6 +119,11 @@ class _Fused:
         """All matmuls of the graph."""
         return matmuls_of(self.graph)
 
+    def key(self, group: Group, expected: ExpectedSizes) -> tuple[int, Group, int, int]:
+        """The key of a matmul launch's choices: they depend only on its own rows and depth."""
+        rows, depth = rows_and_depth(self.graph, group.core_nodes[0])
+        return self.kind, group, expected.size_of(rows), expected.size_of(depth)
+
 
 @dataclass(frozen=True)
 class _MatmulDecision:
@@ -175,7 +180,7 @@ class GraphPlanner:
         self._weights = supported_weights(graph, target)
         self._fused: dict[tuple[frozenset[int], frozenset[int]], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._choices: dict[tuple[int, Group, int, int], MatmulChoice] = {}
+        self._choices: MatmulChoices = {}
 
     def at(self, sizes: Mapping[str, int], measured: Measured | None = None) -> Specialization:
         """The specialization for some sizes.
@@ -259,17 +264,21 @@ class GraphPlanner:
     def _expected_decision(self, classes: tuple[int, ...]) -> _MatmulDecision:
         """The decision by the cost model alone."""
         if classes not in self._decisions:
-            self._decisions[classes] = self._decision(self._expected(classes), {}, None)
+            self._decisions[classes] = self._decision(self._expected(classes), {}, None, {})
         return self._decisions[classes]
 
-    def _decided(self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None) -> _MatmulDecision:
+    def _decided(
+        self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices | None = None
+    ) -> _MatmulDecision:
+        """The decision for some classes; ``known`` has measured choices of the same sizes, and gets those of this decision."""
         if measured is None:
             return self._expected_decision(classes)
-        return self._decision(self._expected(classes), sizes, measured)
+        return self._decision(self._expected(classes), sizes, measured, {} if known is None else known)
 
-    def _decision(self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None) -> _MatmulDecision:
-        """Leaves matmuls to the library until each remaining matmul launch is expected or measured to be faster than the
-        library."""
+    def _decision(
+        self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices
+    ) -> _MatmulDecision:
+        """Leaves matmuls to the library until each remaining launch is expected or measured to be faster than the library."""
         by_library, in_memory = frozenset[int](), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         while True:
@@ -283,9 +292,11 @@ class GraphPlanner:
                 continue
             if measured is not None:
                 for group, default in launches.items():
-                    name = kernel_name(fused.graph, fused.groups, fused.groups.index(group))
-                    launch = fused.graph, group, self._target, expected, sizes
-                    launches[group] = measured_choice(name, *launch, default, measured)
+                    key = fused.key(group, expected)
+                    if key not in known:
+                        name = kernel_name(fused.graph, fused.groups, fused.groups.index(group))
+                        known[key] = measured_choice(name, fused.graph, group, self._target, expected, sizes, default, measured)
+                    launches[group] = known[key]
             choices |= {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
             if not slower:
@@ -302,9 +313,7 @@ class GraphPlanner:
         return self._fused[key]
 
     def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
-        """The choice for one matmul launch. It depends only on the launch's own rows and depth."""
-        rows, depth = rows_and_depth(fused.graph, group.core_nodes[0])
-        key = (fused.kind, group, expected.size_of(rows), expected.size_of(depth))
+        key = fused.key(group, expected)
         if key not in self._choices:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)
         return self._choices[key]
@@ -328,7 +337,8 @@ class GraphPlanner:
 
     def _ranges(self, sizes: Mapping[str, int], measured: Measured | None) -> list[list[range]]:
         """For each of these sizes, the ranges within which all choices stay the same."""
-        keys = {c: self._decided(c, sizes, measured).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
+        known: MatmulChoices = {}
+        keys = {c: self._decided(c, sizes, measured, known).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
         return [self._merged(axis, keys) for axis in range(len(self._rows))]
 
     def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
@@ -348,13 +358,11 @@ class GraphPlanner:
 
 
 SizeValues: TypeAlias = Mapping[str, int]
-SizeFacts: TypeAlias = tuple[tuple[str, int, int], ...]
-"""Sizes or expressions of sizes, each with an upper bound and a divisor."""
+SizeFacts: TypeAlias = tuple[tuple[str, int, int], ...]  # as in `Graph.with_facts`
 
 _LARGE = 64 << 20  # bytes of a value from which a loop computes it in blocks
 _TRIAL_ROWS = 1024  # rows of the block for which a loop body is planned before its memory per row is known
 _DIVISORS: tuple[int, ...] = (16, 8, 4, 2, 1)
-_OF_PAGES = (128, 64, 32, *_DIVISORS)  # keys that are read at once from a page
 
 
 class Specializer:
@@ -387,7 +395,7 @@ class Specializer:
     ) -> None:
         self._lock = lock or new_lock()
         self._target, self._index64, self._depth = target, index64, depth
-        self._lengths = dict.fromkeys(reduced_lengths(graph), _DIVISORS) | dict.fromkeys(page_sizes(graph, target), _OF_PAGES)
+        self._lengths = dict.fromkeys(reduced_lengths(graph), _DIVISORS) | extents_of_attention(graph, target)
         self._plans = graph.plans
         self._loops = with_block_loops(graph, matmuls_of_attention(graph, target), depth)
         self._planners: dict[tuple[bool, SizeFacts | None, RowSplits], GraphPlanner] = {}
@@ -470,7 +478,7 @@ class Specializer:
             def bodies(sizes: SizeValues) -> Bodies:
                 return {blocks: self._body(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            rewritten = reduce_in_two_steps(_with_facts(graph, facts or ()), cuts)
+            rewritten = reduce_in_two_steps(graph.with_facts(facts or ()), cuts)
             self._planners[key] = GraphPlanner(rewritten, self._target, index64=self._index64, bodies=bodies, lock=self._lock)
         return self._planners[key]
 
@@ -490,11 +498,3 @@ def _fact(extent: Dim, sizes: SizeValues, divisors: Sequence[int]) -> tuple[str,
     """An extent with the next power of two, and its largest divisor of some (1 for an expression)."""
     size, name = formula(extent)(sizes), str(extent)
     return name, 1 << (size - 1).bit_length(), next(d for d in divisors if size % d == 0) if name.isidentifier() else 1
-
-
-def _with_facts(graph: Graph, facts: SizeFacts) -> Graph:
-    bounds, multiples = dict(graph.bounds), dict(graph.multiples)
-    for name, bound, divisor in facts:
-        bounds[name] = min(bounds.get(name, bound), bound)
-        multiples[name] = math.lcm(multiples.get(name, 1), divisor)
-    return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(m for m in multiples.items() if m[1] > 1))

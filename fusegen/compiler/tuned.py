@@ -38,6 +38,7 @@ C = TypeVar("C", bound=CompiledGraph)
 FORMAT = 3
 _FOLDER, _ANY_DEVICE = "tuned", "any device"
 _NEAR = 1.0  # a record also applies to extents within this many powers of two
+_NEAR_IN_TABLE = 0.2  # a table lists what the cost model chooses badly; farther off, the model knows better
 _ACTIVE_UNTUNED: set[object] = set()  # one token for each active `without_tuning_records`
 OBSERVERS: list[Callable[[UnboundCall], object]] = []
 """Functions that see each call that is bound (`observed`)."""
@@ -225,11 +226,11 @@ def nearest_record(key: TuningKey, candidates: Sequence[Plan]) -> tuple[TuningRe
     """The nearest record whose plan is a candidate, and that candidate. The package's table counts only without such a record of
     the user."""
     fields = [(plan, plan_fields(plan)) for plan in candidates]
-    for source in (records, _records_of_table):
+    for source, near in ((records, _NEAR), (_records_of_table, _NEAR_IN_TABLE)):
         known = [(_distance(record.extents, key.extents), record) for record in source(key)]
         for distance, record in sorted(known, key=lambda pair: pair[0]):
             plan = next((plan for plan, values in fields if values == record.plan), None)
-            if plan is not None and distance <= _NEAR:
+            if plan is not None and distance <= near:
                 return record, plan
     return None
 

@@ -64,7 +64,7 @@ class VariantCache:
         *,
         origin: tuple[Callable[..., Any], Hashable] | None = None,
     ) -> None:
-        self.function, self.name, self._fast_math, self._plans = function, name, options.fast_math, options.plan
+        self.function, self.name, self._fast_math, self._plans = function, name, options.fast_math, options.plan or ()
         self.parameters = Parameters.of(function, options.mutates)
         self.history = History()
         self._variants: dict[
@@ -75,7 +75,7 @@ class VariantCache:
         self._warned = False  # about many variants
         user_function, layouts = origin or (function, None)
         kernels = _KERNELS.setdefault(user_function, {}) if isinstance(user_function, FunctionType) else {}
-        self._kernels = kernels.setdefault((layouts, name, options.mutates, options.fast_math, options.plan), [])
+        self._kernels = kernels.setdefault((layouts, name, options.mutates, options.fast_math, self._plans), [])
 
     @property
     def known(self) -> list[Variant]:

@@ -109,7 +109,8 @@ def return_value(results: Sequence[str]) -> str:
     return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""
 
 
-_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
+_EIGHT_BITS = dict.fromkeys((DType.INT8, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2), 0)  # UINT8: TMA only moves them
+_KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9, **_EIGHT_BITS}
 """Element types of tensor maps, as numbered in ``cuda.h``."""
 
 
@@ -392,7 +393,7 @@ class CallText:
         dtype = self._specs[spec.buffer].dtype
         start = f"{self._address(spec.buffer)} + {self.formula(spec.offset)} * {dtype.itemsize}, {_KINDS[dtype]}, {dtype.itemsize}"
         box = f"{{{', '.join(map(str, spec.box))}}}"
-        return f"{start}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}, {str(not spec.writable).lower()}"
+        return f"{start}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}"
 
 
 def _buffer_name(key: int) -> str:

@@ -161,5 +161,6 @@ def _plain_programs(name: str, programs: Sequence[CompiledProgram]) -> list[Comp
     plain = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
     if not plain:
         what = f"{name} is {programs[0].call.summary}, but plain sources contain kernels only"
-        raise BundleError(what, hint="build it with --format extension, or for sm_90a in bf16 or f16, where matmuls are kernels")
+        where = "where kernels compute matmuls: for sm_90a in bf16 or f16, without plan='library'"
+        raise BundleError(what, hint=f"build it with --format extension, or {where}")
     return plain

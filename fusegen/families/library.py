@@ -136,7 +136,7 @@ def lower_library(context: Context) -> Sequence[Step]:
     shape = context.graph.nodes[product].shape
     axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
     row_major = flat_offset(axes.symbols, strides)
-    placement = place_output(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
+    placement = place_output(context, product, axes.symbols, axes, lambda store: same(store.offset, row_major))
     a, b = _operands(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
     padded = _padded(context.graph, product)
@@ -240,7 +240,7 @@ def _placed(context: Context, output: int) -> Placement:
     axes = identity_axes(shape)
     stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)
     is_fresh = all(context.memory.spec(store.buffer).role is not Role.INPUT for store in stores)
-    return place_output(context, output, axes.symbols, axes, lambda offset: is_fresh and same(offset, row_major))
+    return place_output(context, output, axes.symbols, axes, lambda store: is_fresh and same(store.offset, row_major))
 
 
 def _result(node: Node, buffer: int) -> LibraryResult:

@@ -33,7 +33,7 @@ class GroupKind:
     Attributes:
         name: shown to users.
         merges: whether values over one iteration space may join its groups.
-        writes_in_place: whether its kernels store element by element, so that they can write to an input.
+        writes_in_place: whether its kernels can store at the addresses of a write to an input.
         is_strided: whether its kernels read and write rows with any stride, such as padded rows.
         reads_logical_dtype: whether it reads operands in their logical dtype, as matmuls do.
         is_library: whether torch computes it.

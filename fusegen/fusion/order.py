@@ -199,7 +199,8 @@ def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     memory = first_version(graph, put)
     if group.adds_in_place:
         return False
-    if not group.kind.writes_in_place or (target_gathers(graph, put) and not _covers_domain(graph, group, put)):
+    is_limited = group.parts or target_gathers(graph, put)
+    if not group.kind.writes_in_place or (is_limited and not _covers_domain(graph, group, put)):
         return True
     earlier = [other for other in written_by(graph, group) if other < put and first_version(graph, other) == memory]
     if not all(are_disjoint(graph, put, other) for other in earlier):
@@ -207,12 +208,16 @@ def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and first_version(graph, p) == memory]
     if not read:
         return False
+    if group.parts:
+        return True  # a block would overwrite operands of other tiles
     return read != [previous_version(graph, put)] or bool(target_gathers(graph, put)) or not _is_in_place(graph, group, put)
 
 
 def _covers_domain(graph: Graph, group: Group, put: int) -> bool:
-    """True if the written value has one element for each element of the group's domain: other stores have no bounds check."""
-    return same(product(graph.nodes[graph.nodes[put].args[1]].shape), product(group.domain.shape))
+    """True if the written value has one element for each element of its domain: other stores have no bounds check."""
+    value = strip_views(graph, put)
+    domain = next((part.domain for part in group.parts if value in part.outputs), group.domain)
+    return same(product(graph.nodes[value].shape), product(domain.shape))
 
 
 def _is_in_place(graph: Graph, group: Group, put: int) -> bool:

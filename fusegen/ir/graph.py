@@ -6,8 +6,9 @@ Only `GraphBuilder` builds graphs: it infers shape and dtype from the operation'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
@@ -148,6 +149,14 @@ class Graph:
 
     def input_spec(self, name: str) -> InputSpec:
         return next(spec for spec in self.inputs if spec.name == name)
+
+    def with_facts(self, facts: Sequence[tuple[str, int, int]]) -> Graph:
+        """Returns the graph for sizes or expressions of sizes with an upper bound and a divisor."""
+        bounds, multiples = dict(self.bounds), dict(self.multiples)
+        for name, bound, divisor in facts:
+            bounds[name] = min(bounds.get(name, bound), bound)
+            multiples[name] = math.lcm(multiples.get(name, 1), divisor)
+        return replace(self, bounds=tuple(bounds.items()), multiples=tuple(m for m in multiples.items() if m[1] > 1))
 
     @property
     def facts(self) -> str:

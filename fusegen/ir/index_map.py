@@ -34,6 +34,9 @@ from fusegen.ir.symbolic import (
 
 Position: TypeAlias = tuple[Index, ...]
 
+Passed: TypeAlias = tuple[tuple[int, int], ...]
+"""Pointwise nodes that are passed as if they were views of one operand, each with that operand's number."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -336,19 +339,15 @@ def strided_view(graph: Graph, position: int) -> StridedView:
     return cast(StridedView, graph.view_cache[position])
 
 
-def repeated_view(graph: Graph, position: int, dim: int, count: int, unmasked: int | None = None) -> StridedView | None:
-    """Returns a node that repeats each index of a dim ``count`` times as a strided view without the repetitions; else None.
-
-    Args:
-        unmasked: a ``where`` that is passed as if it chose its second operand everywhere.
-    """
-    key = position, dim, count, unmasked
+def repeated_view(graph: Graph, position: int, dim: int, count: int, passed: Passed = ()) -> StridedView | None:
+    """Returns a node that repeats each index of a dim ``count`` times as a strided view without the repetitions; else None."""
+    key = position, dim, count, passed
     if key not in graph.view_cache:
-        graph.view_cache[key] = _without_repetitions(graph, position, dim, count, unmasked)
+        graph.view_cache[key] = _without_repetitions(graph, position, dim, count, passed)
     return cast("StridedView | None", graph.view_cache[key])
 
 
-def _without_repetitions(graph: Graph, position: int, dim: int, count: int, unmasked: int | None) -> StridedView | None:
+def _without_repetitions(graph: Graph, position: int, dim: int, count: int, passed: Passed) -> StridedView | None:
     shape = graph.nodes[position].shape
     extent = exact_quotient(shape[dim], count)
     if extent is None:
@@ -356,7 +355,7 @@ def _without_repetitions(graph: Graph, position: int, dim: int, count: int, unma
     axes = identity_axes((*shape[:dim], extent, count, *shape[dim + 1 :]))
     outer, inner = axes.symbols[dim : dim + 2]
     index = (*axes.symbols[:dim], outer * count + inner, *axes.symbols[dim + 2 :])
-    for view in _views(graph, position, index, axes, unmasked):
+    for view in _views(graph, position, index, axes, passed):
         if view is not None and (count == 1 or view.strides[dim + 1] == 0):
             dims_without = [(*all_dims[: dim + 1], *all_dims[dim + 2 :]) for all_dims in (view.shape, view.strides)]
             return StridedView(view.base, dims_without[0], dims_without[1], view.offset)
@@ -378,13 +377,9 @@ class GatheredView:
     index: tuple[int, Position]
 
 
-def gathered_view(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None = None) -> GatheredView | None:
-    """Returns a node at an index as a view of the buffer that it gathers from; None if there is no gather, or no such view.
-
-    Args:
-        unmasked: as in `repeated_view`.
-    """
-    gather, at = _below(graph, position, index, axes, unmasked)[-1]
+def gathered_view(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> GatheredView | None:
+    """Returns a node at an index as a view of the buffer that it gathers from; None if there is no gather, or no such view."""
+    gather, at = elements_below(graph, position, index, axes, passed)[-1]
     if graph.nodes[gather].family is not Family.INDEXING:
         return None
     operand, number = sources(graph, gather, at, axes)
@@ -395,18 +390,18 @@ def gathered_view(graph: Graph, position: int, index: Position, axes: Axes, unma
     return None if view is None else GatheredView(view, gather, (number.arg, number.index))
 
 
-def _views(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None = None) -> Iterator[StridedView | None]:
+def _views(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> Iterator[StridedView | None]:
     """The node at an index as a view of each buffer below it, the furthest first; None if it is not a strided view."""
-    for base, offset_index in reversed(_below(graph, position, index, axes, unmasked)):
+    for base, offset_index in reversed(elements_below(graph, position, index, axes, passed)):
         yield _affine(base, axes.extents, flat_offset(offset_index, buffer_strides(graph, base)), axes.symbols)
 
 
-def _below(graph: Graph, position: int, index: Position, axes: Axes, unmasked: int | None) -> list[tuple[int, Position]]:
+def elements_below(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> list[tuple[int, Position]]:
     """Returns the node and those that it is a view of, each with the index that is read."""
-    below: list[tuple[int, Position]] = [(position, index)]
-    while graph.nodes[below[-1][0]].family is Family.VIEW or below[-1][0] == unmasked:
-        operands = sources(graph, *below[-1], axes)
-        operands = operands[1:2] if below[-1][0] == unmasked else operands
+    below, operand_of = [(position, index)], dict(passed)
+    while graph.nodes[below[-1][0]].family is Family.VIEW or below[-1][0] in operand_of:
+        operands, number = sources(graph, *below[-1], axes), operand_of.get(below[-1][0])
+        operands = operands if number is None else operands[number : number + 1]
         if len(operands) != 1 or graph.nodes[operands[0].arg].op in _NOT_IN_MEMORY:
             break
         below.append((operands[0].arg, operands[0].index))

@@ -352,7 +352,7 @@ class CudaBackend(LaunchBackend):
     def _map(self, binder: Binder, spec: TensorMapSpec) -> TensorMap:
         sizes, dtype = binder.sizes, binder.spec(spec.buffer).dtype
         shape, strides = [f(sizes) for f in spec.shape], [f(sizes) for f in spec.strides]
-        maps = cuda.TensorMaps(dtype, self.gpu, shape, strides, spec.offset(sizes), spec.box, promote=not spec.writable)
+        maps = cuda.TensorMaps(dtype, self.gpu, shape, strides, spec.offset(sizes), spec.box)
         return TensorMap(binder.address(spec.buffer), maps)
 
 

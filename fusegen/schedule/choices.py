@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from fusegen.errors import ArgumentError
 from fusegen.fusion.groups import Domain, Group, computed, strip_views
@@ -14,9 +14,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch
-
-T = TypeVar("T")
+from fusegen.schedule.program import Launch, Program
 
 _DIMS = ("dim", "dims", "part")
 """Attributes of nodes that are not sizes; bools are not sizes either."""
@@ -45,6 +43,14 @@ Measured: TypeAlias = Callable[[Choice], Plan | None]
 """Returns the measured or pinned candidate of a choice; None if there is none."""
 
 
+class _Planned(Protocol):
+    @property
+    def program(self) -> Program: ...
+
+
+P = TypeVar("P", bound=_Planned)
+
+
 class DeclaredPlans:
     """A `Measured` function that answers choices with the plans of a declaration.
 
@@ -68,20 +74,33 @@ class DeclaredPlans:
             return None
         return self._measured(choice)
 
-    def checked(self, planned: T) -> T:
-        """Returns what was planned, or raises `ArgumentError` if a declared plan was no candidate of any choice."""
+    def checked(self, planned: P) -> P:
+        """Returns what was planned, or raises `ArgumentError` if a declared plan is not taken. A launch may have it without a
+        choice."""
+        program = planned.program
+        taken = [(launch.kernel.name, launch.plan.description) for launch in program.launches if launch.plan is not None]
+        known = [(choice.name, plan.description) for choice in self._choices.values() for plan in choice.candidates]
+        known += [each for each in taken if each not in known]
         for name, text in self._plans:
-            if (name, text) not in self._taken:
-                known = [(choice.name, plan.description) for choice in self._choices.values() for plan in choice.candidates]
-                if not known:
-                    raise ArgumentError(f"plan={text!r} decides nothing: there is no choice at these sizes", hint="leave out plan=")
-                if any(text == other and name in ("", launch) for launch, other in known):
-                    what = f"plan={text!r} is not taken: another declared plan decides the same choice"
-                    raise ArgumentError(what, hint="declare one plan for each choice")
-                what = f"plan={text!r} is no candidate{f' of {name}' if name else ''} at these sizes"
-                lines = [f"{launch}: {other}" for launch, other in known]
-                raise ArgumentError(what, hint="\n    ".join(["give one of these candidates, or none:", *lines]))
+            if (name, text) not in self._taken and not _has(taken, name, text):
+                problem, hint = _problem(known, name, text)
+                raise ArgumentError(f"{program.graph.name}: plan={text!r} {problem}", hint=hint)
         return planned
+
+
+def _has(plans: Sequence[tuple[str, str]], name: str, text: str) -> bool:
+    return any(text == other and name in ("", launch) for launch, other in plans)
+
+
+def _problem(known: Sequence[tuple[str, str]], name: str, text: str) -> tuple[str, str]:
+    """The reason why a declared plan was not taken, and a hint."""
+    if not known:
+        return "decides nothing: there is no choice at these sizes", "leave out plan="
+    if _has(known, name, text):
+        return "is not taken: another declared plan decides the same choice", "declare one plan for each choice"
+    lines = [f"{launch}: {other}" for launch, other in known]
+    of = f" of {name}" if name else ""
+    return f"is no candidate{of} at these sizes", "\n    ".join(["give one of these candidates, or none:", *lines])
 
 
 def choice_of(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], candidates: Sequence[Plan]) -> Choice:

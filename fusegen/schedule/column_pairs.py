@@ -33,10 +33,12 @@ from fusegen.schedule.math import (
     MathParameter,
     Origin,
 )
+from fusegen.schedule.memory import Store
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import SMALL, BufferRead, Leaf, Terms, narrowed
 
 PAIR = axis_symbol("pair")
+_WIDEST = 16  # bytes of an access
 
 
 def pair_axes(shape: Shape) -> Axes:
@@ -50,12 +52,15 @@ def lane_position(axes: Axes, lane: int) -> Position:
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
-def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
+def is_in_octets(context: Context, axes: Axes, store: Store) -> bool:
     """True if the last dim is contiguous in aligned groups of eight; the offset is that of a pair's first lane."""
-    base = sympy.expand(offset - LANES * PAIR)
+    base = sympy.expand(store.offset - LANES * PAIR)
     ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
-    terms = sympy.Add.make_args(base)
-    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % FRAGMENT == 0 for t in terms)
+    alignment, itemsize = context.alignment(store.buffer), context.dtype(store.buffer).itemsize
+    if base.has(PAIR) or alignment % min(FRAGMENT * itemsize, _WIDEST):
+        return False
+    divisors = (divisor(t.subs(ones), context.multiples, alignment // itemsize) for t in sympy.Add.make_args(base))
+    return all(each % FRAGMENT == 0 for each in divisors)
 
 
 def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:
@@ -127,10 +132,10 @@ def lane_kernel(
     matrices: Sequence[int] = (),
 ) -> LoweredKernel:
     """Returns the kernel that calls lane functions; `offsets` and `matrices` are further expressions and buffers that it reads."""
-    uses = [_uses(function) for function in functions]
+    uses, offsets = [_uses(function) for function in functions], tuple(offsets)
     read = dict.fromkeys(read.buffer for function in functions for read in function.reads)
     reads = [*(matrix for matrix in matrices if matrix not in read), *read]
-    expressions = [e for kernel_uses in uses for e in kernel_uses.expressions]
+    expressions = [*offsets, *(e for kernel_uses in uses for e in kernel_uses.expressions)]
     pointers = (*context.pointers((), written), *context.pointers(reads, (), expressions))
     return assemble(context, body, uses, pointers, offsets, {symbol for f in functions for symbol in f.axes.symbols})
 

@@ -332,12 +332,12 @@ inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, voi
 }
 
 inline TensorMap tensor_map(int device, int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape, std::vector<int64_t> strides,
-                            std::vector<uint32_t> box, bool promote) {
+                            std::vector<uint32_t> box) {
   TensorMap map;
-  int status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote);
+  int status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box);
   if (status == kNoContext) {
     make_current(device);
-    status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box, promote);
+    status = encoded(driver().encode, map, address, kind, bytes, shape, strides, box);
   }
   check(status, "the driver cannot encode the TMA tensor map");
   return map;

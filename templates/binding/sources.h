@@ -21,12 +21,12 @@ namespace fg {
 #include "tensor_map.h"
 
 inline cudaError_t tensor_map(TensorMap& map, int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape,
-                              std::vector<int64_t> strides, std::vector<uint32_t> box, bool promote) {
+                              std::vector<int64_t> strides, std::vector<uint32_t> box) {
   void* encode = nullptr;
   cudaDriverEntryPointQueryResult found;
   const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
   if (status != cudaSuccess || !encode) return status == cudaSuccess ? cudaErrorNotSupported : status;
-  const int refused = encoded(reinterpret_cast<Encode>(encode), map, address, kind, bytes, shape, strides, box, promote);
+  const int refused = encoded(reinterpret_cast<Encode>(encode), map, address, kind, bytes, shape, strides, box);
   return refused ? cudaErrorInvalidValue : cudaSuccess;
 }
 

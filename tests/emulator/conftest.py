@@ -17,6 +17,7 @@ from fusegen.compiler.emulator import EmulatedBuffer, EmulatedSource, emulate
 from fusegen.families.rows import heuristics
 from fusegen.schedule.kernel import Plan
 from fusegen.timing import RoundTimes, TimedCall
+from tests.candidates import measure_only
 
 Launch = Callable[..., None]
 
@@ -70,8 +71,7 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside `made_up_times`: only plans of different forms are compared with the first one; in the deep suite all plans."""
     if request.param != "all":
-        compared = tuning._compared
-        monkeypatch.setattr(tuning, "_compared", lambda choice: list({_form(p): p for p in compared(choice)[::-1]}.values())[::-1])
+        measure_only(monkeypatch, lambda choice: list({_form(p): p for p in choice.candidates[::-1]}.values())[::-1])
 
 
 def _form(plan: Plan) -> tuple[object, ...]:

@@ -14,8 +14,8 @@ from fusegen import target as targets
 from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
-from fusegen.compiler.specialize import _OF_PAGES, GraphPlanner, _fact, _with_facts
-from fusegen.families.attention.match import page_sizes
+from fusegen.compiler.specialize import GraphPlanner, _fact
+from fusegen.families.attention.match import extents_of_attention
 from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, choose
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
@@ -63,13 +63,13 @@ class Ready:
 
 
 def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device) -> Ready:
-    """A function that is lowered, whatever the machine."""
-    dispatcher = fg.kernel(function)._dispatcher
+    """A function or a kernel that is lowered, whatever the machine."""
+    dispatcher = (function if isinstance(function, fg.Kernel) else fg.kernel(function))._dispatcher
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.variant_of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
     graph = variant.specializer.base.graph
-    graph = _with_facts(graph, tuple(_fact(page, sizes, _OF_PAGES) for page in page_sizes(graph, target)))
+    graph = graph.with_facts(tuple(_fact(extent, sizes, of) for extent, of in extents_of_attention(graph, target).items()))
     planner = GraphPlanner(graph, target, index64=variant.request.index64, choose=ours)
     variant = variant.with_specialization(planner.at(sizes))
     assert len(variant.program.launches) == len(variant.program.steps)

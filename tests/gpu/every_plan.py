@@ -109,6 +109,7 @@ CASES: tuple[Case, ...] = (
     *(_alone(running_sums, shape, F32) for shape in ((70, 64), (3, 3001))),
     *(_linear(rows, 520, 264) for rows in (1, 16, 70, 300, 1000)),
     _linear(300, 4096, 512),
+    _linear(4400, 1024, 264),
     *((weights_in_float32, (((rows, 264), BF16), ((520, 264), F32))) for rows in (5, 12, 40)),
     *((weights_by_inputs, (((rows, 264), BF16), ((264, 520), BF16))) for rows in (5, 12)),
     *((swiglu, (((rows, 512), BF16), ((1024, 512), BF16), ((1024, 512), BF16))) for rows in (5, 12, 200)),

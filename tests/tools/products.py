@@ -3,7 +3,8 @@ record.
 
 ``python -m tests.tools.products FILE.json`` measures matmuls of few and of many rows, ``… FILE.json few-rows`` those of up to 16
 rows, ``… FILE.json epilogues`` those of training, whose epilogues read and write several values per element, ``… FILE.json sizes``
-sizes that are drawn at random. Weights are cold: all of them together exceed the cache.
+sizes that are drawn at random. Weights are cold: all of them together exceed the cache. ``… FILE.json table`` tunes the matmuls of
+models; the file is a table of the package, `fusegen/tables`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.specialize import Choose, GraphPlanner
+from fusegen.compiler.tuned import TuningKey, export_records
 from fusegen.families.gemm.heuristics import MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import CostedPlan, FewRowsPlan
 from fusegen.files import write_atomically
@@ -107,6 +109,7 @@ class Measured:
         products: the number of matmuls.
         consumers, tile_n, warps: fields of the plan: of warpgroups the first two, for few rows the last two, else None.
         splits: blocks that share the depth of a tile.
+        multicast, ping_pong: as in `ContractionPlan`.
         microseconds: the median time of a call.
     """
 
@@ -119,6 +122,8 @@ class Measured:
     tile_n: int | None
     warps: int | None
     splits: int
+    multicast: int
+    ping_pong: bool
     microseconds: float
 
 
@@ -198,10 +203,12 @@ def measure(device: torch.device, kernels: Kernels, sizes: Sizes) -> Iterator[Me
                 yield Measured(kernel.function.__name__, rows, columns, depth, products, *_key(plan), time)
 
 
-def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None, int]:
+def _key(plan: CostedPlan | None) -> tuple[int | None, int | None, int | None, int, int, bool]:
     if isinstance(plan, FewRowsPlan):
-        return None, plan.tile_n, plan.warps, 1
-    return (plan.consumers, plan.tile_n, None, plan.splits) if plan else (None, None, None, 1)
+        return None, plan.tile_n, plan.warps, 1, 1, False
+    if plan is None:
+        return None, None, None, 1, 1, False
+    return plan.consumers, plan.tile_n, None, plan.splits, plan.multicast, plan.ping_pong
 
 
 def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[CostedPlan | None, Runner]]:
@@ -253,9 +260,54 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> float:
     return float(1e3 * start.elapsed_time(end))
 
 
+@fg.kernel
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """The end of a block."""
+    return residual + F.linear(x, weight)
+
+
+TABLE_ROWS = (1, 16, 64, 128, 512, 1024, 2048, 4096, 8192)
+WIDTHS = ((1024, 4096), (2048, 8192), (3584, 18944), (4096, 11008), (4096, 14336), (8192, 28672))
+"""Channels of models, and of the inner layer of their MLPs."""
+
+
+def write_table(file: Path, device: torch.device) -> None:
+    """Tunes, and writes the records of choices in which the default is clearly slower."""
+    changed: set[TuningKey] = set()
+    for (width, inner), rows in itertools.product(WIDTHS, TABLE_ROWS):
+        for kernel, arguments in _calls_of_layer(rows, width, inner, device):
+            tuning = fg.tune(kernel, *arguments)
+            changed |= {launch.key for launch in tuning.launches if launch.plan != launch.candidates[0].plan}
+            print(kernel.function.__name__, rows, width, inner, len(changed), file=sys.stderr)
+    export_records(file)
+    first, *records, last = file.read_text().splitlines()
+    kept = [each.removesuffix(",") for each in records if _key_of(json.loads(each.removesuffix(","))) in changed]
+    write_atomically(file, "\n".join([first, ",\n".join(kept), last, ""]).encode())
+
+
+def _calls_of_layer(rows: int, width: int, inner: int, device: torch.device) -> Iterator[tuple[fg.Kernel[..., Any], list[Tensor]]]:
+    """The matmuls of a layer, with their arguments."""
+
+    def drawn(*shape: int) -> Tensor:
+        return _random(*shape, device=device) / shape[-1] ** 0.5
+
+    x, hidden, up, down = drawn(rows, width), drawn(rows, inner), drawn(inner, width), drawn(width, inner)
+    yield gated, [x, up, drawn(inner, width)]
+    yield linear_gelu, [x, up, drawn(inner)]
+    yield linear_add, [hidden, down, x]
+    yield linear_add, [x, drawn(width, width), x]
+
+
+def _key_of(document: dict[str, Any]) -> TuningKey:
+    return TuningKey(document["launch"], document["device"], tuple(document["entry"]["extents"]))
+
+
 def main(file: Path, of: str = "") -> None:
-    """Measures, and writes a record with one case per line."""
+    """Measures, and writes a record with one case per line, or a table."""
     device = torch.device("cuda", torch.cuda.current_device())
+    if of == "table":
+        write_table(file, device)
+        return
     cases = {
         "": (INFERENCE, _all_of(SHAPES, ROWS)),
         "few-rows": (INFERENCE, _all_of(FEW_ROWS_SHAPES, FEW_ROWS)),

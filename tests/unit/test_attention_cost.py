@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen import ops
 from fusegen.families.attention.cost import AttentionSize, few_queries_time, takes_library
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
 from fusegen.target import on_card, target
@@ -51,3 +52,11 @@ def test_few_queries_and_whole_sequences_have_plans_of_their_own() -> None:
         q, k, v = (torch.empty(4, n, m, 128, dtype=torch.bfloat16, device="meta") for n, m in ((16, queries), (4, 4096), (4, 4096)))
         (launch,) = attention.lower(q, k, v, target="sm_90a").program.launches
         assert isinstance(launch.plan, kind)
+
+
+def test_lengths_of_sequences_do_not_slow_a_block() -> None:
+    """Unlike a mask, which has an element per key: more blocks would then be worth a cluster that leaves SMs idle."""
+    q, cache = (torch.empty(1, n, m, 128, dtype=torch.bfloat16, device="meta") for n, m in ((32, 1), (8, 32768)))
+    lengths = torch.empty(1, dtype=torch.int32, device="meta")
+    (launch,) = ops.cached_attention.lower(q, cache, cache, lengths, target="sm_90a").program.launches
+    assert isinstance(launch.plan, FewQueriesPlan) and launch.plan.splits == 8

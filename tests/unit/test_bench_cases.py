@@ -14,7 +14,7 @@ ALL = [case for group, cases in GROUPS.items() if group != "catalogue" for case 
 
 def test_bars_are_of_what_can_be_lowered() -> None:
     for case in GROUPS["bars"]:
-        assert case.programs("sm_90a")
+        assert case.lowered("sm_90a")
 
 
 def test_sweeps_are_the_same_on_every_machine() -> None:

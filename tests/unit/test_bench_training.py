@@ -52,7 +52,7 @@ def test_all_are_training_cases() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.shape}")
 def test_both_passes_can_be_lowered(case: TrainingCase) -> None:
-    forward, backward = case.programs("sm_90a")
+    forward, backward = (low.program for low in case.lowered("sm_90a"))
     assert forward.steps and backward.steps
     assert case.leaves and case.bytes > 0
 

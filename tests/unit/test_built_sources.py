@@ -39,10 +39,13 @@ def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "--format sources supports GPUs only" in capsys.readouterr().err
     function = tmp_path / "mine.py"
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, w):\n    return x.float() @ w.float()\n")
-    words = [f"{function}:mine", "--arch", "sm_80", "--shape", "x=64x32", "--shape", "w=32x16"]
-    assert build(tmp_path / "product", *words) == 1
+    words = [f"{function}:mine", "--shape", "x=64x32", "--shape", "w=32x16"]
+    assert build(tmp_path / "product", *words, "--arch", "sm_80") == 1
     assert "1 library matmul, but plain sources contain kernels only" in capsys.readouterr().err
     assert not (tmp_path / "product").exists()
+    function.write_text("import fusegen as fg\n\n\n@fg.kernel(plan='library')\ndef mine(x, w):\n    return (x @ w).relu()\n")
+    assert build(tmp_path / "declared", *words, "--arch", "sm_90a", "--dtype", "bf16") == 1
+    assert "without plan='library'" in capsys.readouterr().err
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, seed):\n    return fg.dropout(x, 0.5, seed=seed)\n")
     assert build(tmp_path / "seed", f"{function}:mine", "--arch", "sm_90a", "--shape", "x=64x32", "--arg", "seed=7") == 1
     assert "seed as a number" in capsys.readouterr().err

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import fusegen as fg
+from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
 from fusegen.cli import bench
-from fusegen.compiler import tuned
+from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError
+from fusegen.runtime.executable import forget_all
+from fusegen.tuning import candidates
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -84,33 +87,37 @@ def test_bench_goes_on_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def regard(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each call that is bound, whether it pays regard to what was measured."""
-    found: list[bool] = []
+def one_case(monkeypatch: pytest.MonkeyPatch) -> BenchCase:
+    """The only case of the benchmark."""
+    case = next(replace(case, cpu_sizes=(8, 500)) for case in GROUPS["public"] if case.name == "softmax")
+    monkeypatch.setattr(bench, "GROUPS", {"public": (case,)})
+    return case.on("cpu")
 
-    def bound(compiled: Any, *_: Any) -> Any:
-        found.append(not tuned._ACTIVE_UNTUNED)
-        return compiled
+
+def test_bench_times_what_a_call_runs(run: Run, own_cache: Path, one_case: BenchCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def bound(compiled: Any, *rest: Any) -> Any:
+        plans.append((found := with_measured_plans(compiled, *rest)).program.launches[0].plan)
+        return found
 
     monkeypatch.setattr("fusegen.compiler.dispatch.with_measured_plans", bound)
-    return found
+    (launch,) = candidates(one_case.kernel, **one_case.meta_arguments()).launches
+    pinned = launch.candidates[1].plan
+    assert run(*QUICK).code == 0 and not (own_cache / "tuned").exists()
+    launch.pin(pinned)
+    forget_all()
+    before = [*plans]
+    assert run(*QUICK).code == 0
+    assert pinned not in before and plans[len(before) :] == [pinned]
 
 
-@pytest.mark.usefixtures("small_cases")
-def test_bench_pays_no_regard_to_what_was_measured(run: Run, own_cache: Path, regard: list[bool]) -> None:
-    assert run(*QUICK, "gelu").code == 0
-    assert regard and not any(regard) and not (own_cache / "tuned").exists()
-
-
-def test_bench_measures_plans_where_it_is_asked_to(
-    run: Run, own_cache: Path, regard: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = [replace(case, cpu_sizes=(8, 500)) for case in GROUPS["public"] if case.name == "softmax"]
-    monkeypatch.setattr(bench, "GROUPS", {"public": tuple(small[:1])})
+@pytest.mark.usefixtures("one_case")
+def test_bench_measures_plans_where_it_is_asked_to(run: Run, own_cache: Path) -> None:
     path = own_cache / "bench.json"
     result = run(*QUICK, "--tune", "--out", str(path))
     assert result.code == 0, result.err
-    assert all(regard) and list((own_cache / "tuned").glob("*/8x500.json"))
+    assert list((own_cache / "tuned").glob("*/8x500.json"))
     assert json.loads(path.read_text())["environment"]["timer"].endswith(", tuned")
     refused = run(*QUICK, "--resume", "--out", str(path))
     assert refused.code == 2 and "another timer" in refused.err

@@ -36,6 +36,10 @@ def product(x, w):
 @fg.kernel
 def biased(x, w, b):
     return F.relu(F.linear(x, w, b))
+
+@fg.kernel(plan="library")
+def declared(x, w, b):
+    return F.relu(F.linear(x, w, b))
 """
 
 
@@ -167,6 +171,7 @@ def test_mistakes(run: Run) -> None:
         ((*WORDS[1:], "--shape", "y=1,2,3", "z=1,2"), "different lengths"),
         ((*WORDS[1:], "--target", "sm_90a"), "--list and --pin"),
         ((*LISTED[1:], "--pin", "a plan"), "no candidate 'a plan'"),
+        (("mine.py:declared", *LISTED[2:], "--pin", "library"), "the plan= of the declaration decides"),
         (("--import", "mine.py"), "not a file of tuning records"),
     ):
         with case(words):

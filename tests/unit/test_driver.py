@@ -257,12 +257,12 @@ def test_every_byte_of_every_argument(name: str, machine: Machine) -> None:
 
 
 def test_tensor_maps(machine: Machine) -> None:
-    maps = cuda.TensorMaps(DType.BFLOAT16, DEVICE, (3, 40, 64), (5120, 128, 1), 256, (1, 16, 64), promote=True)
+    maps = cuda.TensorMaps(DType.BFLOAT16, DEVICE, (3, 40, 64), (5120, 128, 1), 256, (1, 16, 64))
     assert maps.known(0x10000) is None
     made = maps.make(0x10000)
     assert made[:8] == struct.pack("Q", 0x10000 + 512) and len(made) == 128 and maps.known(0x10000) == made
-    bf16, swizzle_128, l2_256 = 9, 3, 3
-    wanted = [0, bf16, 3, 0x10000 + 512, 64, 40, 3, 256, 10240, 64, 16, 1, 1, 1, 1, 0, swizzle_128, l2_256, 0]
+    bf16, swizzle_128, no_promotion = 9, 3, 0
+    wanted = [0, bf16, 3, 0x10000 + 512, 64, 40, 3, 256, 10240, 64, 16, 1, 1, 1, 1, 0, swizzle_128, no_promotion, 0]
     assert machine.driver.map_arguments[: len(wanted)] == wanted
     for address in range(1 << 20, (1 << 20) + 64 * 128, 128):
         maps.make(address)

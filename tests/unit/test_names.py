@@ -30,6 +30,7 @@ def test_names_of_primitives_are_not_given_to_users() -> None:
 PIPELINES = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja"), *TEMPLATES.glob("*/rows/*.jinja")]
 OF_LANES = (
     "contraction.cu.jinja",
+    "chunks.cuh.jinja",
     "few_rows.cu.jinja",
     "mma.cu.jinja",
     "products.cuh.jinja",
@@ -38,6 +39,7 @@ OF_LANES = (
     "pages.cuh.jinja",
     "copied_heads.cuh.jinja",
     "loaded_heads.cuh.jinja",
+    "joined_sums.cuh.jinja",
 )
 """Their pipelines call wrappers, and user's names occur in these alone."""
 

@@ -27,6 +27,7 @@ from fusegen.errors import ArgumentError, VerificationError
 from fusegen.schedule.kernel import Plan
 from fusegen.settings import settings
 from fusegen.timing import RoundTimes, TimedCall
+from tests.candidates import measure_only
 from tests.naming import case
 from tests.unit.eager import randn
 
@@ -149,9 +150,10 @@ def test_candidates_of_one_program_are_measured_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tuning, "interleaved", interleaved)
     for numbers, programs in (((0, 0, 1), [2]), ((0, 0), [])):
-        monkeypatch.setattr(tuning, "_compared", lambda choice, ns=numbers: tuple(choice.candidates[n] for n in ns))
         measured.clear()
-        launches = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
+        with monkeypatch.context() as patch:
+            measure_only(patch, lambda choice, ns=numbers: [choice.candidates[n] for n in ns])
+            launches = fg.tune(fg.kernel(softmax), randn(40, 500)).launches
         assert measured == programs and [len(launch.candidates) for launch in launches] == [3] * len(programs)
 
 
@@ -360,6 +362,8 @@ def test_a_table_of_the_package_comes_last(
     shutil.rmtree(own_cache / "tuned")
     for size, launch in zip(sizes, launches, strict=True):
         assert plan_of(softmax, randn(*size)) == launch.plan
+    assert plan_of(softmax, randn(44, 500)) == launches[0].plan
+    assert plan_of(softmax, randn(60, 500)) != launches[0].plan, "a table counts only for about the same sizes"
     low = fg.kernel(softmax).lower(randn(40, 500))
     assert "->       50.0 us" in low.explain() and low.program.launches[0].plan == launches[0].candidates[0].plan
     fastest(2)

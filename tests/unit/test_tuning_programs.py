@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import target as targets
@@ -29,6 +29,7 @@ from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, Program
 from fusegen.timing import RoundTimes, TimedCall
 from fusegen.tuning import TunedLaunch
+from tests.candidates import measure_only
 from tests.unit.eager import randn
 from tests.unit.lowering import lowered, meta
 
@@ -44,7 +45,11 @@ pytestmark = pytest.mark.usefixtures("own_cache", "emulated")
 def some_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default, another plan of the same launch, and the library are measured: the emulator is slow."""
     monkeypatch.setattr(tuned, "_OF_THIS_JOB", {})
-    monkeypatch.setattr(tuning, "_compared", lambda choice: tuple(dict.fromkeys((*choice.candidates[:2], choice.candidates[-1]))))
+    measure_only(monkeypatch, some_of)
+
+
+def some_of(choice: Choice) -> tuple[Plan, ...]:
+    return tuple(dict.fromkeys((*choice.candidates[:2], choice.candidates[-1])))
 
 
 @pytest.fixture
@@ -54,16 +59,15 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Fastest:
     def choose(is_fast: Callable[[Plan], bool]) -> None:
         plans: dict[str, Plan] = {}
 
-        def compared(choice: Choice) -> tuple[Plan, ...]:
-            chosen = dict.fromkeys((*choice.candidates[:2], choice.candidates[-1]))
+        def numbered(choice: Choice) -> tuple[Plan, ...]:
             plans.clear()
-            plans.update({str(number): plan for number, plan in enumerate(chosen)})
-            return tuple(chosen)
+            plans.update({str(number): plan for number, plan in enumerate(some_of(choice))})
+            return choice.candidates
 
         def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
             return {name: RoundTimes(t := 50.0 if is_fast(plans[name]) else 100.0, t, t) for name in calls}
 
-        monkeypatch.setattr(tuning, "_compared", compared)
+        measure_only(monkeypatch, numbered)
         monkeypatch.setattr(tuning, "interleaved", interleaved)
 
     return choose
@@ -131,8 +135,11 @@ def test_every_plan_of_a_matmul_is_a_candidate() -> None:
     asked: list[Choice] = []
     low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
     (choice,) = asked
-    plans = {(plan.consumers, plan.tile_n) for plan in choice.candidates if isinstance(plan, ContractionPlan)}
-    assert plans == {(consumers, width) for consumers in (1, 2) for width in (64, 128, 192, 256)}
+    plans = [plan for plan in choice.candidates if isinstance(plan, ContractionPlan)]
+    plain = {(plan.consumers, plan.tile_n) for plan in plans if plan.multicast == 1 and not plan.ping_pong}
+    assert plain == {(consumers, width) for consumers in (1, 2) for width in (64, 128, 192, 256)}
+    assert {plan.tile_n for plan in plans if plan.multicast == 2} == {128, 160, 192, 224, 256}
+    assert {plan.tile_n for plan in plans if plan.ping_pong} == {128, 160, 192}
     assert choice.candidates[0] == low.program.launches[0].plan and choice.candidates[-1] == LIBRARY
     assert len({plan.description for plan in choice.candidates}) == len(choice.candidates)
     for plan in choice.candidates[:-1]:
@@ -436,15 +443,41 @@ def test_a_plan_that_is_no_candidate() -> None:
     kernel = fg.kernel(plan={"norm_linear_0": TILES})(norm_linear)
     with pytest.raises(ArgumentError) as refused:
         kernel.lower(*NORM_LINEAR, target="sm_90a")
-    assert f"plan={TILES!r} is no candidate of norm_linear_0 at these sizes" in str(refused.value)
+    assert f"norm_linear: plan={TILES!r} is no candidate of norm_linear_0 at these sizes" in str(refused.value)
     assert f"\n    norm_linear_1: {TILES}\n" in str(refused.value) and "\n    norm_linear_1: library\n" in str(refused.value)
     with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
         fg.kernel(plan="library")(lambda x: x.sin())(randn(8, 8))
     with pytest.raises(ArgumentError, match="another declared plan decides the same choice"):
         fg.kernel(plan=[TILES, "library"])(linear_gelu).lower(meta(4096, 512), meta(1024, 512), meta(1024), target="sm_90a")
-    for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}):
+    for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}, {"": {"norm_linear_0": TILES}}, {"": TILES}):
         with pytest.raises(ArgumentError, match="pass the text of a plan"):
             fg.kernel(plan=mistake)
+
+
+def test_the_only_plan_of_a_launch_can_be_declared() -> None:
+    def gather(x: Tensor, rows: Tensor) -> Tensor:
+        return x[rows]
+
+    arguments = meta(8, 8), torch.empty(4, dtype=torch.int64, device="meta")
+    (launch,) = fg.kernel(gather).lower(*arguments, target="cpu").program.launches
+    assert len(launch.candidates) == 1
+    only = launch.candidates[0].description
+    for plan in (only, {"gather": only}):
+        assert described(fg.kernel(plan=plan)(gather), *arguments, target="cpu") == [only]
+    with pytest.raises(ArgumentError, match=f"gather: plan='library' is no candidate at these sizes(.|\n)*\n    gather: {only}"):
+        fg.kernel(plan="library")(gather).lower(*arguments, target="cpu")
+
+
+def test_a_module_without_the_plan_of_its_class() -> None:
+    class Projection(nn.Module):
+        @fg.kernel(plan="library")
+        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.gelu(F.linear(x, weight, bias))
+
+    arguments = meta(4096, 512), meta(1024, 512), meta(1024)
+    free: Any = fg.kernel(Projection(), plan=[])
+    assert "library" in described(fg.kernel(Projection()), *arguments)
+    assert described(free, *arguments) == described(fg.kernel(linear_gelu), *arguments)
 
 
 def test_passes_and_inlined_kernels_ignore_a_declared_plan() -> None:

@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import sympy
+
+from fusegen.families.attention.operands import stored_operands
 from fusegen.families.attention.plan import MOST_ROWS, SPLITS, AttentionBody, FewQueriesPlan
 from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
@@ -29,7 +32,8 @@ _TILE = 128  # queries per block
 @dataclass(frozen=True)
 class AttentionSize:
     """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position. The cost
-    model does not cover a bias, nor a mask that torch reads as one."""
+    model does not cover a bias, nor a mask that torch reads as one. The generated kernel of few queries reads keys and values whose
+    elements have `itemsize` bytes; other kernels read them in 16 bits."""
 
     batch: int
     heads: int
@@ -39,6 +43,7 @@ class AttentionSize:
     channels: int
     is_causal: bool
     has_bias: bool = False
+    itemsize: int = 2
 
     @property
     def bytes(self) -> int:
@@ -85,10 +90,14 @@ def _sized(graph: Graph, node: Node) -> Callable[[Mapping[str, int]], AttentionS
     dims = {"batch": q[0], "heads": q[1], "kv_heads": k[1], "queries": q[2], "keys": k[2], "channels": q[3]}
     formulas = {name: formula(dim) for name, dim in dims.items()}
     is_causal, has_bias = bool(node.attr("causal")), len(node.args) > 3
+    itemsize = 2 if any(stored_operands(graph, p) is None for p in node.args[1:3]) else 1
 
     def size(sizes: Mapping[str, int]) -> AttentionSize:
         return AttentionSize(
-            **{name: formula_of(sizes) for name, formula_of in formulas.items()}, is_causal=is_causal, has_bias=has_bias
+            **{name: formula_of(sizes) for name, formula_of in formulas.items()},
+            is_causal=is_causal,
+            has_bias=has_bias,
+            itemsize=itemsize,
         )
 
     return size
@@ -118,7 +127,7 @@ _BANDWIDTH = 2.9e6  # bytes per µs
 
 # Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
 _READ_START, _LIBRARY_READ_START = 3.4, 6.7
-_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 90e3, 50e3  # bytes per µs
+_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 80e3, 50e3  # bytes per µs
 _READ: Mapping[str, float] = {"NVIDIA H200": 4.2e6, "NVIDIA H100 80GB HBM3": _BANDWIDTH}
 """Bytes per µs of all blocks, by the card of a target."""
 _LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
@@ -142,15 +151,16 @@ def takes_library(sizes: Sequence[AttentionSize], target: Target) -> bool:
     if any(size.has_bias for size in sizes):
         return False
     ours = sum(_own_time(size, target) for size in sizes)
-    return sum(library_time(size, target) for size in sizes) < _MARGIN * ours
+    library = sum(library_time(size, target) + _conversion_time(size, target) for size in sizes)
+    return library < _MARGIN * ours
 
 
 def _own_time(size: AttentionSize, target: Target) -> float:
     """Returns the time of the fastest generated kernel."""
     if size.queries * size.heads // size.kv_heads > MOST_ROWS:
-        return generated_time(size, target.sms)
-    few_queries = (few_queries_time(size, size.queries, splits, target) for splits in SPLITS)
-    return min(generated_time(size, target.sms), *few_queries)
+        return generated_time(size, target.sms) + _conversion_time(size, target)
+    few_queries = [few_queries_time(size, size.queries, splits, target) for splits in SPLITS]
+    return min(few_queries if size.itemsize == 1 else [generated_time(size, target.sms), *few_queries])
 
 
 def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict[Plan, float]:
@@ -159,8 +169,10 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     assert isinstance(body, AttentionBody)
     plan, (batch, heads, queries, keys) = body.plan, (extra(sizes) for extra in launch.extra[:4])
     channels, is_causal = max(plan.head_dim, plan.value_dim), body.visible_keys is not None
-    size = AttentionSize(batch, heads, heads // plan.gqa_group, queries, keys, channels, is_causal)
-    reads_scores = bool(body.score.reads)
+    kv_heads, itemsize = heads // plan.gqa_group, body.cache_dtype.itemsize
+    size = AttentionSize(batch, heads, kv_heads, queries, keys, channels, is_causal, itemsize=itemsize)
+    pair = body.score.axes.symbols[-1]
+    reads_scores = any(pair in sympy.sympify(offset).free_symbols for read in body.score.reads for offset in read.offsets)
 
     def time(plan: Plan) -> float:
         if isinstance(plan, FewQueriesPlan):
@@ -175,14 +187,21 @@ def few_queries_time(size: AttentionSize, queries: int, splits: int, target: Tar
 
     Args:
         queries: those of a head in a tile.
-        reads_scores: True if the scores read memory, e.g. a mask, so that a block computes more slowly.
+        reads_scores: True if the scores read an element per key, e.g. a mask, so that a block computes more slowly.
     """
     tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
     blocks = tiles * splits
-    rate = min(_READ[target.card] * target.sms / _PROCESSORS, blocks * (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK))
+    of_block = (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK) * size.itemsize / 2  # it computes as many keys
+    rate = min(_READ[target.card] * target.sms / _PROCESSORS, blocks * of_block)
     rate *= _LARGEST_CLUSTER if splits > PORTABLE_CLUSTER else 1.0
     joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - target.sms // 2) if splits > 1 else 0.0
-    return _READ_START + joining + 4 * tiles * size.keys * size.channels / rate
+    return _READ_START + joining + 2 * size.itemsize * tiles * size.keys * size.channels / rate
+
+
+def _conversion_time(size: AttentionSize, target: Target) -> float:
+    """Returns the time of a kernel that writes keys and values of 8 bits in 16."""
+    elements = 2 * size.batch * size.kv_heads * size.keys * size.channels
+    return 0.0 if size.itemsize > 1 else _READ_START + (1 + 2) * elements / _READ[target.card]
 
 
 def generated_time(size: AttentionSize, sms: int) -> float:

@@ -51,6 +51,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         overlaps=launch.overlaps,
         triggers=launch.triggers,
         input_type=body.input_dtype.spelling,
+        cache=body.cache_dtype if body.cache_dtype.itemsize == 1 else None,
         output_type=body.output_dtype.spelling,
         operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
         matrices=[names[buffer] for buffer in body.matrices],

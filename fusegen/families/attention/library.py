@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fusegen.dtypes import DType
-from fusegen.families.attention.match import is_supported, operands_of
+from fusegen.families.attention.match import is_supported
+from fusegen.families.attention.operands import operands_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node, dependent
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
@@ -97,7 +98,7 @@ def _reads_cache(graph: Graph, attention: _Attention, target: Target) -> bool:
     model compares both, this is left to it."""
     if target.wgmma:
         return False
-    operands = operands_of(graph, attention.q, attention.keys, attention.values)
+    operands = operands_of(graph, attention.q, attention.keys, attention.values, target)
     if operands is None or (operands.table is None and operands.present_keys is None):
         return False
     return is_supported(operands, target)

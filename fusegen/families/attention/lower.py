@@ -11,7 +11,8 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.bounds import NumberInMemory
-from fusegen.families.attention.match import AttentionMatch, AttentionOperands, PageTable, Recurrence, Separation
+from fusegen.families.attention.match import AttentionMatch, Separation
+from fusegen.families.attention.operands import AttentionOperands, PageTable, factors
 from fusegen.families.attention.plan import (
     AttentionBody,
     AttentionPlan,
@@ -56,7 +57,7 @@ WORDS = ("batch", "head", "query")
 """The names of the leading coordinates in the math."""
 
 _RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", "loaded", "Loaded", *WORDS)
-_LINE = 64  # channels of a TMA box: 128 bytes
+_LINE_BYTES = 128  # of a TMA box
 
 
 def lower_attention(context: Context) -> Sequence[Step]:
@@ -67,6 +68,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
     for word in _RESERVED:
         context.names.take(word)
     head_dim, value_dim = _literal(operands.q.shape[-1]), _literal(operands.v.shape[-1])
+    cache_dtype = context.graph.nodes[operands.k.base].dtype
     plans = attention_plans(
         head_dim,
         value_dim,
@@ -74,16 +76,18 @@ def lower_attention(context: Context) -> Sequence[Step]:
         literal(operands.q.shape[-2]),
         context.target,
         is_paged=operands.table is not None,
+        itemsize=cache_dtype.itemsize,
     )
     plan = context.choose(plans)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place_output(
-        context, root, lane_position(result_axes, 0), result_axes, lambda offset: is_in_octets(context, result_axes, offset)
+        context, root, lane_position(result_axes, 0), result_axes, lambda store: is_in_octets(context, result_axes, store)
     )
-    score, unit = _score(context, recurrence, score_axes, plan)
-    finish = _finish(context, root, recurrence, result_axes, unit)
+    score, unit = _score(context, match, score_axes, plan)
+    finish = _finish(context, root, match, result_axes, unit)
     body = AttentionBody(
         input_dtype=context.graph.nodes[recurrence.values].dtype,
+        cache_dtype=cache_dtype,
         output_dtype=context.dtype(placement.buffer),
         score=score,
         finish=finish,
@@ -125,10 +129,11 @@ def _loaded(context: Context, position: int, index: Position) -> LoadedIndex:
     return LoadedIndex(context.reads[position], flat_offset(index, buffer_strides(context.graph, position)))
 
 
-def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
+def _score(context: Context, match: AttentionMatch, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
     """Lowers the scores of a query and two keys; returns the function and the factor that is taken out of the scores."""
-    graph = context.graph
-    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
+    graph, recurrence = context.graph, match.recurrence
+    accumulator = accumulator_of(graph, recurrence.score_product, axes, "product")
+    evaluator = _Scaled(graph, axes, context.stored, accumulator, match=match)
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
     unit, roots = common_factor(evaluator.terms, roots)
     keys = graph.nodes[recurrence.scores].shape[-1]
@@ -140,24 +145,40 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Streaming
     return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Approximations.ROUNDED)), unit
 
 
-def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
+def _finish(context: Context, root: int, match: AttentionMatch, axes: Axes, unit: float) -> LaneFunction:
     """Lowers the epilogue on the weighted sum of two channels."""
-    accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
-    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
+    accumulator = accumulator_of(context.graph, match.recurrence.values, axes, "total")
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, match=match, unit=unit)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {}, checks=evaluator.checks())
     return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
 
 
-class _Normalised(Evaluator):
+class _Scaled(Evaluator):
+    """Multiplies the sums over stored elements of keys or values by their factors."""
+
+    def __init__(self, *args: Any, match: AttentionMatch) -> None:
+        super().__init__(*args)
+        self.match = match
+
+    def _anchor(self, position: int, index: Position) -> int:
+        total = super()._anchor(position, index)
+        dtype, location = self.terms.items[total].dtype, self.graph.locations[position]
+        for node, at in factors(self.graph, position, self.match.passed[position], index, self.axes):
+            factor = self.terms.convert(self.value(node, at), dtype)
+            total = self.terms.add(Term(Op.MUL, (total, factor), dtype), location)
+        return total
+
+
+class _Normalised(_Scaled):
     """Divides the weighted sum by the row sum at the end, since it does not depend on the key. `unit` scales the row max.
 
     A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then.
     """
 
-    def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
-        super().__init__(*args)
-        self.recurrence = recurrence
+    def __init__(self, *args: Any, match: AttentionMatch, unit: float) -> None:
+        super().__init__(*args, match=match)
+        self.recurrence = match.recurrence
         self.unit = unit
 
     def _anchor(self, position: int, index: Position) -> int:
@@ -221,7 +242,7 @@ def _copies(plan: StreamingPlan) -> bool:
 
 def _maps(context: Context, operands: AttentionOperands, body: AttentionBody) -> Iterator[TensorMapSpec]:
     """Yields the tensor maps of queries, keys and values."""
-    box = (1, 1, body.plan.tile_k if body.pages is None else body.pages.box, _LINE)
+    box = (1, 1, body.plan.tile_k if body.pages is None else body.pages.box, _LINE_BYTES // body.cache_dtype.itemsize)
     for view, sides in zip(operands.views, (body.plan.box_q, box, box), strict=True):
         yield tensor_map(context.reads[view.base], view, sides)
 

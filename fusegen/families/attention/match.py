@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.families.attention.bounds import NumberInMemory, first_visible_key, masked_values, page_number, visible_keys
+from fusegen.families.attention.bounds import NumberInMemory, first_visible_key, visible_keys
+from fusegen.families.attention.operands import (
+    STORED,
+    AttentionOperands,
+    factors,
+    operand_candidates,
+    operands_of,
+    without_widening,
+)
 from fusegen.families.attention.plan import attention_plans
 from fusegen.families.gemm.epilogue import is_computed_once
-from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, StridedView, first_version, gathered_view, identity_axes, repeated_view, strided_view
+from fusegen.ir.index_map import Passed, Position
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, literal, same
-from fusegen.schedule.access import divisor
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.target import Target
 
 # The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
@@ -176,50 +182,9 @@ def _single_product(graph: Graph, scores: int) -> int | None:
     return products[0] if len(products) == 1 else None
 
 
+_OF_PAGES = (128, 64, 32, 16, 8, 4, 2, 1)  # keys that are read at once from a page
 _CHANNELS = 8  # the head dim is a multiple: vectors of 16 bytes
 _MOST_CHANNELS = 256
-
-
-PAGE_MULTIPLE = 16
-"""Keys of the smallest box that is read from a page."""
-
-
-@dataclass(frozen=True)
-class PageTable:
-    """A table of pages: the keys of a sequence are in blocks, and each block is a page of the cache.
-
-    Attributes:
-        page: keys of a page.
-        number: the page of a block, over the `identity_axes` of (batch, block); may have `NumberInMemory` functions.
-        gather: the gather of pages.
-    """
-
-    page: Dim
-    number: Index
-    gather: int
-
-
-@dataclass(frozen=True)
-class AttentionOperands:
-    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
-
-    With a page table, keys and values are (page, head, key of the page, channel).
-
-    Attributes:
-        gqa_group: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
-        present_keys: the number of keys with values, for each batch; values of later keys are 0. None if all have values.
-    """
-
-    q: StridedView
-    k: StridedView
-    v: StridedView
-    gqa_group: int
-    present_keys: Index | None = None
-    table: PageTable | None = None
-
-    @property
-    def views(self) -> tuple[StridedView, ...]:
-        return self.q, self.k, self.v
 
 
 @dataclass(frozen=True)
@@ -235,6 +200,12 @@ class AttentionMatch:
     operands: AttentionOperands
     visible_keys: Index | None
     first_key: Index | None
+
+    @property
+    def passed(self) -> Mapping[int, Passed]:
+        """The pointwise nodes between the second operand of each matmul and its elements in memory."""
+        matmuls = self.recurrence.score_product, self.recurrence.values
+        return dict(zip(matmuls, self.operands.passed, strict=True))
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -266,7 +237,7 @@ def attention_group(graph: Graph, root: int, target: Target, materialized: Colle
         recurrence = match_recurrence(graph, values)
         if recurrence is None or rejection_reason(graph, recurrence, root, target) is not None:
             continue
-        operands = attention_operands(graph, recurrence)
+        operands = attention_operands(graph, recurrence, target)
         assert operands is not None  # checked by `rejection_reason`
         scores = recurrence.scores
         match = AttentionMatch(recurrence, operands, visible_keys(graph, scores), first_visible_key(graph, scores))
@@ -289,7 +260,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
 def rejection_reason(graph: Graph, recurrence: Recurrence, root: int, target: Target) -> str | None:
     """Returns the reason why the attention pipeline cannot compute a recurrence; None if it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
-    q, keys = (graph.nodes[_without_widening(graph, a)] for a in scores.args)
+    q, keys = (graph.nodes[without_widening(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
@@ -302,145 +273,35 @@ def rejection_reason(graph: Graph, recurrence: Recurrence, root: int, target: Ta
     for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
             return f"the head dim is {channels}, not a multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
-    operands = attention_operands(graph, recurrence)
+    operands = attention_operands(graph, recurrence, target)
     if operands is None:
         return "q, k or v does not have contiguous channels and 16-byte strides, or batch and heads are broadcast"
     return None if is_supported(operands, target) else f"{target.name} has one for few queries of several heads of keys only"
 
 
-def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
+def attention_operands(graph: Graph, recurrence: Recurrence, target: Target) -> AttentionOperands | None:
     """Returns q, k and v as TMA reads them, or None."""
     q, keys = graph.nodes[recurrence.score_product].args
-    return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1])
+    return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1], target)
 
 
-def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
-    """Returns the operands of two matmuls as TMA reads them, or None; keys are (batch, head, channel, key)."""
-    return next((o for o in _candidates(graph, q, keys, values) if _is_readable(graph, o)), None)
+def extents_of_attention(graph: Graph, target: Target) -> dict[Dim, tuple[int, ...]]:
+    """Returns the symbolic extents whose bounds and divisors decide which caches the kernels read in place, with these divisors:
+    sizes of pages, and numbers of queries over caches of 8 bits."""
+    found = (o for each in _matmul_operands(graph, target) for o in operand_candidates(graph, *each, target))
+    operands = [o for o in found if is_supported(o, target)]
+    extents: dict[Dim, tuple[int, ...]] = {o.q.shape[-2]: (1,) for o in operands if graph.nodes[o.k.base].dtype in STORED}
+    extents |= {o.table.page: _OF_PAGES for o in operands if o.table is not None}
+    return {extent: divisors for extent, divisors in extents.items() if literal(extent) is None}
 
 
-def _candidates(graph: Graph, q: int, keys: int, values: int) -> Iterator[AttentionOperands]:
-    """Yields the operands for each way to read keys and values, in pages first."""
-    q, keys = _without_widening(graph, q), _without_widening(graph, keys)
-    if all(len(graph.nodes[p].shape) == 4 for p in (q, keys, values)):
-        for operands in (_paged_operands, _shared_operands):
-            for gqa_group in _group_sizes(graph, q, keys):
-                found = operands(graph, strided_view(graph, q), keys, values, gqa_group)
-                if found is not None:
-                    yield found
-
-
-def _is_readable(graph: Graph, operands: AttentionOperands) -> bool:
-    """True if TMA can read the operands, and whole boxes of keys from each page."""
-    itemsize, table = graph.nodes[operands.v.base].dtype.itemsize, operands.table
-    if table is not None and divisor(table.page, dict(graph.multiples)) % PAGE_MULTIPLE:
-        return False
-    return all(is_tma_view(graph, view, itemsize) for view in operands.views)
-
-
-def page_sizes(graph: Graph, target: Target) -> tuple[Dim, ...]:
-    """Returns the symbolic page sizes of caches that attention could read in place, if they were suitable multiples."""
-    if not target.products or not any(node.family is Family.INDEXING for node in graph.nodes):
-        return ()
-    recurrences = (match_recurrence(graph, matmul) for matmul in matmuls_of(graph))
-    products = ((graph.nodes[r.score_product].args, graph.nodes[r.values].args[1]) for r in recurrences if r is not None)
-    found = (operands for (q, keys), values in products for operands in _candidates(graph, q, keys, values))
-    tables = (operands.table for operands in found if is_supported(operands, target))
-    return tuple(dict.fromkeys(table.page for table in tables if table is not None and literal(table.page) is None))
-
-
-def _without_widening(graph: Graph, position: int) -> int:
-    """Skips a conversion to float32: tensor cores accumulate exact products of 16-bit floats in float32 anyway."""
-    node = graph.nodes[position]
-    is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
-    return node.args[0] if is_widened else position
-
-
-def _group_sizes(graph: Graph, q: int, keys: int) -> list[int]:
-    """Returns candidates for the size of the GQA group: all heads for a single head of keys, 1 if no view repeats heads."""
-    position, heads = keys, literal(graph.nodes[q].shape[1])
-    if heads is not None and same(graph.nodes[keys].shape[1], 1):
-        return [heads]
-    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
-        if graph.nodes[position].op is Op.EXPAND and heads is not None:
-            return [n for n in range(heads, 0, -1) if heads % n == 0]
-        (position,) = graph.nodes[position].args
-    return [1]
-
-
-def _shared_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
-    masked = masked_values(graph, values)
-    where, present = (None, None) if masked is None else masked
-    kt, v = _unrepeated(graph, keys, gqa_group), _unrepeated(graph, values, gqa_group, where)
-    if kt is None or v is None:
-        return None
-    k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
-    batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * gqa_group, q.shape[1]) for view in (k, v))
-    return AttentionOperands(q, k, v, gqa_group, present) if batched else None
-
-
-def _paged_operands(graph: Graph, q: StridedView, keys: int, values: int, gqa_group: int) -> AttentionOperands | None:
-    """Returns the operands if keys and values are gathered from pages of the same numbers."""
-    gather = _gather_below(graph, keys)
-    if gather is None:
-        return None
-    where, present = masked_values(graph, values) or (None, None)
-    for page in dict.fromkeys(graph.nodes[gather].shape):
-        k, v = _paged(graph, keys, gqa_group, page, is_transposed=True), _paged(graph, values, gqa_group, page, where)
-        if k is not None and v is not None and k[1:] == v[1:] and all(map(same, k[0].shape[:2], v[0].shape[:2])):
-            batch, heads = k[1], k[0].shape[1]
-            if same(batch, q.shape[0]) and same(heads * gqa_group, q.shape[1]):
-                return AttentionOperands(q, k[0], v[0], gqa_group, present, PageTable(page, k[2], gather))
-    return None
-
-
-def _gather_below(graph: Graph, position: int) -> int | None:
-    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
-        (position,) = graph.nodes[position].args
-    return position if graph.nodes[position].family is Family.INDEXING else None
-
-
-def _paged(
-    graph: Graph, position: int, gqa_group: int, page: Dim, unmasked: int | None = None, *, is_transposed: bool = False
-) -> tuple[StridedView, Dim, Index, bool] | None:
-    """Returns keys or values as pages, the batch, the page of each block, and whether its number wraps; None if they are not in
-    pages of this size."""
-    shape = graph.nodes[position].shape
-    batch, heads, length, channels = _transposed(shape) if is_transposed else shape
-    count = 1 if same(heads, 1) else gqa_group
-    kv_heads, blocks = exact_quotient(heads, count), exact_quotient(length, page)
-    if kv_heads is None or blocks is None:
-        return None
-    axes = identity_axes((batch, blocks, kv_heads, count, page, channels))
-    b, block, head, repeat, key, channel = axes.symbols
-    index = (b, head * count + repeat, block * page + key, channel)
-    found = gathered_view(graph, position, _transposed(index) if is_transposed else index, axes, unmasked)
-    if found is None or graph.nodes[first_version(graph, found.view.base)].op is not Op.INPUT:
-        return None
-    pages, *strides = found.view.strides
-    number = page_number(graph, *found.index, axes)
-    of_sequence = (*strides[:2], *(strides[3:4] if count > 1 else ()))
-    if any(not same(stride, 0) for stride in of_sequence) or sympy.sympify(number).has(head, repeat, key, channel):
-        return None
-    view = StridedView(
-        found.view.base,
-        (found.view.shape[0], kv_heads, page, channels),
-        (pages, strides[2], strides[4], strides[5]),
-        found.view.offset,
-    )
-    return view, batch, number, bool(graph.nodes[found.gather].attr("wraps"))
-
-
-def _unrepeated(graph: Graph, position: int, gqa_group: int, unmasked: int | None = None) -> StridedView | None:
-    """Returns keys or values with each head once: without the view that repeats heads, or the broadcast by the matmul."""
-    is_plain = gqa_group == 1 or same(graph.nodes[position].shape[1], 1)
-    if is_plain and unmasked is None:
-        return strided_view(graph, position)
-    return repeated_view(graph, position, 1, 1 if is_plain else gqa_group, unmasked)
-
-
-def _transposed(dims: tuple[Index, ...]) -> tuple[Index, ...]:
-    return (*dims[:-2], dims[-1], dims[-2])
+def _matmul_operands(graph: Graph, target: Target) -> Iterator[tuple[int, int, int]]:
+    """Yields queries, keys and values of each attention; nothing on targets without attention kernels."""
+    recurrences = (match_recurrence(graph, matmul) for matmul in (matmuls_of(graph) if target.products else ()))
+    for found in recurrences:
+        if found is not None:
+            q, keys = graph.nodes[found.score_product].args
+            yield q, keys, graph.nodes[found.values].args[1]
 
 
 def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collection[int]) -> tuple[int, ...] | None:
@@ -448,6 +309,10 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
     producers, recurrence = Producers(), match.recurrence
     _walk(graph, recurrence.scores, recurrence.score_product, producers, materialized)
     _walk(graph, root, recurrence.values, producers, materialized)
+    for product, passed in match.passed.items():
+        axes = domain_axes(Domain(graph.nodes[product].shape))
+        for node, at in factors(graph, product, passed, axes.symbols, axes):
+            walk(graph, node, at, axes, lambda *_: False, producers, materialized)
     if recurrence.sink is not None:
         _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
     matmuls = {recurrence.score_product, recurrence.values}

@@ -78,6 +78,7 @@ class FewQueriesPlan(Plan):
         gqa_group: size of the GQA group.
         blocks_per_sm: blocks per SM that registers must leave room for.
         copies: True if all threads copy tiles by address; else a further warp loads them with TMA.
+        itemsize: bytes of an element of keys and values in memory.
     """
 
     head_dim: int
@@ -89,6 +90,7 @@ class FewQueriesPlan(Plan):
     stages: int
     blocks_per_sm: int = 1
     copies: bool = False
+    itemsize: int = 2
 
     @property
     def description(self) -> str:
@@ -116,9 +118,10 @@ class FewQueriesPlan(Plan):
     @property
     def shared_bytes(self) -> int:
         """Bytes of tiles in whole lines and of their barriers; afterwards, of the sums of the warps and of the block."""
-        keys, values = (2 * -(-width // _LINE) * _LINE for width in (self.head_dim, self.value_dim))
-        tiles = keys * -(-self.rows // 8) * 8 + (keys + values) * self.stages * self.tile_k + 8 * (1 + 4 * self.stages)
-        row = 4 * (-(-self.value_dim // _SLAB) * _SLAB + 8 + 2)  # with two statistics
+        queries, lines = -(-self.head_dim // _LINE), [-(-width * self.itemsize // 128) for width in (self.head_dim, self.value_dim)]
+        tiles = 128 * (queries * -(-self.rows // 8) * 8 + sum(lines) * self.stages * self.tile_k) + 8 * (1 + 4 * self.stages)
+        slab = _SLAB * 2 // self.itemsize  # channels that are loaded at once
+        row = 4 * (-(-self.value_dim // slab) * slab + 8 + 2)  # with two statistics
         sums = row * (self.warps * _SLAB + self.rows)
         return -(-max(tiles, sums) // 1024) * 1024
 
@@ -150,6 +153,8 @@ class AttentionBody(Body):
     """Streaming attention: the recurrence's functions around two matmuls.
 
     Attributes:
+        input_dtype: the dtype of queries.
+        cache_dtype: the dtype of keys and values in memory.
         score: maps the dot products of a query with two neighbouring keys to scores; axes are batch, head, query and pairs of keys.
         finish: maps two neighbouring channels of the weighted sum to the result; axes end in pairs of channels.
         weights: ``anchor``, ``weight`` and ``carry``.
@@ -163,6 +168,7 @@ class AttentionBody(Body):
     """
 
     input_dtype: DType
+    cache_dtype: DType
     output_dtype: DType
     score: LaneFunction
     finish: LaneFunction
@@ -192,14 +198,17 @@ class AttentionBody(Body):
 
     @property
     def tile_dtypes(self) -> frozenset[DType]:
-        return frozenset({self.input_dtype, self.output_dtype})
+        converted = {DType.FLOAT16} if self.cache_dtype.itemsize == 1 else set()
+        return frozenset({self.input_dtype, self.cache_dtype, self.output_dtype, *converted})
 
     def describe(self, kind: str) -> str:
-        paged = "" if self.pages is None else ", keys and values in pages"
+        stored = [f"of {self.cache_dtype}"] if self.cache_dtype is not self.input_dtype else []
+        stored += [] if self.pages is None else ["in pages"]
+        cache = f", keys and values {' '.join(stored)}" if stored else ""
         if not isinstance(self.plan, FewQueriesPlan):
-            return f"{kind}{paged}"
+            return f"{kind}{cache}"
         split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
-        return f"{kind}, few queries{paged}{split}"
+        return f"{kind}, few queries{cache}{split}"
 
 
 # Plans of streaming attention, measured on an H200.
@@ -217,11 +226,19 @@ _COPIED_RING = 48 << 10  # without TMA: GPUs with less bandwidth need fewer byte
 
 
 def attention_plans(
-    head_dim: int, value_dim: int, gqa_group: int, queries: int | None, target: Target, *, is_paged: bool = False
+    head_dim: int,
+    value_dim: int,
+    gqa_group: int,
+    queries: int | None,
+    target: Target,
+    *,
+    is_paged: bool = False,
+    itemsize: int = 2,
 ) -> tuple[StreamingPlan, ...]:
     """Returns the candidate plans: for any number of queries first, then for few; `queries` is None for a symbolic number.
 
-    Without `wgmma`, the only plans are those for few queries that fit the shared memory of a block.
+    Only plans for few queries read keys and values of `itemsize` 1. Without `wgmma`, the only plans are those for few queries that
+    fit the shared memory of a block.
     """
     widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
     plan = replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
@@ -230,14 +247,17 @@ def attention_plans(
     tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
     if queries is not None:
         tiles = [next((n for n in tiles if n >= queries), 0)]
-    few = [_few_queries_plan(plan, n, splits, target) for n in tiles if n for splits in SPLITS if splits <= target.cluster]
-    return (plan, *few) if target.wgmma else tuple(each for each in few if each.shared_bytes <= target.shared_bytes)
+    splits = [each for each in SPLITS if each <= target.cluster]
+    few = [_few_queries_plan(plan, n, each, target, itemsize) for n in tiles if n for each in splits]
+    if not target.wgmma:
+        return tuple(each for each in few if each.shared_bytes <= target.shared_bytes)
+    return (plan, *few) if itemsize > 1 else tuple(few)
 
 
-def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int, target: Target) -> FewQueriesPlan:
+def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int, target: Target, itemsize: int) -> FewQueriesPlan:
     slabs = -(-queries * plan.gqa_group // 16)
-    lines = sum(-(-width // _LINE) for width in (plan.head_dim, plan.value_dim))
-    tile_k = 64 if slabs <= 2 and lines <= 4 else 32
+    lines = sum(-(-width * itemsize // 128) for width in (plan.head_dim, plan.value_dim))
+    tile_k = 64 if slabs <= 2 and lines * 2 <= 4 * itemsize else 32
     stages = max(2, (_RING if target.wgmma else _COPIED_RING) // (128 * lines * tile_k))
-    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages, copies=not target.wgmma)
-    return replace(few, blocks_per_sm=2 if slabs == 1 else 1)
+    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages)
+    return replace(few, blocks_per_sm=2 if slabs == 1 else 1, copies=not target.wgmma, itemsize=itemsize)

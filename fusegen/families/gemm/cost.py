@@ -142,12 +142,22 @@ def matmul_time(
     by_tile = (plan.consumers, plan.tile_n)
     waves = math.ceil(tiles * plan.splits / sms)
     steps = math.ceil(first.depth / plan.tile_k / plan.splits)
-    longer = epilogue.written * costs.writes[by_tile] + epilogue.read * costs.reads[by_tile]
-    end = costs.ends[kind] * (_SHORT + (1 - _SHORT) * epilogue.functions) + longer
+    longer = epilogue.written * _at(costs.writes, by_tile) + epilogue.read * _at(costs.reads, by_tile)
+    end = _at(costs.ends, kind) * (_SHORT + (1 - _SHORT) * epilogue.functions) + longer
     join = costs.joins * (plan.splits - 1) * kind[1]
-    multiplying = waves * (steps * costs.steps[kind] + join + end)
+    multiplying = waves * (steps * _at(costs.steps, kind) + join + end)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
     return costs.start + overlapped_time(multiplying, moving)
+
+
+def _at(values: Mapping[tuple[int, int], float], kind: tuple[int, int]) -> float:
+    """Returns the value of a kind of tile; between two widths, a value between theirs."""
+    consumers, width = kind
+    narrower = width // 64 * 64
+    if width == narrower:
+        return values[kind]
+    share = (width - narrower) / 64
+    return (1 - share) * values[consumers, narrower] + share * values[consumers, narrower + 64]
 
 
 def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], *, computes: bool = False) -> float:

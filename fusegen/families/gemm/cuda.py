@@ -382,8 +382,9 @@ def _part_math(kernel: LoweredKernel, part: MatmulPart, part_view: PartView) -> 
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
     wrapper = Wrapper(f"epilogue{part_view.suffix}", _DOC, _inputs(part, part.accumulated, part_view.taken), coordinates, outs)
+    addresses = cuda_offsets(kernel, prefix="operands.")
     offsets = [
-        offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, coordinates, last=True)
+        offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, coordinates, last=True, offsets=addresses)
         for result, r in zip(part.results, part_view.results, strict=True)
         if result.offset is not None
     ]

@@ -12,6 +12,7 @@ from fusegen.families.gemm.epilogue import plain_group
 from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionBody, DeepPlan, FewRowsPlan
 from fusegen.fusion.groups import Group
+from fusegen.fusion.order import written_by
 from fusegen.schedule.choices import Choice, Measured, choice_of
 from fusegen.schedule.kernel import Implementation
 from fusegen.schedule.program import Launch, LibraryMatmul, Program, Step
@@ -36,7 +37,7 @@ def measured_fusions(
     program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
 ) -> Iterator[DeepFusion]:
     """Yields the pairs of consecutive matmuls of few rows that are measured or pinned to become one launch. The second one may be
-    the library's, if it has no epilogue. Only Hopper's kernels request weights for L2."""
+    the library's, if it has no epilogue. Neither writes to an argument. Only Hopper's kernels request weights for L2."""
     if not program.target.wgmma:
         return
     taken: Step | None = None
@@ -44,7 +45,9 @@ def measured_fusions(
         if not isinstance(first, Launch) or first is taken or first.part or not _reads_stored_weights(first):
             continue
         group = _second(program, second) if _multiplies(first, second) else None
-        if group is not None and (plan := _few_rows_plan(program, second, group, expected)) is not None:
+        if group is None or any(written_by(program.graph, each) for each in (first.group, group)):
+            continue
+        if (plan := _few_rows_plan(program, second, group, expected)) is not None:
             choice = _choice(program, first, group, deep_plans(cast(FewRowsPlan, first.plan), plan), sizes)
             chosen = measured(choice)
             if isinstance(chosen, DeepPlan) and chosen in choice.candidates:

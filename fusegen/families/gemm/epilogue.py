@@ -31,7 +31,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, linearize, literal, product, same
 from fusegen.target import Target
 
-CONTRACTION = GroupKind("matmul with epilogue", reads_logical_dtype=True)
+CONTRACTION = GroupKind("matmul with epilogue", writes_in_place=True, reads_logical_dtype=True)
 
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # per epilogue: they share an accumulator
@@ -231,7 +231,7 @@ def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pip
     """Returns the iteration space of an epilogue, with the most dims that any view of the result needs."""
     columns = graph.nodes[matmul].shape[-1]
     views = [(root, order)]
-    for result in graph.outputs:
+    for result in (*graph.outputs, *(graph.nodes[put].args[1] for put in graph.puts)):
         if result != root and strip_views(graph, result) == root:
             dims = _order_of(graph, result, matmul)
             views += [(result, dims)] if dims is not None else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.families.gemm.cost import (
@@ -63,6 +63,10 @@ class ExpectedSizes:
 _MOST_STAGES = 8
 _FEWEST_STEPS = 4  # steps of each block, if blocks share the depth
 _GROUP = 8
+_BETWEEN = 224, 160  # widths of tiles between those of the pipeline
+_FEWEST_COLUMNS = 128  # of a form; narrower tiles read too much
+_MOST_IN_TURNS = 192  # columns of a warpgroup's tile of 128 rows; wider ones exceed the registers
+_CHUNK = 64  # columns of a result buffer
 _MOST_RESULT_REGISTERS = 128  # registers of a thread for a tile's results, beside the accumulators
 
 
@@ -177,7 +181,14 @@ def ranked(shape: MatmulShape, target: Target) -> Sequence[CostedPlan]:
 
 
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
-    return next(iter(ranked(shape, target)), None)
+    """Returns the first candidate among the forms that the cost model was fitted to."""
+    plans = ranked(shape, target)
+    return next((plan for plan in plans if isinstance(plan, FewRowsPlan) or not _is_for_tuning(plan)), None)
+
+
+def _is_for_tuning(plan: ContractionPlan) -> bool:
+    """True for forms that only `fg.tune` chooses: the cost model does not tell them from the plain form of their tile."""
+    return plan.multicast > 1 or plan.ping_pong
 
 
 def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float:
@@ -263,7 +274,23 @@ def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPla
     allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
     plans = [_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths]
-    return (*plans, *(replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1))
+    split = [replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1]
+    return (*plans, *split, *_forms(shape, widths, target))
+
+
+def _forms(shape: MatmulShape, widths: Sequence[int], target: Target) -> Iterator[ContractionPlan]:
+    """Yields the forms of plans for several waves of tiles: loads shared by a cluster, turns, and whole tiles in result buffers."""
+    between = [w for w in _BETWEEN if w % shape.head == 0] if shape.products == 1 and shape.b_major == "k" else []
+    plans = [_plan(shape, 2, tile_n, target) for tile_n in sorted((*widths, *between), reverse=True)]
+    for plan in (plan for plan in plans if _tiles(shape, plan) > target.sms):
+        columns = plan.tile_n * shape.products
+        if _FEWEST_COLUMNS <= columns <= _MOST_IN_TURNS:
+            turns = replace(plan, ping_pong=True)
+            yield from (turns, replace(turns, multicast=2))
+        if columns >= _FEWEST_COLUMNS:
+            peers = replace(plan, multicast=2)
+            whole = replace(peers, buffers=max(2, math.ceil(plan.tile_n / _CHUNK)))
+            yield from dict.fromkeys((peers, replace(whole, stages=_stages(whole, target))))
 
 
 def _splits(shape: MatmulShape, plan: ContractionPlan, target: Target) -> int:

@@ -32,7 +32,7 @@ from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position, StridedView, contiguous_strides
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
-from fusegen.program.call import TensorMapSpec
+from fusegen.program.call import Role, TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor, merge_axes
 from fusegen.schedule.column_pairs import (
@@ -50,6 +50,7 @@ from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import LaneFunction, Reduction
+from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import element_type, lifted, reduction_of
 
@@ -143,10 +144,18 @@ def _place_result(context: Context, part: EpiloguePart, axes: Axes, number: int)
     output, order = part.outputs[number], part.orders[number]
     index = result_index(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
     if has_element_per_head(context.graph.nodes[output].shape, part.domain):
-        return place_output(context, output, index, axes, lambda _: True)
-    return place_output(
-        context, output, index, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset)
-    )
+        return place_output(context, output, index, axes, lambda store: not _is_input(context, store))
+
+    def fits(store: Store) -> bool:
+        is_matrix = _is_matrix(part, axes, store.offset) and not _is_input(context, store)
+        return is_matrix or is_in_octets(context, axes, store)
+
+    return place_output(context, output, index, axes, fits)
+
+
+def _is_input(context: Context, store: Store) -> bool:
+    """True if a result is written in place: the alignment of the memory must be checked."""
+    return context.memory.spec(store.buffer).role is Role.INPUT
 
 
 def _is_matrix(part: EpiloguePart, axes: Axes, offset: Index) -> bool:
@@ -204,8 +213,9 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     tiles = _tiles(products, plan)
-    persistent = minimum(tiles, context.target.sms * plan.blocks_per_sm)
-    grid = tiles * plan.splits if plan.splits > 1 else persistent
+    persistent = minimum(tiles, max(1, context.target.sms * plan.blocks_per_sm // plan.multicast))
+    grid = tiles if plan.splits > 1 else persistent
+    grid = grid * plan.cluster if plan.cluster > 1 else grid
     return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
@@ -216,7 +226,7 @@ def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]
     """
     reads, square = products.context.reads, (_LINE, _LINE)
     a_box = (plan.tile_m, _LINE) if plan.a_major == "k" else square
-    b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
+    b_box = (plan.tile_n // plan.multicast, _LINE) if plan.b_major == "k" else square
     a = products.operands[0][0].a
     maps = [tensor_map(reads[a.base], a, a_box)]
     for part, operands in zip(products.parts, products.operands, strict=True):
@@ -270,7 +280,8 @@ def _copy_width(context: Context, view: StridedView) -> int:
 
 
 def _tiles(products: LaunchMatmuls, plan: MatmulPlan) -> Formula:
-    return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
+    rows = plan.tile_m * plan.multicast if isinstance(plan, ContractionPlan) else plan.tile_m
+    return ceil_div(products.rows, rows) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
 LAYOUTS = {

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 
 from fusegen.families.pointwise.lower import POINTWISE, lower_pointwise
 from fusegen.fusion import Domain, Group
+from fusegen.fusion.order import with_write_indices
 from fusegen.ir.formula import formula
 from fusegen.ir.index_map import Position, StridedView, flat_offset, memory_shape, memory_strides
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.program.call import TensorMapSpec
 from fusegen.schedule.context import Context
+from fusegen.schedule.evaluate import Evaluator
+from fusegen.schedule.indices import remaining_checks
 from fusegen.schedule.memory import Store, formulas
 from fusegen.schedule.program import Launch
 
@@ -25,14 +28,15 @@ class Placement:
     copies: tuple[Launch, ...] = ()
 
 
-def place_output(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
+def place_output(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Store], bool]) -> Placement:
     """Chooses a storage location of an output whose offset fits the kernel; copies write the others.
 
     If there are several locations, the chosen one has the value's own order, since the copies read it. If none fits, the kernel
     writes to a new buffer.
     """
     stores, own = context.stores(node, index, axes), flat_offset(index, memory_strides(context.graph, node))
-    first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
+    located = [_with_read_indices(context, store, axes) for store in stores]
+    first = next((s for s in located if s is not None and fits(s) and (len(stores) == 1 or same(s.offset, own))), None)
     if first is None:
         dtype = context.memory.spec(stores[0].buffer).dtype
         first = Store(context.memory.add(f"value_{node}", dtype, formulas(memory_shape(context.graph, node))), own)
@@ -40,12 +44,23 @@ def place_output(context: Context, node: int, index: Position, axes: Axes, fits:
     return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if further else ())
 
 
+def _with_read_indices(context: Context, store: Store, axes: Axes) -> Store | None:
+    """Returns the location of a write in place with the indices that it reads; None if one must be checked elsewhere."""
+    if not store.gathers:
+        return store
+    evaluator = Evaluator(context.graph, axes, context.stored, lambda position, index: None)
+    offset = evaluator.write_offset(store.offset, store.gathers)
+    return None if remaining_checks(evaluator.checks(), [(offset, ())]) else Store(store.buffer, offset)
+
+
 def _copy(context: Context, node: int, source: int) -> Launch:
     domain = Domain(context.graph.nodes[node].shape)
     group = Group(POINTWISE, (node,), (node,), domain, reason="the value is also stored in another layout")
+    group = with_write_indices(context.graph, group)
     outputs = context.group.outputs
     name = f"{context.name}_copy" if len(outputs) == 1 else f"{context.name}_copy_{outputs.index(node)}"
-    return lower_pointwise(replace(context, group=group, name=name, reads={node: source}, written=source))
+    reads = {**context.reads, node: source}
+    return lower_pointwise(replace(context, group=group, name=name, reads=reads, written=source))
 
 
 # Tensor maps of strided views.

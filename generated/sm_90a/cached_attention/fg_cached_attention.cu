@@ -388,7 +388,7 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
 #pragma unroll
         for (i32 octet = 0; octet < 2 * VALUE_SLABS; ++octet) {
 #pragma unroll
-            for (i32 held = 0; held < 4; ++held) acc[octet][held] *= carried[held / 2];
+            for (i32 held = 0; held < 2 * HALVES; ++held) acc[octet][held] *= carried[held / 2];
         }
         const u32 weights[4] = {cvt_bf16x2(s[0][0], s[0][1]), cvt_bf16x2(s[0][2], s[0][3]),
                                 cvt_bf16x2(s[1][0], s[1][1]), cvt_bf16x2(s[1][2], s[1][3])};
