@@ -76,8 +76,8 @@ class Pass:
         return is_for_target and not any(graph.operations.isdisjoint(some) for some in self.needs)
 
 
-def _four_dims(graph: Graph) -> Graph:
-    apart = attention_in_four_dims(graph)
+def _four_dims(graph: Graph, target: Target) -> Graph:
+    apart = attention_in_four_dims(graph, target)
     return graph if apart is graph else rewritten(apart, simplify)
 
 
@@ -94,7 +94,12 @@ PASSES = (
     ),
     Pass("expand", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, expand), (EXPANSIONS,)),
     Pass("simplify", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, simplify)),
-    Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_MATMULS, (Op.AMAX,), (Op.DIV,))),
+    Pass(
+        "attention in four dims",
+        Stage.PRIMITIVE,
+        lambda graph, rules: _four_dims(graph, rules.target),
+        (_MATMULS, (Op.AMAX,), (Op.DIV,)),
+    ),
     Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
     Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, sort_rows), ((Op.TOPK,),), warps=True),
     Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalize_layouts(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),

@@ -26,9 +26,8 @@ from fusegen.families.gemm.heuristics import (
     class_of,
     measured_choice,
     rows_and_depth,
-    with_cost,
 )
-from fusegen.families.gemm.pipelines import leave_to_library
+from fusegen.families.gemm.pipelines import leave_to_library, weight_on_load
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
@@ -59,8 +58,7 @@ _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
-LaunchKey: TypeAlias = tuple[int, Group, int, int]
-MatmulChoices: TypeAlias = dict[LaunchKey, MatmulChoice]
+MatmulChoices: TypeAlias = dict[tuple[int, Group, int, int], MatmulChoice]
 Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice]
 
 
@@ -111,10 +109,20 @@ class _Fused:
     groups: tuple[Group, ...]
     kind: int
 
+    @property
+    def matmul_launches(self) -> tuple[Group, ...]:
+        """The matmuls that generated kernels compute."""
+        return tuple(group for group in self.groups if group.kind is CONTRACTION)
+
     @cached_property
     def matmuls(self) -> tuple[int, ...]:
         """All matmuls of the graph."""
         return matmuls_of(self.graph)
+
+    def key(self, group: Group, expected: ExpectedSizes) -> tuple[int, Group, int, int]:
+        """The key of a matmul launch's choices: they depend only on its own rows and depth."""
+        rows, depth = rows_and_depth(self.graph, group.core_nodes[0])
+        return self.kind, group, expected.size_of(rows), expected.size_of(depth)
 
 
 @dataclass(frozen=True)
@@ -246,8 +254,8 @@ class GraphPlanner:
 
     @property
     def matmul_launches(self) -> tuple[Group, ...]:
-        """The matmul launches that a cost model covers, before any matmul is left to the library."""
-        return with_cost(self._fuse(frozenset()).groups)
+        """The matmul launches before any matmul is left to the library."""
+        return self._fuse(frozenset()).matmul_launches
 
     def expected(self, sizes: Mapping[str, int]) -> ExpectedSizes:
         """The size classes that choices of matmuls depend on."""
@@ -270,26 +278,25 @@ class GraphPlanner:
     def _decision(
         self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices
     ) -> _MatmulDecision:
-        """Leaves matmuls to the library until each remaining matmul launch is expected or measured to be faster than the
-        library."""
+        """Leaves matmuls to the library until each remaining launch is expected or measured to be faster than the library."""
         by_library, in_memory = frozenset[int](), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         while True:
             on_load = self._weights.of_few_rows(expected.size_of, by_library | in_memory)
             fused = self._fuse(by_library, on_load)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
-            launches = {group: self._choice(fused, group, expected) for group in with_cost(fused.groups)}
-            if refused := {origin[p] for group, choice in launches.items() if choice.plan is None for p in group.core_nodes}:
+            launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
+            unplanned = [group for group, choice in launches.items() if choice.plan is None]
+            if refused := {origin[p] for group in unplanned for p in group.core_nodes if weight_on_load(fused.graph, p)}:
                 in_memory |= refused
                 continue
             if measured is not None:
-                for number, group in enumerate(fused.groups):
-                    if group.kind is CONTRACTION:
-                        key = _launch_key(fused, group, expected)
-                        if key not in known:
-                            name, default = kernel_name(fused.graph, fused.groups, number), launches.get(group, MatmulChoice(None))
-                            known[key] = measured_choice(name, fused.graph, group, self._target, expected, sizes, default, measured)
-                        launches[group] = known[key]
+                for group, default in launches.items():
+                    key = fused.key(group, expected)
+                    if key not in known:
+                        name = kernel_name(fused.graph, fused.groups, fused.groups.index(group))
+                        known[key] = measured_choice(name, fused.graph, group, self._target, expected, sizes, default, measured)
+                    launches[group] = known[key]
             choices |= {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
             if not slower:
@@ -306,7 +313,7 @@ class GraphPlanner:
         return self._fused[key]
 
     def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
-        key = _launch_key(fused, group, expected)
+        key = fused.key(group, expected)
         if key not in self._choices:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)
         return self._choices[key]
@@ -315,7 +322,7 @@ class GraphPlanner:
 
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
-        """Symbolic rows and depths of matmuls with a cost model, each as a formula."""
+        """Symbolic rows and depths of matmul launches, each as a formula."""
         graph = self._fuse(frozenset()).graph
         launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
         on_load = [(self.graph, m) for m in self._weights.weights]
@@ -345,12 +352,6 @@ class GraphPlanner:
                 ranges.append(range(first, last + 1))
             previous = current
         return ranges
-
-
-def _launch_key(fused: _Fused, group: Group, expected: ExpectedSizes) -> LaunchKey:
-    """The key of a matmul launch's choices: they depend only on its own rows and depth."""
-    rows, depth = rows_and_depth(fused.graph, group.core_nodes[0])
-    return fused.kind, group, expected.size_of(rows), expected.size_of(depth)
 
 
 # Equivalent graphs: torch's attention or generated kernels, loops over blocks of rows, reductions cut into rows, facts about sizes.

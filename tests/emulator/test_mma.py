@@ -12,7 +12,9 @@ from torch import Tensor
 
 import fusegen as fg
 from tests.emulator import test_epilogues as epilogues
-from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, check, results
+from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, check, results, run
+from tests.emulator.test_tensor_cores import bias_relu, gated, rotated_heads, takes_a_plan_for_few_rows
+from tests.emulator.test_weights import channels, nibbles, numbers, of_groups, scales
 from tests.naming import case
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -21,10 +23,6 @@ OLD = "sm_80"
 
 def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape).to(dtype)
-
-
-def bias_relu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return torch.relu(F.linear(x, w) + b)
 
 
 def residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
@@ -112,3 +110,59 @@ def test_epilogues(part: str) -> None:
         assert len(fg.kernel(function).lower(*arguments, target=OLD).program.steps) == 1
     for function, got in results(cases, OLD, 108, ONCE):
         epilogues.compare(got, function(*map(epilogues.wide, cases[function])))
+
+
+# Few rows.
+
+
+def gated_columns(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(x @ gate) * (x @ up)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "target"), [(1, 72, 200, "sm_80"), (9, 8, 8, "sm_120"), (16, 40, 1152, "sm_80")]
+)
+def test_few_rows(rows: int, columns: int, depth: int, target: str) -> None:
+    x, w = randn(rows, depth), randn(columns, depth) / depth**0.5
+    columns_first = w.mT.contiguous()
+    cases = {
+        bias_relu: (x, w, randn(columns)),
+        gated: (x, w, w + 0.1),
+        gated_columns: (x, columns_first, columns_first + 0.1),
+    }
+    for function, arguments in cases.items():
+        assert takes_a_plan_for_few_rows(function, *arguments, target=target)
+    for function, got in results(cases, target, 108, ONCE):
+        epilogues.compare(got, function(*map(epilogues.wide, cases[function])))
+
+
+def test_few_rows_of_rotated_heads() -> None:
+    x, *weights = randn(2, 7, 136), *(randn(columns, 136) * 0.1 for columns in (256, 128, 128))
+    arguments = x, *weights, randn(2, 1, 7, 64), randn(2, 1, 7, 64)
+    assert takes_a_plan_for_few_rows(rotated_heads, *arguments, target=OLD)
+    for got, wanted in zip(run(rotated_heads, *arguments, target=OLD), rotated_heads(*map(epilogues.wide, arguments)), strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=0.01, atol=0.03)
+
+
+def test_few_rows_whose_lines_are_not_aligned() -> None:
+    """Odd columns, an odd depth and lines with gaps take tiles of many rows; so do more than 16 rows."""
+    for rows, columns, depth, pitch in ((3, 37, 64, 64), (3, 40, 45, 45), (3, 40, 64, 66), (17, 40, 64, 64)):
+        with case((rows, columns, depth, pitch)):
+            arguments = randn(rows, pitch)[:, :depth], randn(columns, depth), randn(columns)
+            assert not takes_a_plan_for_few_rows(bias_relu, *arguments, target=OLD)
+            check(bias_relu, *arguments, target=OLD, timings=ONCE)
+
+
+@pytest.mark.parametrize(("rows", "target"), [(1, "sm_80"), (16, "sm_120"), (64, "sm_80"), (64, "sm_86")])
+def test_weights_computed_on_load(rows: int, target: str) -> None:
+    """With 64 rows, the widest tiles need more shared memory than a block of ``sm_86`` has."""
+    x, packed = randn(rows, 128), numbers(40, 64, dtype=torch.uint8)
+    cases = {
+        channels: (x, numbers(40, 128), scales(40)),
+        lambda x, p, s: F.linear(x, of_groups(nibbles(p).to(x.dtype) - 8, s)): (x, packed, scales(40, 4)),
+    }
+    for function, arguments in cases.items():
+        assert takes_a_plan_for_few_rows(function, *arguments, target=target)
+    for function, got in results(cases, target, 1, ONCE):
+        wanted = function(*cases[function]).double()
+        torch.testing.assert_close(got.double(), wanted, rtol=2.0**-6, atol=2.0**-6 * wanted.abs().max().item())

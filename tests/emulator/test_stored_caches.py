@@ -13,6 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import ops
 from fusegen.compiler import specialize
+from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.lowered import Lowered
 from fusegen.schedule import context
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, run
@@ -183,6 +184,20 @@ def test_many_queries_and_odd_channels_convert_first() -> None:
         in_two_launches(cached, randn(4, 4, queries, channels), cache, cache, LENGTHS, scale, scale)
     cache = stored(E4M3, 4, 2, 200, 64)
     assert read_in_place(cached, randn(4, 4, 32, 64), cache, cache, LENGTHS, scale, scale)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_machines_without_tma_convert_first(name: str) -> None:
+    """The elements beyond a length are NaN."""
+    k, v = (stored(DTYPES[name], 4, 4, 200, 64) for _ in "kv")
+    q, scale = randn(4, 8, 1, 64), torch.tensor(0.5)
+    expected = exact(q, k.double() / 2, v.double() / 2, LENGTHS)
+    if k.is_floating_point():
+        k, v = (x.float().masked_fill(beyond(LENGTHS, 200), math.nan).to(x.dtype) for x in (k, v))
+    arguments = q, k, v, LENGTHS, scale, scale
+    body = body_of(fg.kernel(cached).lower(*arguments, target="sm_80"))
+    assert isinstance(body.plan, FewQueriesPlan) and body.plan.copies and body.cache_dtype.itemsize == 2
+    is_near(run(cached, *arguments, target="sm_80", timing=ONCE[0]), expected)
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -17,8 +17,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import specialize
 from fusegen.compiler.emulator import EmulatedTiming
-from fusegen.families.attention.lower import _PLANS
-from fusegen.families.attention.plan import FewQueriesPlan
+from fusegen.families.attention.plan import _PLANS, FewQueriesPlan
 from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.fusion import Group
@@ -78,8 +77,8 @@ def gated(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def takes_a_plan_for_few_rows(function: Callable[..., Any], *arguments: Any) -> bool:
-    program = fg.kernel(function).lower(*arguments, target="sm_90a").program
+def takes_a_plan_for_few_rows(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a") -> bool:
+    program = fg.kernel(function).lower(*arguments, target=target).program
     (step,) = program.steps
     return isinstance(step, Launch) and isinstance(step.kernel.body.plan, FewRowsPlan)
 

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen import ops
+from fusegen.compiler.compile import Variant
 from fusegen.describe import explain
-from fusegen.families.gemm.heuristics import MatmulShape, mma_plans
-from fusegen.families.gemm.pipelines import MMA_SYNC
-from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
+from fusegen.families.gemm.heuristics import MatmulShape, candidates, mma_plans
+from fusegen.families.gemm.pipelines import MMA_SYNC, StoredWeight
+from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan, MmaPlan
 from fusegen.schedule.program import Launch, LibraryMatmul, Program
 from fusegen.target import cuda_targets, target
 from tests.unit.gate import some
@@ -26,9 +28,16 @@ BF16 = torch.bfloat16
 OLDER = [t.name for t in cuda_targets() if not t.wgmma]
 
 
-def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target) -> Program:
+def variant(function: Callable[..., object], *arguments: object, machine: fg.target.Target) -> Variant:
     dispatcher = fg.kernel(function)._dispatcher
-    return dispatcher.variants.variant_of(dispatcher.arguments(arguments, {}), machine, torch.device("cuda"))[0].program
+    values = dispatcher.arguments(arguments, {})
+    found, captured = dispatcher.variants.variant_of(values, machine, torch.device("cuda"))
+    sizes = dispatcher.variants.sizes(found, values, captured)
+    return found.with_specialization(found.specializer.at(sizes))
+
+
+def program(function: Callable[..., object], *arguments: object, machine: fg.target.Target) -> Program:
+    return variant(function, *arguments, machine=machine).program
 
 
 def plans(found: Program) -> list[type]:
@@ -81,14 +90,48 @@ def test_plans_fit_the_machine(name: str) -> None:
         assert plan.copies_evenly
 
 
+@pytest.mark.parametrize("name", OLDER)
+def test_plans_of_few_rows_fit_the_machine(name: str) -> None:
+    machine, stored = target(name), StoredWeight((32, 16, 8), 1, 1.0)
+    for rows, columns, products, weight in itertools.product([1, 16, 48, 64], [8, 4096], (1, 2), (None, stored)):
+        shape = MatmulShape(rows, [columns], 4096, products=products, stored=weight, pipeline=MMA_SYNC.name)
+        found = candidates(shape, machine)
+        assert bool(found) is (rows <= 16 or weight is not None)
+        assert all(plan.tile_m >= rows and plan.shared_bytes <= machine.shared_bytes for plan in found)
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_few_rows_have_a_kernel_of_their_own(name: str) -> None:
+    kernel, weights = fg.kernel(bias_gelu), (meta(4096, 4096), meta(4096))
+    found = {rows: kernel.lower(meta(rows, 4096), *weights, target=name).program for rows in (1, 2, 16, 17, 4096)}
+    assert [*map(plans, found.values())] == [[FewRowsPlan]] * 3 + [[MmaPlan]] * 2
+    assert found[17].launches[0].plan == found[4096].launches[0].plan
+
+
 # What ptxas makes of it.
 
 
+def channels(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return F.linear(x, weight.to(x.dtype) * scale[:, None])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 4096])
 @pytest.mark.parametrize("name", some([*OLDER, "sm_90a"], ["sm_80"]))
-def test_no_registers_are_spilled(name: str) -> None:
-    machine = replace(target(name), products=("mma.sync",))
-    dispatcher = fg.kernel(bias_gelu)._dispatcher
-    values = dispatcher.arguments((meta(4096, 4096), meta(4096, 4096), meta(4096)), {})
-    (source,) = dispatcher.variants.variant_of(values, machine, torch.device("cuda"))[0].sources
+def test_no_registers_are_spilled(name: str, rows: int) -> None:
+    machine, stored = replace(target(name), products=("mma.sync",)), torch.empty(4096, 4096, dtype=torch.int8, device="meta")
+    most_stored = 32 if name == "sm_100" else 64  # where ptxas spills 40 bytes for 64 rows
+    cases = [(bias_gelu, meta(4096, 4096))] * (rows != 64) + [(channels, stored)] * (rows <= most_stored)
+    for function, weight in cases:
+        (source,) = variant(function, meta(rows, 4096), weight, meta(4096), machine=machine).sources
+        found = figures(source, name)
+        assert found.spilled == 0 and not found.warnings
+
+
+@pytest.mark.parametrize("name", some(OLDER, ["sm_86"]))
+@pytest.mark.parametrize(("heads", "channels"), [(32, 128), (16, 256), (256, 64)])
+def test_few_queries_spill_no_registers(name: str, heads: int, channels: int) -> None:
+    q, k = meta(4, heads, 1, channels), meta(64, 16, 8, channels)
+    numbers = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((4, 8), (4,)))
+    (source,) = variant(ops.paged_attention.function, q, k, k, *numbers, machine=target(name)).sources
     found = figures(source, name)
     assert found.spilled == 0 and not found.warnings

@@ -37,6 +37,9 @@ OF_LANES = (
     "attention.cu.jinja",
     "few_queries.cu.jinja",
     "pages.cuh.jinja",
+    "copied_heads.cuh.jinja",
+    "loaded_heads.cuh.jinja",
+    "joined_sums.cuh.jinja",
 )
 """Their pipelines call wrappers, and user's names occur in these alone."""
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import VerificationError
-from fusegen.families.attention.lower import attention_plans
-from fusegen.families.attention.plan import AttentionPlan
-from fusegen.families.gemm.heuristics import MatmulShape, contraction_plan
+from fusegen.families.attention.plan import AttentionPlan, attention_plans
+from fusegen.families.gemm.heuristics import CLASSES, MatmulChoice, MatmulShape, contraction_plan, measured_choice
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.plan import Persistence, RowPlan
+from fusegen.fusion.groups import Group
+from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Axes, axis_symbol
 from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.naming import case
 from tests.unit.gate import some
-from tests.unit.lowering import pinned
+from tests.unit.lowering import meta, pinned
 from tests.unit.ptxas import figures
 
 REGISTERS = 65536  # of a multiprocessor; of a block as well
@@ -102,6 +106,10 @@ def test_plans_of_attention_fit_the_machine(head_dim: int, value_dim: int) -> No
         for few in attention_plans(head_dim, value_dim, group, None, machine)[1:]:
             assert few.threads <= 1024 and few.rows <= 64
             assert few.blocks_per_sm * few.shared_bytes <= machine.shared_bytes and few.splits <= machine.cluster
+    for older, group in itertools.product([t for t in cuda_targets() if not t.wgmma], (1, 4, 16, 64)):
+        for few in attention_plans(head_dim, value_dim, group, 1, older):
+            assert few.copies and few.rows == group and few.shared_bytes <= older.shared_bytes and few.splits <= older.cluster
+        assert group > 16 or attention_plans(head_dim, value_dim, group, 1, older)
     plan, *_ = attention_plans(head_dim, value_dim, 1, None, machine)
     of_launch(plan)
     assert (plan.head_dim, plan.value_dim) == (head_dim, value_dim)
@@ -129,3 +137,23 @@ def test_a_plan_that_no_block_could_have_is_refused() -> None:
     kernel = fg.kernel(lambda x: x.softmax(-1))
     with pytest.raises(VerificationError, match="bytes of shared memory"):
         kernel._dispatcher.variants.variant_of([torch.empty(64, 4096, device="meta")], tiny, torch.device("cuda"))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_ranges_of_rows_ask_for_each_launch_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two row counts have many pairs of classes."""
+    asked: list[tuple[int, ...]] = []
+
+    def counted(name: str, graph: Graph, group: Group, *rest: Any) -> MatmulChoice:
+        asked.append(group.core_nodes)
+        return measured_choice(name, graph, group, *rest)
+
+    def two(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return F.gelu(F.linear(x, weight)), F.silu(F.linear(y, weight))
+
+    low = fg.kernel(plan="tiles of 64 x 128: 2 warpgroups, 8 stages")(two).lower(
+        meta(4096, 512), meta(2048, 512), meta(1024, 512), target="sm_90a"
+    )
+    monkeypatch.setattr("fusegen.compiler.specialize.measured_choice", counted)
+    (ranges,) = low.plans
+    assert len(ranges.rows) == len(set(asked)) == 2 and len(asked) <= 2 * (len(CLASSES) + 1)

@@ -22,10 +22,8 @@ from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
 from fusegen.families.gemm.deep import SEPARATE
-from fusegen.families.gemm.heuristics import CLASSES, MatmulChoice, measured_choice
+from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.gemm.plan import ContractionPlan, DeepPlan, FewRowsPlan, MmaPlan
-from fusegen.fusion.groups import Group
-from fusegen.ir.graph import Graph
 from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, Program
@@ -208,11 +206,16 @@ def test_the_nearest_plan_that_is_a_candidate_is_taken(fastest: Fastest) -> None
     assert isinstance(program_of(linear_gelu, *inputs(17)).steps[0], LibraryMatmul), "17 rows are not few"
 
 
-def test_matmuls_by_warps(fastest: Fastest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def by_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     older = replace(targets.target("sm_90a"), wgmma=False, products=("mma.sync",))
     monkeypatch.setattr(backends, "_EMULATED", older)
+
+
+@pytest.mark.usefixtures("by_warps")
+def test_matmuls_by_warps(fastest: Fastest) -> None:
     fastest(lambda plan: False)
-    arguments = inputs()
+    arguments = inputs(17)
     program, launch = fg.tune(fg.kernel(linear_gelu), *arguments).launches
     assert [each.plan for each in program.candidates] == [GENERATED, LIBRARY] and program.plan == GENERATED
     assert all(isinstance(each.plan, MmaPlan) for each in launch.candidates[:2])
@@ -221,6 +224,18 @@ def test_matmuls_by_warps(fastest: Fastest, monkeypatch: pytest.MonkeyPatch) -> 
     assert step.plan == launch.candidates[1].plan
     program.pin(LIBRARY)
     assert isinstance(program_of(linear_gelu, *arguments).steps[0], LibraryMatmul)
+
+
+@pytest.mark.usefixtures("by_warps")
+def test_matmuls_of_few_rows_by_warps(fastest: Fastest) -> None:
+    fastest(lambda plan: False)
+    arguments = inputs()
+    (program,) = fg.tune(fg.kernel(linear_gelu), *arguments).launches
+    few, others, library = (each.plan for each in program.candidates)
+    assert isinstance(few, FewRowsPlan) and program.plan == few and (others, library) == (GENERATED, LIBRARY)
+    program.pin(GENERATED)
+    (step,) = program_of(linear_gelu, *arguments).launches
+    assert isinstance(step.plan, MmaPlan)
 
 
 def test_pinned_matmuls_stay(fastest: Fastest) -> None:
@@ -451,23 +466,6 @@ def test_the_only_plan_of_a_launch_can_be_declared() -> None:
         assert described(fg.kernel(plan=plan)(gather), *arguments, target="cpu") == [only]
     with pytest.raises(ArgumentError, match=f"gather: plan='library' is no candidate at these sizes(.|\n)*\n    gather: {only}"):
         fg.kernel(plan="library")(gather).lower(*arguments, target="cpu")
-
-
-def test_ranges_of_rows_ask_for_each_launch_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two row counts have many pairs of classes."""
-    asked: list[tuple[int, ...]] = []
-
-    def counted(name: str, graph: Graph, group: Group, *rest: Any) -> MatmulChoice:
-        asked.append(group.core_nodes)
-        return measured_choice(name, graph, group, *rest)
-
-    def two(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return F.gelu(F.linear(x, weight)), F.silu(F.linear(y, weight))
-
-    low = fg.kernel(plan=TILES)(two).lower(meta(4096, 512), meta(2048, 512), meta(1024, 512), target="sm_90a")
-    monkeypatch.setattr("fusegen.compiler.specialize.measured_choice", counted)
-    (ranges,) = low.plans
-    assert len(ranges.rows) == len(set(asked)) == 2 and len(asked) <= 2 * (len(CLASSES) + 1)
 
 
 def test_a_module_without_the_plan_of_its_class() -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fusegen.families.attention.cost import plan_times
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
-from fusegen.families.attention.match import ATTENTION, attention_group, is_supported, match_recurrence, rejection_reason
+from fusegen.families.attention.match import ATTENTION, attention_group, match_recurrence, rejection_reason
 from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import elementwise_ends
@@ -41,7 +41,7 @@ class AttentionFamily(KernelFamily):
         return lower_attention(context)
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
-        return {} if len(launch.candidates) < 2 else plan_times(launch, sizes, target)
+        return {} if len(launch.candidates) < 2 or not target.wgmma else plan_times(launch, sizes, target)
 
     def contenders(self, launch: Launch, sizes: Mapping[str, int]) -> Sequence[Plan]:
         """Returns the candidates without tiles that hold more queries than the smallest one that holds all: they read the same
@@ -61,7 +61,7 @@ def matmuls_of_attention(graph: Graph, target: Target) -> frozenset[int]:
 
 def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     recurrence = match_recurrence(graph, product)
-    if recurrence is None or not is_supported(target):
+    if recurrence is None or not target.products:
         return
     for end in (*elementwise_ends(graph, product), product):
         group = attention_group(graph, end, target, claims.ends)
@@ -71,5 +71,5 @@ def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims)
             claims.streamed.add(product)
             claims.operands.update(dict.fromkeys((recurrence.score_product, product), group.match.reads))
             return
-    reason = rejection_reason(graph, recurrence, product) or "its scores depend on values that the kernel cannot compute"
+    reason = rejection_reason(graph, recurrence, product, target) or "its scores depend on values that the kernel cannot compute"
     claims.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {reason}"))

@@ -38,7 +38,11 @@ _WEIGHTS = replace(CUDA, fast={Approximations.ROUNDED: {**CUDA.fast[Approximatio
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, AttentionBody)
-    fields, parameters, values = operand_parts(kernel, "i64" if kernel.index64 else "i32")
+    read = {r.buffer for f in (body.score, body.finish) for r in f.reads}
+    by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - read and not p.writable]
+    operands = replace(kernel, pointers=tuple(p for p in kernel.pointers if p not in by_address))
+    fields, parameters, values = operand_parts(operands, "i64" if kernel.index64 else "i32")
+    names = {p.buffer: p.name for p in kernel.pointers if not p.writable}
     (out,) = (p for p in kernel.pointers if p.writable)
     template = "few_queries" if isinstance(body.plan, FewQueriesPlan) else "attention"
     pipeline = render(
@@ -49,7 +53,8 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         input_type=body.input_dtype.spelling,
         cache=body.cache_dtype if body.cache_dtype.itemsize == 1 else None,
         output_type=body.output_dtype.spelling,
-        operand_parameters=parameters,
+        operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
+        matrices=[names[buffer] for buffer in body.matrices],
         operand_arguments=values,
         out=out.name,
         plan=body.plan,

@@ -18,6 +18,7 @@ from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, Shape, exact_quotient, product, same, simplify_dim
 from fusegen.passes.rewrite import rebuilt
+from fusegen.target import Target
 
 _Leading: TypeAlias = tuple[Dim, Dim]
 
@@ -36,13 +37,13 @@ class _Attention:
         return [*((a, scores) for a in scores.args), (values.args[1], values)]
 
 
-def attention_in_four_dims(graph: Graph) -> Graph:
+def attention_in_four_dims(graph: Graph, target: Target) -> Graph:
     """Rewrites attention over other leading dims to (batch, head, query, key), if that helps the attention kernel to read its
     operands."""
     leading: dict[int, _Leading] = {}
     for position, _ in graph:
         attention = _attention_at(graph, position)
-        chosen = None if attention is None else _best_leading(graph, attention)
+        chosen = None if attention is None else _best_leading(graph, attention, target)
         if attention is not None and chosen is not None:
             leading |= dict.fromkeys(attention.inside - leading.keys(), chosen)
     return rebuilt(graph, _InFourDims(graph, leading).replaced) if leading else graph
@@ -114,24 +115,24 @@ def _keeps_matrices(graph: Graph, position: int, recurrence: Recurrence) -> bool
     return node.family is Family.POINTWISE
 
 
-def _best_leading(graph: Graph, attention: _Attention) -> _Leading | None:
+def _best_leading(graph: Graph, attention: _Attention, target: Target) -> _Leading | None:
     """Returns the batch and heads that the attention kernel can read with the fewest copies of operands.
 
     If it can read none of them, returns those that need the fewest copies. None if that does not improve the graph.
     """
     current = (False, -_copies(graph, [p for p, _ in attention.operands(graph)]))
-    ranked = {leading: _rating(graph, attention, leading) for leading in _candidates(graph, attention)}
+    ranked = {leading: _rating(graph, attention, leading, target) for leading in _candidates(graph, attention)}
     best = max(ranked, key=lambda leading: ranked[leading])  # the first of the best
     return best if ranked[best] > current else None
 
 
-def _rating(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool, int]:
+def _rating(graph: Graph, attention: _Attention, leading: _Leading, target: Target) -> tuple[bool, int]:
     """Returns whether the attention kernel can read q, k and v with this batch and heads, and the negative number of copies."""
     builder = GraphBuilder.like(graph)
     builder.nodes, builder.locations = list(graph.nodes), list(graph.locations)
     q, keys, values = (_lifted(builder, p, user, leading) for p, user in attention.operands(graph))
     trial = replace(graph, nodes=tuple(builder.nodes), locations=tuple(builder.locations))
-    return operands_of(trial, q, keys, values) is not None, -_copies(trial, (q, keys, values))
+    return operands_of(trial, q, keys, values, target) is not None, -_copies(trial, (q, keys, values))
 
 
 def _copies(graph: Graph, operands: Sequence[int]) -> int:

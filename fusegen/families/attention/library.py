@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fusegen.dtypes import DType
+from fusegen.families.attention.match import is_supported
+from fusegen.families.attention.operands import operands_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node, dependent
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
@@ -57,7 +59,7 @@ def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = 
     """Replaces attention by single nodes where torch's kernels support it on a target; `wrt` are the inputs with gradients. With
     `only_dropout`, attention without dropout stays as it is."""
     inputs = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
-    differentiated = dependent(graph, inputs)
+    differentiated = frozenset(dependent(graph, inputs))
     matches = {p: a for p, node in graph if node.op is Op.MATMUL and (a := _attention(graph, p, target, differentiated))}
     matches = {p: a for p, a in matches.items() if a.dropout or not only_dropout}
     if not matches:
@@ -72,7 +74,7 @@ def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = 
 # Matching.
 
 
-def _attention(graph: Graph, product_: int, target: Target, differentiated: Collection[int]) -> _Attention | None:
+def _attention(graph: Graph, product_: int, target: Target, differentiated: frozenset[int]) -> _Attention | None:
     """Returns the attention that a matmul of weights with values is, or None."""
     weights, values = graph.nodes[product_].args
     undropped, dropout = _without_dropout(graph, weights)
@@ -85,7 +87,21 @@ def _attention(graph: Graph, product_: int, target: Target, differentiated: Coll
         return None
     attention = replace(attention, dropout=dropout)
     is_alone = all(_has_one_reader(graph, p) for p in (weights, undropped, softmax))
-    return attention if is_alone and _is_supported(graph, attention, target, differentiated) else None
+    if not is_alone or not _is_supported(graph, attention, target, differentiated):
+        return None
+    is_constant = differentiated.isdisjoint((attention.q, attention.keys, attention.values))
+    return None if is_constant and _reads_cache(graph, attention, target) else attention
+
+
+def _reads_cache(graph: Graph, attention: _Attention, target: Target) -> bool:
+    """True if a generated kernel reads keys and values where torch needs copies: in pages, or up to lengths in memory. Where a cost
+    model compares both, this is left to it."""
+    if target.wgmma:
+        return False
+    operands = operands_of(graph, attention.q, attention.keys, attention.values, target)
+    if operands is None or (operands.table is None and operands.present_keys is None):
+        return False
+    return is_supported(operands, target)
 
 
 def _without_dropout(graph: Graph, weights: int) -> tuple[int, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -13,15 +12,14 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.bounds import NumberInMemory
 from fusegen.families.attention.match import AttentionMatch, Separation
-from fusegen.families.attention.operands import PageTable, factors
+from fusegen.families.attention.operands import AttentionOperands, PageTable, factors
 from fusegen.families.attention.plan import (
-    MOST_ROWS,
-    SPLITS,
     AttentionBody,
     AttentionPlan,
     FewQueriesPlan,
     PagedKeys,
     StreamingPlan,
+    attention_plans,
 )
 from fusegen.families.gemm.placement import place_output, tensor_map
 from fusegen.fusion.accumulator import LANES
@@ -31,6 +29,7 @@ from fusegen.ir.index_map import Position, buffer_strides, flat_offset
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same, simplify_dim
+from fusegen.program.call import TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.column_pairs import (
@@ -53,7 +52,6 @@ from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
 from fusegen.schedule.terms import SMALL, Leaf, Term, Terms
-from fusegen.target import Target
 
 WORDS = ("batch", "head", "query")
 """The names of the leading coordinates in the math."""
@@ -71,7 +69,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         context.names.take(word)
     head_dim, value_dim = _literal(operands.q.shape[-1]), _literal(operands.v.shape[-1])
     cache_dtype = context.graph.nodes[operands.k.base].dtype
-    plans: tuple[StreamingPlan, ...] = attention_plans(
+    plans = attention_plans(
         head_dim,
         value_dim,
         operands.gqa_group,
@@ -103,10 +101,12 @@ def lower_attention(context: Context) -> Sequence[Step]:
         present_keys=_emitted(context, operands.present_keys),
         pages=None if operands.table is None else _pages(context, operands.table, score_axes, plan),
         plan=plan,
+        matrices=tuple(context.reads[view.base] for view in operands.views) if _copies(plan) else (),
     )
     integers = [body.visible_keys, body.first_key, body.present_keys, None if body.pages is None else body.pages.number]
     read = [integer for integer in integers if integer is not None]
-    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *read], loaded_buffers(read))
+    buffers = (*body.matrices, *loaded_buffers(read))
+    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *read], buffers)
     return [_launch(context, kernel, match, body), *placement.copies]
 
 
@@ -221,23 +221,30 @@ def _literal(extent: Index) -> int:
 def _launch(context: Context, kernel: LoweredKernel, match: AttentionMatch, body: AttentionBody) -> Launch:
     operands, (batches, heads, queries, keys) = match.operands, context.graph.nodes[match.recurrence.scores].shape
     pages = () if operands.table is None else (operands.k.shape[0], operands.table.page)
-    plan, keys_of_box = body.plan, body.plan.tile_k if body.pages is None else body.pages.box
-    box = (1, 1, keys_of_box, _LINE_BYTES // body.cache_dtype.itemsize)
+    plan, views = body.plan, operands.views
+    strides = tuple(size for view in views for size in (view.offset, *view.strides[:-1])) if _copies(plan) else ()
     return Launch(
         kernel=kernel,
         group=context.group,
-        tensor_maps=(
-            tensor_map(context.reads[operands.q.base], operands.q, plan.box_q),
-            tensor_map(context.reads[operands.k.base], operands.k, box),
-            tensor_map(context.reads[operands.v.base], operands.v, box),
-        ),
+        tensor_maps=() if _copies(plan) else tuple(_maps(context, operands, body)),
         grid=_grid(batches, heads, queries, plan, context.target.sms),
         block=plan.threads,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
-        extra=tuple(map(formula, (batches, heads, queries, keys, *pages))),
+        extra=tuple(map(formula, (batches, heads, queries, keys, *pages, *strides))),
         candidates=context.candidates,
     )
+
+
+def _copies(plan: StreamingPlan) -> bool:
+    return isinstance(plan, FewQueriesPlan) and plan.copies
+
+
+def _maps(context: Context, operands: AttentionOperands, body: AttentionBody) -> Iterator[TensorMapSpec]:
+    """Yields the tensor maps of queries, keys and values."""
+    box = (1, 1, body.plan.tile_k if body.pages is None else body.pages.box, _LINE_BYTES // body.cache_dtype.itemsize)
+    for view, sides in zip(operands.views, (body.plan.box_q, box, box), strict=True):
+        yield tensor_map(context.reads[view.base], view, sides)
 
 
 def _grid(batches: Index, heads: Index, queries: Index, plan: StreamingPlan, sms: int) -> Formula:
@@ -374,48 +381,3 @@ class _Weights:
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> MathFunction:
         parameters = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
         return extract_function(terms, name, [("result", root)], parameters, fast=Approximations.ROUNDED, doc=doc)[0]
-
-
-# Plans of streaming attention, measured on an H200.
-
-
-_PLANS = {
-    64: AttentionPlan(64, 64, tile_k=128, stages=3),
-    128: AttentionPlan(128, 128, tile_k=128, stages=2),
-    256: AttentionPlan(256, 256, tile_k=64, stages=2, q_stages=1),
-}
-"""Plans by the largest head dim that they support."""
-
-_RING = 96 << 10  # bytes of the key and value tiles of a block, of which an SM holds two
-
-
-def attention_plans(
-    head_dim: int,
-    value_dim: int,
-    gqa_group: int,
-    queries: int | None,
-    target: Target,
-    *,
-    is_paged: bool = False,
-    itemsize: int = 2,
-) -> tuple[StreamingPlan, ...]:
-    """Returns the candidate plans: for any number of queries first, then for few; for few only if elements of keys and values have
-    `itemsize` 1. `queries` is None for a symbolic number."""
-    widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
-    plan = replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
-    if is_paged:
-        plan = replace(plan, producer_registers=40, consumer_registers=232)  # the producer reads pages
-    tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
-    if queries is not None:
-        tiles = [next((n for n in tiles if n >= queries), 0)]
-    few = [_few_queries_plan(plan, n, splits, itemsize) for n in tiles if n for splits in SPLITS if splits <= target.cluster]
-    return (plan, *few) if itemsize > 1 else tuple(few)
-
-
-def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int, itemsize: int) -> FewQueriesPlan:
-    slabs = -(-queries * plan.gqa_group // 16)
-    lines = sum(-(-width * itemsize // _LINE_BYTES) for width in (plan.head_dim, plan.value_dim))
-    tile_k = 64 if slabs <= 2 and lines * 2 <= 4 * itemsize else 32
-    stages = max(2, _RING // (_LINE_BYTES * lines * tile_k))
-    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages, itemsize=itemsize)
-    return replace(few, blocks_per_sm=2 if slabs == 1 else 1)

@@ -1,4 +1,4 @@
-"""Matches attention: a matmul of streaming weights with values, on targets with wgmma."""
+"""Matches attention: a matmul of streaming weights with values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from fusegen.families.attention.operands import (
     operands_of,
     without_widening,
 )
+from fusegen.families.attention.plan import attention_plans
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import (
-    Passed,
-    Position,
-)
+from fusegen.ir.index_map import Passed, Position
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.target import Target
@@ -218,19 +216,28 @@ class AttentionMatch:
         return (*(view.base for view in self.operands.views), *sorted({int(number.args[0]) for number in functions}))
 
 
-def is_supported(target: Target) -> bool:
-    return target.wgmma
+_FEWEST_HEADS = 4
+
+
+def is_supported(operands: AttentionOperands, target: Target) -> bool:
+    """True if a target has a kernel for an attention. Without `wgmma`, it needs few queries, whose number is literal, and not few
+    heads of keys: a head is the work of one block."""
+    if target.wgmma:
+        return True
+    queries, channels, values = (literal(size) for size in (*operands.q.shape[-2:], operands.v.shape[-1]))
+    heads = literal(operands.k.shape[1]) or _FEWEST_HEADS
+    if not target.products or not queries or not channels or not values or heads < _FEWEST_HEADS:
+        return False
+    return bool(attention_plans(channels, values, operands.gqa_group, queries, target))
 
 
 def attention_group(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
     """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it."""
-    if not is_supported(target):
-        return None
     for values in _products_at(graph, root):
         recurrence = match_recurrence(graph, values)
-        if recurrence is None or rejection_reason(graph, recurrence, root) is not None:
+        if recurrence is None or rejection_reason(graph, recurrence, root, target) is not None:
             continue
-        operands = attention_operands(graph, recurrence)
+        operands = attention_operands(graph, recurrence, target)
         assert operands is not None  # checked by `rejection_reason`
         scores = recurrence.scores
         match = AttentionMatch(recurrence, operands, visible_keys(graph, scores), first_visible_key(graph, scores))
@@ -250,7 +257,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
     return matmuls_below(graph, root)
 
 
-def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
+def rejection_reason(graph: Graph, recurrence: Recurrence, root: int, target: Target) -> str | None:
     """Returns the reason why the attention pipeline cannot compute a recurrence; None if it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
     q, keys = (graph.nodes[without_widening(graph, a)] for a in scores.args)
@@ -266,21 +273,23 @@ def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | N
     for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
             return f"the head dim is {channels}, not a multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
-    if attention_operands(graph, recurrence) is None:
+    operands = attention_operands(graph, recurrence, target)
+    if operands is None:
         return "q, k or v does not have contiguous channels and 16-byte strides, or batch and heads are broadcast"
-    return None
+    return None if is_supported(operands, target) else f"{target.name} has one for few queries of several heads of keys only"
 
 
-def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
+def attention_operands(graph: Graph, recurrence: Recurrence, target: Target) -> AttentionOperands | None:
     """Returns q, k and v as TMA reads them, or None."""
     q, keys = graph.nodes[recurrence.score_product].args
-    return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1])
+    return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1], target)
 
 
 def extents_of_attention(graph: Graph, target: Target) -> dict[Dim, tuple[int, ...]]:
     """Returns the symbolic extents whose bounds and divisors decide which caches the kernels read in place, with these divisors:
     sizes of pages, and numbers of queries over caches of 8 bits."""
-    operands = [o for each in _matmul_operands(graph, target) for o in operand_candidates(graph, *each)]
+    found = (o for each in _matmul_operands(graph, target) for o in operand_candidates(graph, *each, target))
+    operands = [o for o in found if is_supported(o, target)]
     extents: dict[Dim, tuple[int, ...]] = {o.q.shape[-2]: (1,) for o in operands if graph.nodes[o.k.base].dtype in STORED}
     extents |= {o.table.page: _OF_PAGES for o in operands if o.table is not None}
     return {extent: divisors for extent, divisors in extents.items() if literal(extent) is None}
@@ -288,7 +297,7 @@ def extents_of_attention(graph: Graph, target: Target) -> dict[Dim, tuple[int, .
 
 def _matmul_operands(graph: Graph, target: Target) -> Iterator[tuple[int, int, int]]:
     """Yields queries, keys and values of each attention; nothing on targets without attention kernels."""
-    recurrences = (match_recurrence(graph, matmul) for matmul in (matmuls_of(graph) if is_supported(target) else ()))
+    recurrences = (match_recurrence(graph, matmul) for matmul in (matmuls_of(graph) if target.products else ()))
     for found in recurrences:
         if found is not None:
             q, keys = graph.nodes[found.score_product].args

@@ -32,6 +32,7 @@ from fusegen.ir.index_map import (
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, literal, same
 from fusegen.schedule.access import divisor
+from fusegen.target import Target
 
 PAGE_MULTIPLE = 16
 """Keys of the smallest box that is read from a page."""
@@ -80,19 +81,19 @@ class AttentionOperands:
         return self.q, self.k, self.v
 
 
-def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
+def operands_of(graph: Graph, q: int, keys: int, values: int, target: Target) -> AttentionOperands | None:
     """Returns the operands of two matmuls as TMA reads them, or None; keys are (batch, head, channel, key)."""
-    return next((o for o in operand_candidates(graph, q, keys, values) if _is_readable(graph, o)), None)
+    return next((o for o in operand_candidates(graph, q, keys, values, target) if _is_readable(graph, o)), None)
 
 
-def operand_candidates(graph: Graph, q: int, keys: int, values: int) -> Iterator[AttentionOperands]:
-    """Yields the operands for each way to read keys and values, in 8 bits and in pages first."""
+def operand_candidates(graph: Graph, q: int, keys: int, values: int, target: Target) -> Iterator[AttentionOperands]:
+    """Yields the operands for each way to read keys and values, in 8 bits (with `wgmma`) and in pages first."""
     q, keys = without_widening(graph, q), without_widening(graph, keys)
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return
     where, present = masked_values(graph, values) or (None, None)
     k_passed, v_passed = stored_operands(graph, keys), stored_operands(graph, values, where)
-    if k_passed is not None and v_passed is not None:
+    if target.wgmma and k_passed is not None and v_passed is not None:
         stored = _read_by(graph, q, (keys, values), (k_passed, v_passed), present)
         yield from (o for o in stored if graph.nodes[o.k.base].dtype is graph.nodes[o.v.base].dtype in STORED)
     yield from _read_by(graph, q, (keys, values), ((), () if where is None else ((where, 1),)), present)

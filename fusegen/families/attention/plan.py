@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.kernel import Body, Plan
 from fusegen.schedule.math import LaneFunction, MathFunction, Reduction
+from fusegen.target import Target
 
 _LINE = 64  # 16-bit values in a 128-byte line of the swizzle
 _SLAB = 16  # rows, and keys, of an instruction of few queries
@@ -76,6 +77,7 @@ class FewQueriesPlan(Plan):
         stages: pipeline stages of key and value tiles.
         gqa_group: size of the GQA group.
         blocks_per_sm: blocks per SM that registers must leave room for.
+        copies: True if all threads copy tiles by address; else a further warp loads them with TMA.
         itemsize: bytes of an element of keys and values in memory.
     """
 
@@ -87,6 +89,7 @@ class FewQueriesPlan(Plan):
     tile_k: int
     stages: int
     blocks_per_sm: int = 1
+    copies: bool = False
     itemsize: int = 2
 
     @property
@@ -110,7 +113,7 @@ class FewQueriesPlan(Plan):
 
     @property
     def threads(self) -> int:
-        return 32 * (self.warps + 1)
+        return 32 * (self.warps + (not self.copies))
 
     @property
     def shared_bytes(self) -> int:
@@ -161,6 +164,7 @@ class AttentionBody(Body):
         first_key: the first key that a query may see, over these axes; None for 0.
         present_keys: the number of keys with values, over these axes; later values are 0. None if all keys have values.
         pages: the pages of keys and values; None if they are not in pages.
+        matrices: the buffers of queries, keys and values that are read by address; empty if TMA loads them.
     """
 
     input_dtype: DType
@@ -178,6 +182,7 @@ class AttentionBody(Body):
     present_keys: Index | None
     pages: PagedKeys | None
     plan: StreamingPlan
+    matrices: tuple[int, ...] = ()
 
     @property
     def chosen_plan(self) -> StreamingPlan:
@@ -204,3 +209,55 @@ class AttentionBody(Body):
             return f"{kind}{cache}"
         split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
         return f"{kind}, few queries{cache}{split}"
+
+
+# Plans of streaming attention, measured on an H200.
+
+
+_PLANS = {
+    64: AttentionPlan(64, 64, tile_k=128, stages=3),
+    128: AttentionPlan(128, 128, tile_k=128, stages=2),
+    256: AttentionPlan(256, 256, tile_k=64, stages=2, q_stages=1),
+}
+"""Plans by the largest head dim that they support."""
+
+_RING = 96 << 10  # bytes of the key and value tiles of a block, of which an SM holds two
+_COPIED_RING = 48 << 10  # without TMA: GPUs with less bandwidth need fewer bytes in flight
+
+
+def attention_plans(
+    head_dim: int,
+    value_dim: int,
+    gqa_group: int,
+    queries: int | None,
+    target: Target,
+    *,
+    is_paged: bool = False,
+    itemsize: int = 2,
+) -> tuple[StreamingPlan, ...]:
+    """Returns the candidate plans: for any number of queries first, then for few; `queries` is None for a symbolic number.
+
+    Only plans for few queries read keys and values of `itemsize` 1. Without `wgmma`, the only plans are those for few queries that
+    fit the shared memory of a block.
+    """
+    widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
+    plan = replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, gqa_group=gqa_group)
+    if is_paged:
+        plan = replace(plan, producer_registers=40, consumer_registers=232)  # the producer reads pages
+    tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
+    if queries is not None:
+        tiles = [next((n for n in tiles if n >= queries), 0)]
+    splits = [each for each in SPLITS if each <= target.cluster]
+    few = [_few_queries_plan(plan, n, each, target, itemsize) for n in tiles if n for each in splits]
+    if not target.wgmma:
+        return tuple(each for each in few if each.shared_bytes <= target.shared_bytes)
+    return (plan, *few) if itemsize > 1 else tuple(few)
+
+
+def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int, target: Target, itemsize: int) -> FewQueriesPlan:
+    slabs = -(-queries * plan.gqa_group // 16)
+    lines = sum(-(-width * itemsize // 128) for width in (plan.head_dim, plan.value_dim))
+    tile_k = 64 if slabs <= 2 and lines * 2 <= 4 * itemsize else 32
+    stages = max(2, (_RING if target.wgmma else _COPIED_RING) // (128 * lines * tile_k))
+    few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages)
+    return replace(few, blocks_per_sm=2 if slabs == 1 else 1, copies=not target.wgmma, itemsize=itemsize)

@@ -37,7 +37,9 @@ def measured_fusions(
     program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
 ) -> Iterator[DeepFusion]:
     """Yields the pairs of consecutive matmuls of few rows that are measured or pinned to become one launch. The second one may be
-    the library's, if it has no epilogue. Neither writes to an argument."""
+    the library's, if it has no epilogue. Neither writes to an argument. Only Hopper's kernels request weights for L2."""
+    if not program.target.wgmma:
+        return
     taken: Step | None = None
     for first, second in pairwise(program.steps):
         if not isinstance(first, Launch) or first is taken or first.part or not _reads_stored_weights(first):

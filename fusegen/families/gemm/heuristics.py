@@ -19,7 +19,7 @@ from fusegen.families.gemm.cost import (
     writing_time,
 )
 from fusegen.families.gemm.epilogue import CONTRACTION, operands_in_memory
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, StoredWeight
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
 from fusegen.families.gemm.weights import FEW_ROWS_ON_LOAD
 from fusegen.fusion.groups import Group, computed, strip_views
@@ -82,6 +82,8 @@ class MatmulShape:
         shift: the distance between these columns; None for several distances, or reductions over them.
         stored: the storage of second operands that are computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
+        pipeline: the pipeline of the launch.
+        aligned: True if lines of operands start at multiples of 16 bytes, and the columns are multiples of 8.
     """
 
     rows: int
@@ -95,6 +97,13 @@ class MatmulShape:
     stored: StoredWeight | None = None
     result_registers: int = 1
     epilogue: EpilogueSize = NO_EPILOGUE
+    pipeline: str = WGMMA.name
+    aligned: bool = True
+
+    @property
+    def has_costs(self) -> bool:
+        """True if a cost model covers the launch, as opposed to `mma.sync` launches, which take their first candidate."""
+        return self.pipeline == WGMMA.name
 
     @property
     def sizes(self) -> tuple[MatmulSize, ...]:
@@ -117,7 +126,15 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         stored=operands.b if isinstance(operands.b, StoredWeight) else None,
         result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
+        pipeline=group.pipeline,
+        aligned=all(_is_aligned(graph, product, operands) for product, operands in group.match.items()),
     )
+
+
+def _is_aligned(graph: Graph, matmul: int, operands: MatmulOperands) -> bool:
+    """True if the operands of a matmul meet the conditions of TMA, which also allow 16-byte loads by threads."""
+    columns = literal(graph.nodes[matmul].shape[-1])
+    return columns is not None and columns % WGMMA.column_multiple == 0 and WGMMA.operands(graph, matmul) == operands
 
 
 def _shift_of(group: Group) -> int | None:
@@ -157,15 +174,16 @@ def rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
     return rows_of(graph, matmul), depth_of(graph, matmul)
 
 
-def with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Returns the matmul launches that a cost model covers."""
-    return tuple(group for group in groups if group.pipeline == WGMMA.name)
+def ranked(shape: MatmulShape, target: Target) -> Sequence[CostedPlan]:
+    """Returns the candidates of a launch, by expected time if a cost model covers it."""
+    plans = candidates(shape, target)
+    return sorted(plans, key=lambda plan: expected_time(shape, plan, target)) if shape.has_costs else plans
 
 
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
-    """Returns the plan with the lowest expected time among the forms that the cost model was fitted to."""
-    fitted = [plan for plan in candidates(shape, target) if isinstance(plan, FewRowsPlan) or not _is_for_tuning(plan)]
-    return min(fitted, key=lambda plan: expected_time(shape, plan, target), default=None)
+    """Returns the first candidate among the forms that the cost model was fitted to."""
+    plans = ranked(shape, target)
+    return next((plan for plan in plans if isinstance(plan, FewRowsPlan) or not _is_for_tuning(plan)), None)
 
 
 def _is_for_tuning(plan: ContractionPlan) -> bool:
@@ -181,9 +199,9 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
 
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
-    if shape.stored is not None:
-        return _stored_plans(shape, shape.stored, target)
-    return (*_few_rows_plans(shape, target), *_warpgroup_plans(shape, target))
+    few = _few_rows_plans(shape, target) if shape.stored is None else _stored_plans(shape, shape.stored, target)
+    fits = tuple(plan for plan in few if shape.aligned and plan.shared_bytes <= target.shared_bytes)
+    return (*fits, *_warpgroup_plans(shape, target)) if shape.has_costs and shape.stored is None else fits
 
 
 _LONG = frozenset({Op.TANH, Op.ERF, Op.ONE_PLUS_ERF, Op.ERFC, Op.LGAMMA, Op.LOG1P, Op.EXPM1, Op.SIN, Op.COS, Op.POW})
@@ -344,7 +362,7 @@ class MatmulChoice:
     """The choice between a generated kernel and the library, with estimated times in µs; None if not estimated.
 
     Attributes:
-        plan: the best plan of a generated kernel; None if its lowering chooses.
+        plan: the best plan of a generated kernel; None if its lowering chooses, or if it cannot compute its weights on load.
         measured: the measured or pinned candidate, which takes precedence over estimates.
     """
 
@@ -362,7 +380,7 @@ class MatmulChoice:
         )
 
     def with_measured(self, candidate: Plan) -> MatmulChoice:
-        plan = candidate if isinstance(candidate, CostedPlan) else self.plan
+        plan = candidate if isinstance(candidate, CostedPlan) else None if candidate == GENERATED else self.plan
         return replace(self, plan=plan, measured=candidate)
 
 
@@ -377,25 +395,24 @@ def measured_choice(
     measured: Measured,
 ) -> MatmulChoice:
     """Chooses the measured candidate: a plan of a generated kernel, or the library. Without one, returns the default."""
-    plans: list[Plan] = [GENERATED]
-    if default.plan is not None:
-        shape = shape_of(graph, group, expected)
-        ranked = sorted(candidates(shape, target), key=lambda plan: expected_time(shape, plan, target))
-        plans = [default.plan, *(plan for plan in ranked if plan != default.plan)]
+    shape = shape_of(graph, group, expected)
+    plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
+    plans += [] if shape.has_costs or shape.stored is not None else [GENERATED]
     choice = choice_of(name, graph, group, sizes, (LIBRARY, *plans) if default.takes_library else (*plans, LIBRARY))
-    if default.plan is None:  # the launch's plan is a choice of its own
+    if GENERATED in plans:  # the launch's plan is a choice of its own
         choice = replace(choice, digest=f"{choice.digest} implementation")
     candidate = measured(choice)
     return default if candidate is None or candidate not in choice.candidates else default.with_measured(candidate)
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
-    """Chooses between the library and the best plan of a generated kernel."""
+    """Chooses between the library and the best plan of a generated kernel; without a cost model, the latter."""
     assert group.kind is CONTRACTION
-    shape, costs = shape_of(graph, group, expected), COSTS[target.card]
+    shape = shape_of(graph, group, expected)
     plan = contraction_plan(shape, target)
-    if plan is None:
-        return MatmulChoice(None)
+    if plan is None or not shape.has_costs:
+        return MatmulChoice(plan)
+    costs = COSTS[target.card]
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
     library = library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms)
     if shape.stored is not None:

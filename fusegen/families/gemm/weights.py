@@ -15,7 +15,6 @@ import sympy
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.families.gemm.cost import COSTS
 from fusegen.families.gemm.pipelines import WGMMA, StoredWeight, compute_on_load
 from fusegen.families.gemm.plan import ComputedOperand, StoredRead, Window
 from fusegen.fusion.accumulator import LANES
@@ -121,8 +120,8 @@ class SupportedWeights:
 
 
 def supported_weights(graph: Graph, target: Target) -> SupportedWeights:
-    """Finds the second operands that a kernel of few rows can compute on load; none on targets without a cost model."""
-    matmuls = matmuls_of(graph) if target.card in COSTS else ()
+    """Finds the second operands that a kernel of few rows can compute on load; none on targets without tensor cores."""
+    matmuls = matmuls_of(graph) if target.products else ()
     weights = {m: weight for m in matmuls if (weight := stored_weight(graph, m)) is not None}
     marked = compute_on_load(graph, weights)
     operands = {m: WGMMA.operands(marked, m) for m in weights if WGMMA.rejection_reason(marked, m, m) is None}

@@ -147,7 +147,7 @@ constexpr i32 WARPS = ROW_SLABS * KEY_SLABS;  // consumer warps
 constexpr i32 THREADS = 32 * (WARPS + 1);
 constexpr i32 LINE = 64;  // elements of a 128-byte line of the swizzle
 constexpr i32 LINE_BYTES = 128, UNIT_BYTES = 16;
-constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // TMA pads the last one with zeros
+constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // the last one is padded with zeros
 constexpr i32 VALUE_LINES = (VALUE_DIM + LINE - 1) / LINE;
 constexpr i32 STEPS = (HEAD_DIM + SLAB - 1) / SLAB;  // instructions along the channels of queries and keys
 constexpr i32 VALUE_SLABS = (VALUE_DIM + SLAB - 1) / SLAB;
