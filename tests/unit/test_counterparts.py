@@ -84,7 +84,7 @@ def test_gradients_are_those_of_each_layer(traces: list[str]) -> None:
         kernel(layer, x).square().sum().backward()
         found = [p.grad for p in layer.parameters()]
         wanted = torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()])
-        torch.testing.assert_close(found, list(wanted))
+        torch.testing.assert_close(found, list(wanted), rtol=1e-5, atol=1e-5)  # the sums' order depends on the processor
     assert len(traces) == 1
 
 
