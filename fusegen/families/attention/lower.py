@@ -57,7 +57,7 @@ WORDS = ("batch", "head", "query")
 """The names of the leading coordinates in the math."""
 
 _RESERVED = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", "loaded", "Loaded", *WORDS)
-_LINE_BYTES = 128  # of a TMA box
+_LINE_BYTES = 128  # a line of a TMA box
 
 
 def lower_attention(context: Context) -> Sequence[Step]:
