@@ -121,7 +121,7 @@ def check(
     """The kernel gives what torch gives in float64, whatever the timing.
 
     Args:
-        processors: of the machine; with one, a block works on all tiles.
+        sms: multiprocessors of the machine; with one, a block works on all tiles.
         unit: relative error that may be tripled; by default the result type's.
     """
     wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]

@@ -64,6 +64,13 @@ def both(pair: Tensor, at: Tensor, x: Tensor, w: Tensor, v: Tensor) -> None:
     pair[1, at] = F.linear(x, v)
 
 
+def twice_the_same(pair: Tensor, at: Tensor, x: Tensor, w: Tensor) -> None:
+    """Two results of one matmul in one argument."""
+    y = F.linear(x, w)
+    pair[0, at] = y
+    pair[1, at] = -y
+
+
 def whole(out: Tensor, x: Tensor, w: Tensor) -> Tensor:
     out.copy_(F.gelu(F.linear(x, w)))
     return out + 1
@@ -126,6 +133,7 @@ BY_THE_EPILOGUE: dict[Callable[..., Any], tuple[tuple[str, ...], Sequence[Tensor
     activated: (("cache",), (torch.zeros(9, 64), AT, X, W)),
     kept: (("cache",), (tensor(9, 64), AT - 9, X, W)),
     both: (("pair",), (tensor(2, 9, 64), AT, X, W, V)),
+    twice_the_same: (("pair",), (tensor(2, 9, 64), AT, X, W)),
     decode: (CACHES, decoding(3, 1)),
 }
 APART: dict[str, tuple[Callable[..., Any], str, Sequence[Tensor]]] = {

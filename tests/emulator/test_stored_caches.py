@@ -59,6 +59,15 @@ def cached(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, k_scale: Tensor, v_
     return ops.cached_attention.function(q, k, v, lengths, k_scale=k_scale, v_scale=v_scale)
 
 
+def test_a_large_factor_of_values() -> None:
+    """The factor times the sum of all keys would overflow, times the mean it does not."""
+    k, v = stored(torch.float8_e4m3fn, 1, 2, 200, 64), torch.ones(1, 2, 200, 64).to(torch.float8_e4m3fn)
+    found = run(
+        cached, torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16), k, v, torch.tensor([200]), torch.tensor(1.0), torch.tensor(1e37)
+    )
+    torch.testing.assert_close(found, torch.full_like(found, 1e37))
+
+
 @pytest.mark.parametrize(("queries", "dtype"), [(1, torch.bfloat16), (3, torch.float16)], ids=["one query", "queries"])
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_cache_of_eight_bits(name: str, queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,18 +162,23 @@ class _Scaled(Evaluator):
         self.match = match
 
     def _anchor(self, position: int, index: Position) -> int:
-        total = super()._anchor(position, index)
+        total = self._sum(position, index)
         dtype, location = self.terms.items[total].dtype, self.graph.locations[position]
         for node, at in factors(self.graph, position, self.match.passed[position], index, self.axes):
             factor = self.terms.convert(self.value(node, at), dtype)
             total = self.terms.add(Term(Op.MUL, (total, factor), dtype), location)
         return total
 
+    def _sum(self, position: int, index: Position) -> int:
+        """Returns the sum over stored elements."""
+        return super()._anchor(position, index)
+
 
 class _Normalised(_Scaled):
     """Divides the weighted sum by the row sum at the end, since it does not depend on the key. `unit` scales the row max.
 
-    A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then.
+    A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then. Factors come last, because
+    the sum of all keys times a large factor may overflow.
     """
 
     def __init__(self, *args: Any, match: AttentionMatch, unit: float) -> None:
@@ -181,8 +186,8 @@ class _Normalised(_Scaled):
         self.recurrence = match.recurrence
         self.unit = unit
 
-    def _anchor(self, position: int, index: Position) -> int:
-        total = super()._anchor(position, index)
+    def _sum(self, position: int, index: Position) -> int:
+        total = super()._sum(position, index)
         dtype = self.terms.items[total].dtype
         location = self.graph.locations[position]
         mass = self.terms.add(Term(Leaf.STATISTIC, (), dtype, "mass"))

@@ -1,7 +1,7 @@
 """Queries, keys and values of attention as TMA reads them: as they are, in 8 bits, or in pages.
 
-Of keys and values in 8 bits, the kernel multiplies the stored elements, whose conversion to 16 bits is exact, and applies their
-factors to the sums. torch rounds each product of an element and its factor to 16 bits first.
+The kernel multiplies the stored elements of 8-bit keys and values, whose conversion to 16 bits is exact, and applies their factors
+to the sums. torch rounds each product of an element and its factor to 16 bits first.
 """
 
 from __future__ import annotations
