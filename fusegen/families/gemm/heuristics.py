@@ -194,7 +194,7 @@ def _is_for_tuning(plan: ContractionPlan) -> bool:
 def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float:
     """Returns the expected time of a launch in µs, without random bits."""
     if isinstance(plan, FewRowsPlan):
-        return few_rows_time(COSTS[target.card], shape.sizes)
+        return few_rows_time(COSTS[target.card], shape.sizes, computes=shape.stored is not None)
     return matmul_time(COSTS[target.card], plan, shape.sizes, shape.epilogue, target.sms)
 
 
