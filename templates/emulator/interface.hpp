@@ -95,7 +95,7 @@ void start_copy(i64 offset, const void* base, i64 from, i64 bytes, i64 present);
 void close_copies();
 void finish_copies(u32 pending);
 
-// mbarriers in shared memory, and what other blocks send that they count.
+// mbarriers in shared memory, and stores to other blocks that they count.
 void init_barrier(const void* pointer, u32 arrivals);
 void show_barriers();
 Barrier& find_barrier(const void* pointer);
@@ -103,10 +103,9 @@ void arrive(Barrier& barrier, i64 bytes);
 void wait_for_phase(Barrier& barrier, u32 parity);
 void wait_for_blocks(Barrier& barrier, u32 parity);
 void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier_at);
-void arrive_at(i32 rank, const void* barrier_at);
 
 // TMA.
-void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at, u32 blocks = 0);
+void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at);
 void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y);
 void close_stores();
 void finish_stores(u32 pending);

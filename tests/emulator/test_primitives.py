@@ -62,7 +62,6 @@ USES = {
     "store_vec(floats, 8, v); store_vec(bytes, 4, c); store_vec(doubles, 2, d);",
     "maximum": "store(floats, 0, maximum(load(floats, 1), 0.0f)); store(doubles, 0, maximum(load(doubles, 1), 0.0));"
     "store(integers, 0, maximum(load(integers, 1), load(integers, 2)));",
-    "mbarrier_arrive_cluster": "mbarrier_arrive_cluster(&*shared_array<u64>(64), 1);",
     "mbarrier_wait_cluster": "mbarrier_wait_cluster(&*shared_array<u64>(64), 0);",
     "minimum": "store(floats, 0, minimum(load(floats, 1), 0.0f)); store(doubles, 0, minimum(load(doubles, 1), 0.0));"
     "store(integers, 0, minimum(load(integers, 1), load(integers, 2)));",

@@ -111,7 +111,7 @@ def measure_few_queries(device: torch.device) -> Iterator[MeasuredPlan]:
         q, *caches = _few_query_tensors(size, device)
         calls: dict[int | None, Callable[..., object]] = {None: full.function, **_plans(full, (q, *caches[0]))}
         for splits, call in calls.items():
-            time = microseconds([partial(call, q, *pair) for pair in caches])
+            (time,) = microseconds([[partial(call, q, *pair) for pair in caches]])
             yield MeasuredPlan(**asdict(size), splits=splits, microseconds=time)
 
 

@@ -26,6 +26,7 @@ class MatmulCosts:
         start: start-up of a kernel.
         steps: time of a tile's step, by consumer warpgroups and columns multiplied at once.
         ends: time of a tile's end with one function of many instructions per element, likewise.
+        turn: the time of the end of a warpgroup's tile in ping-pong, relative to one that two warpgroups share.
         joins: time per column of each further block that shares the depth of a tile.
         reads, writes: extra time of a tile's end per 16-bit value per element that the epilogue reads, or writes besides its first;
             by consumer warpgroups and columns of a tile.
@@ -42,6 +43,7 @@ class MatmulCosts:
     bandwidth: float
     steps: Mapping[tuple[int, int], float]
     ends: Mapping[tuple[int, int], float]
+    turn: float
     joins: float
     reads: Mapping[tuple[int, int], float]
     writes: Mapping[tuple[int, int], float]
@@ -82,6 +84,7 @@ H200 = MatmulCosts(
     bandwidth=3.81e6,
     steps=dict(zip(_WIDTHS, (0.167, 0.211, 0.259, 0.339, 0.242, 0.337, 0.490, 0.639), strict=True)),
     ends=dict(zip(_WIDTHS, (1.09, 1.59, 4.07, 4.48, 1.25, 2.57, 4.47, 5.21), strict=True)),
+    turn=1.3,
     joins=0.1,  # 24 x 4096 x 4096 takes 21.8 µs, split in two 21.3, though the steps take 5 µs less; one load was in flight then
     reads=dict(zip(_WIDTHS, (0.5, 1.8, 2.9, 1.9, 2.2, 2.4, 2.7, 3.8), strict=True)),
     writes=dict(zip(_WIDTHS, (0.1, 0.2, 0.0, 9.2, 1.3, 1.2, 0.0, 7.2), strict=True)),
@@ -144,8 +147,12 @@ def matmul_time(
     steps = math.ceil(first.depth / plan.tile_k / plan.splits)
     longer = epilogue.written * _at(costs.writes, by_tile) + epilogue.read * _at(costs.reads, by_tile)
     end = _at(costs.ends, kind) * (_SHORT + (1 - _SHORT) * epilogue.functions) + longer
-    join = costs.joins * (plan.splits - 1) * kind[1]
-    multiplying = waves * (steps * _at(costs.steps, kind) + join + end)
+    step_time = steps * _at(costs.steps, kind)
+    if plan.ping_pong:  # the end of all tiles but the last overlaps with the steps of the next one
+        end *= costs.turn
+        multiplying = step_time + (waves - 1) * max(step_time, (step_time + end) / 2) + end
+    else:
+        multiplying = waves * (step_time + costs.joins * (plan.splits - 1) * kind[1] + end)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
     return costs.start + overlapped_time(multiplying, moving)
 

@@ -63,10 +63,8 @@ class ExpectedSizes:
 _MOST_STAGES = 8
 _FEWEST_STEPS = 4  # steps of each block, if blocks share the depth
 _GROUP = 8
-_BETWEEN = 224, 160  # widths of tiles between those of the pipeline
-_FEWEST_COLUMNS = 128  # of a form; narrower tiles read too much
-_MOST_IN_TURNS = 192  # columns of a warpgroup's tile of 128 rows; wider ones exceed the registers
-_CHUNK = 64  # columns of a result buffer
+_BETWEEN = 160  # columns of a tile in turns, between the widths of the pipeline
+_FEWEST_IN_TURNS, _MOST_IN_TURNS = 128, 192  # columns of a warpgroup's tile of 128 rows; more would exceed the registers
 _MOST_RESULT_REGISTERS = 128  # registers of a thread for a tile's results, beside the accumulators
 
 
@@ -181,14 +179,8 @@ def ranked(shape: MatmulShape, target: Target) -> Sequence[CostedPlan]:
 
 
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
-    """Returns the first candidate among the forms that the cost model was fitted to."""
-    plans = ranked(shape, target)
-    return next((plan for plan in plans if isinstance(plan, FewRowsPlan) or not _is_for_tuning(plan)), None)
-
-
-def _is_for_tuning(plan: ContractionPlan) -> bool:
-    """True for forms that only `fg.tune` chooses: the cost model does not tell them from the plain form of their tile."""
-    return plan.multicast > 1 or plan.ping_pong
+    """Returns the first candidate."""
+    return next(iter(ranked(shape, target)), None)
 
 
 def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float:
@@ -275,22 +267,18 @@ def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPla
     widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
     plans = [_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths]
     split = [replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1]
-    return (*plans, *split, *_forms(shape, widths, target))
+    return (*plans, *split, *_in_turns(shape, widths, target))
 
 
-def _forms(shape: MatmulShape, widths: Sequence[int], target: Target) -> Iterator[ContractionPlan]:
-    """Yields the forms of plans for several waves of tiles: loads shared by a cluster, turns, and whole tiles in result buffers."""
-    between = [w for w in _BETWEEN if w % shape.head == 0] if shape.products == 1 and shape.b_major == "k" else []
-    plans = [_plan(shape, 2, tile_n, target) for tile_n in sorted((*widths, *between), reverse=True)]
-    for plan in (plan for plan in plans if _tiles(shape, plan) > target.sms):
-        columns = plan.tile_n * shape.products
-        if _FEWEST_COLUMNS <= columns <= _MOST_IN_TURNS:
-            turns = replace(plan, ping_pong=True)
-            yield from (turns, replace(turns, multicast=2))
-        if columns >= _FEWEST_COLUMNS:
-            peers = replace(plan, multicast=2)
-            whole = replace(peers, buffers=max(2, math.ceil(plan.tile_n / _CHUNK)))
-            yield from dict.fromkeys((peers, replace(whole, stages=_stages(whole, target))))
+def _in_turns(shape: MatmulShape, widths: Sequence[int], target: Target) -> Iterator[ContractionPlan]:
+    """Yields the plans whose warpgroups take turns, if there are several waves of tiles."""
+    between = (_BETWEEN,) if shape.products == 1 and shape.b_major == "k" and _BETWEEN % shape.head == 0 else ()
+    needs_registers = shape.result_registers > 1 or (shape.epilogue.read > 0 and shape.epilogue.functions > 0)
+    most = _FEWEST_IN_TURNS if needs_registers else _MOST_IN_TURNS
+    for tile_n in sorted((*widths, *between), reverse=True):
+        plan = replace(_plan(shape, 2, tile_n, target), ping_pong=True)
+        if _FEWEST_IN_TURNS <= tile_n * shape.products <= most and _tiles(shape, plan) > target.sms:
+            yield replace(plan, stages=_stages(plan, target))
 
 
 def _splits(shape: MatmulShape, plan: ContractionPlan, target: Target) -> int:

@@ -217,9 +217,7 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
     plan = context.plans[context.group.core_nodes]
     assert isinstance(plan, ContractionPlan)
     tiles = _tiles(products, plan)
-    persistent = minimum(tiles, max(1, context.target.sms * plan.blocks_per_sm // plan.multicast))
-    grid = tiles if plan.splits > 1 else persistent
-    grid = grid * plan.cluster if plan.cluster > 1 else grid
+    grid = tiles * plan.splits if plan.splits > 1 else minimum(tiles, context.target.sms * plan.blocks_per_sm)
     return MatmulLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
@@ -230,7 +228,7 @@ def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]
     """
     reads, square = products.context.reads, (_LINE, _LINE)
     a_box = (plan.tile_m, _LINE) if plan.a_major == "k" else square
-    b_box = (plan.tile_n // plan.multicast, _LINE) if plan.b_major == "k" else square
+    b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
     a = products.operands[0][0].a
     maps = [tensor_map(reads[a.base], a, a_box)]
     for part, operands in zip(products.parts, products.operands, strict=True):
@@ -284,8 +282,7 @@ def _copy_width(context: Context, view: StridedView) -> int:
 
 
 def _tiles(products: LaunchMatmuls, plan: MatmulPlan) -> Formula:
-    rows = plan.tile_m * plan.multicast if isinstance(plan, ContractionPlan) else plan.tile_m
-    return ceil_div(products.rows, rows) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
+    return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
 LAYOUTS = {

@@ -23,9 +23,7 @@ class ContractionPlan(Plan):
         a_major, b_major: the contiguous index of an operand: ``k``, or ``m`` and ``n``.
         products: matrices that are multiplied with the same first operand.
         splits: blocks of a cluster, which share the depth of a tile.
-        multicast: blocks of a cluster, which multiply adjacent rows of tiles by the same columns and share the loads of these.
         ping_pong: each warpgroup multiplies tiles of its own, and applies the epilogue while the other one multiplies.
-        buffers: result buffers of a warpgroup, of 64 rows of 128 bytes.
     """
 
     consumers: int
@@ -36,9 +34,7 @@ class ContractionPlan(Plan):
     b_major: str = "k"
     products: int = 1
     splits: int = 1
-    multicast: int = 1
     ping_pong: bool = False
-    buffers: int = 2
     blocks_per_sm: int = 1
     producer_registers: int = 24
     consumer_registers: int = 240
@@ -47,9 +43,7 @@ class ContractionPlan(Plan):
     def description(self) -> str:
         turns = " in turns" if self.ping_pong else ""
         split = f", depth split over a cluster of {self.splits} blocks" if self.splits > 1 else ""
-        shared = f", columns shared by a cluster of {self.multicast} blocks" if self.multicast > 1 else ""
-        buffers = f", {self.buffers} result buffers" if self.buffers > 2 else ""
-        layout = f"{self.consumers + 1} warpgroups{turns}, {self.stages} stages{buffers}{split}{shared}"
+        layout = f"{self.consumers + 1} warpgroups{turns}, {self.stages} stages{split}"
         return f"tiles of {self.tile_m} x {self.tile_n}: {layout}"
 
     @property
@@ -61,20 +55,15 @@ class ContractionPlan(Plan):
         return 64
 
     @property
-    def cluster(self) -> int:
-        """Blocks of a cluster, for either reason."""
-        return self.splits * self.multicast
-
-    @property
     def threads(self) -> int:
         return 128 * (self.consumers + 1)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the pipeline stages (128-byte lines, two barriers a stage), of the consumers' result buffers, and of the
-        barriers of turns."""
+        """Bytes of the pipeline stages (128-byte lines, two barriers a stage), of two result buffers of 64 rows of 128 bytes
+        per consumer, and of the barriers of turns."""
         ring = self.stages * ((self.tile_m + self.tile_n * self.products) * 128 + 16)
-        return ring + self.consumers * (self.buffers * 8192 + 8 * self.ping_pong)
+        return ring + self.consumers * (2 * 8192 + 8 * self.ping_pong)
 
 
 @dataclass(frozen=True)
@@ -356,7 +345,7 @@ class ContractionBody(Body):
 
     @property
     def cluster(self) -> int:
-        return self.plan.cluster if isinstance(self.plan, ContractionPlan) else 1
+        return self.plan.splits if isinstance(self.plan, ContractionPlan) else 1
 
     @property
     def blocks_per_sm(self) -> int:

@@ -124,16 +124,29 @@ inline void deliver(Block& block, const Stamp& issuer, const Map& map, i64 offse
   barrier.complete();
 }
 
-// The blocks of a cluster send to each other's shared memory, where mbarriers count what arrives.
-
-inline Block& block_of_cluster(const char* doing, i32 rank) {
-  if (rank < 0 || rank >= machine->launch.cluster) {
-    fail("out of bounds: %s block %d of a cluster of %d", doing, rank, machine->launch.cluster);
+void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at) {
+  Map map = map_of(opaque);
+  Block& block = *machine->current->block;
+  i64 offset = shared_offset(destination), bytes = box_bytes(map);
+  check_tile("loads", map, rank, offset);
+  if (offset < 0 || offset + bytes > machine->launch.shared_bytes) fail("out of bounds: loads a tile to byte %lld of shared memory", offset);
+  find_buffer("loads", map.base, map.base, map.itemsize, false);
+  Barrier& barrier = find_barrier(barrier_at);
+  if (barrier.bytes < bytes) fail("the copy engine brings %lld bytes of which the barrier was not told", bytes - barrier.bytes);
+  for (i64 b = offset; b < offset + bytes; ++b) {
+    if (block.in_flight[b] || block.leaving[b]) fail("loads over byte %lld of shared memory, which another copy still uses", b);
+    block.in_flight[b] = true;
+    block.pushed[b] = Arrival{};
+    block.loaded[b] = Arrival{&barrier, barrier.meeting.epoch};
   }
-  Block& block = machine->blocks[rank];
-  if (block.alive == 0) fail("%s block %d, which has ended", doing, block.index);
-  return block;
+  Stamp issuer = stamp_now();
+  std::vector<i32> place(at, at + rank);
+  auto arrives = [&block, &barrier, issuer, map, offset, place] { deliver(block, issuer, map, offset, place.data(), barrier); };
+  if (is_late()) machine->deliveries.push_back(arrives);
+  else arrives();
 }
+
+// A store in flight to the shared memory of a block of the cluster, counted by an mbarrier there.
 
 inline Barrier& find_barrier_of(Block& block, const void* pointer) {
   i64 offset = shared_offset(pointer);
@@ -143,48 +156,6 @@ inline Barrier& find_barrier_of(Block& block, const void* pointer) {
   }
   return found->second;
 }
-
-void arrive_at(i32 rank, const void* barrier_at) { arrive(find_barrier_of(block_of_cluster("arrives at", rank), barrier_at), 0); }
-
-inline void start_load(Block& block, Barrier& barrier, const Map& map, i64 offset, const i32* at) {
-  bool is_own = &block == machine->current->block;
-  for (i64 b = offset; b < offset + box_bytes(map); ++b) {
-    if (block.in_flight[b] || block.leaving[b]) fail("loads over byte %lld of shared memory, which another copy still uses", b);
-    block.in_flight[b] = true;
-    block.pushed[b] = Arrival{};
-    block.loaded[b] = Arrival{&barrier, barrier.meeting.epoch};
-  }
-  block.pushes += !is_own;
-  Stamp issuer = stamp_now();
-  std::vector<i32> place(at, at + map.rank);
-  auto arrives = [&block, &barrier, is_own, issuer, map, offset, place] {
-    block.pushes -= !is_own;
-    deliver(block, issuer, map, offset, place.data(), barrier);
-  };
-  if (is_late()) machine->deliveries.push_back(arrives);
-  else arrives();
-}
-
-// Loads into this block, or into those of the cluster whose bits are set. Another block may be told of the bytes after they arrive.
-void load_tile(void* destination, const TensorMap& opaque, const void* barrier_at, i64 rank, const i32* at, u32 blocks) {
-  Map map = map_of(opaque);
-  Block& own = *machine->current->block;
-  i64 offset = shared_offset(destination), bytes = box_bytes(map);
-  check_tile("loads", map, rank, offset);
-  if (offset < 0 || offset + bytes > machine->launch.shared_bytes) fail("out of bounds: loads a tile to byte %lld of shared memory", offset);
-  find_buffer("loads", map.base, map.base, map.itemsize, false);
-  Barrier& barrier = find_barrier(barrier_at);
-  bool to_own = blocks == 0 || blocks >> own.index % machine->launch.cluster & 1;
-  if (to_own && barrier.bytes < bytes) fail("the copy engine brings %lld bytes of which the barrier was not told", bytes - barrier.bytes);
-  if (blocks == 0) return start_load(own, barrier, map, offset, at);
-  for (i32 other = 0; blocks >> other; ++other) {
-    if (!(blocks >> other & 1)) continue;
-    Block& block = block_of_cluster("loads to", other);
-    start_load(block, find_barrier_of(block, barrier_at), map, offset, at);
-  }
-}
-
-// A store in flight to the shared memory of a block of the cluster, counted by an mbarrier there.
 
 inline void check_push(Block& block, const Barrier& barrier, i64 offset, i64 bytes) {
   check_shared("sends", offset, bytes);
@@ -217,7 +188,11 @@ inline void take_push(const Thread& sender, Block& block, Barrier& barrier, i64 
 }
 
 void push(i32 rank, i64 offset, const void* from, i64 bytes, const void* barrier_at) {
-  Block& block = block_of_cluster("cluster_push to", rank);
+  if (rank < 0 || rank >= machine->launch.cluster) {
+    fail("out of bounds: cluster_push to block %d of a cluster of %d", rank, machine->launch.cluster);
+  }
+  Block& block = machine->blocks[rank];
+  if (block.alive == 0) fail("sends to block %d, which has ended", block.index);
   Barrier& barrier = find_barrier_of(block, barrier_at);
   check_push(block, barrier, offset, bytes);
   note_round(*machine->current->warp, shared_offset(barrier_at));
