@@ -160,6 +160,17 @@ def test_missing_rows_and_columns_do_not_touch_others() -> None:
     assert (got[:2, :23] == 72).all() and (got[2, :23] == float("inf")).all() and got[:, 23].isnan().all()
 
 
+@pytest.mark.parametrize(("consumers", "rows"), [(1, 17), (2, 32), (2, 72)])
+def test_rows_of_a_tile_that_are_not_loaded(consumers: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def partial(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
+        plans = candidates(shape_of(graph, group, expected), target)
+        found = (plan for plan in plans if isinstance(plan, ContractionPlan) and plan.consumers == consumers)
+        return MatmulChoice(next(plan for plan in found if rows <= plan.loaded_rows < plan.tile_m))
+
+    monkeypatch.setattr(tensor_cores, "choose", partial)
+    check(residual, randn(rows, 584), randn(72, 584), randn(rows, 72), timings=EVERY_TIMING[1:3])
+
+
 def test_rows_that_are_known_to_be_few_take_one_warpgroup() -> None:
     """A literal number of rows: as many as the product's columns."""
     check(residual, randn(64, 128), randn(64, 128), randn(64, 64))

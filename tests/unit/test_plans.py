@@ -14,7 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import VerificationError
 from fusegen.families.attention.plan import AttentionPlan, attention_plans
-from fusegen.families.gemm.heuristics import CLASSES, MatmulChoice, MatmulShape, contraction_plan, measured_choice
+from fusegen.families.gemm.heuristics import CLASSES, MatmulChoice, MatmulShape, candidates, contraction_plan, measured_choice
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.plan import Persistence, RowPlan
@@ -99,6 +99,12 @@ def plan_of_products_fits(rows: int, columns: list[int], products: int, head: in
     assert accumulators + 32 <= plan.consumer_registers, "accumulators spill"
 
 
+def test_loads_cover_all_rows_of_a_class() -> None:
+    for rows in CLASSES:
+        plans = [plan for plan in candidates(MatmulShape(rows, [512], 512), target("sm_90a")) if isinstance(plan, ContractionPlan)]
+        assert all(min(rows, plan.tile_m) <= (plan.loaded_rows or plan.tile_m) <= plan.tile_m for plan in plans)
+
+
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (128, 128), (8, 8), (72, 80), (192, 128), (64, 160), (256, 256)])
 def test_plans_of_attention_fit_the_machine(head_dim: int, value_dim: int) -> None:
     machine = target("sm_90a")
@@ -155,5 +161,5 @@ def test_ranges_of_rows_ask_for_each_launch_once_per_class(monkeypatch: pytest.M
         meta(4096, 512), meta(2048, 512), meta(1024, 512), target="sm_90a"
     )
     monkeypatch.setattr("fusegen.compiler.specialize.measured_choice", counted)
-    (ranges,) = low.plans
-    assert len(ranges.rows) == len(set(asked)) == 2 and len(asked) <= 2 * (len(CLASSES) + 1)
+    assert all(len(ranges.rows) == 2 for ranges in low.plans)
+    assert len(set(asked)) == 2 and len(asked) <= 2 * (len(CLASSES) + 1)

@@ -2,8 +2,8 @@
 
 A kernel's time is its start-up plus the longer of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile takes a
 step for every 64 of the depth, plus an end. The end grows with the math of the epilogue and with the values per element that it
-reads and writes. The constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/sizes-h200.json`,
-`docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py` bounds the loss by wrong choices.
+reads and writes. The constants are fitted to measurements (`docs/costs`: `h200.json`, `sizes-h200.json`, and
+`epilogues-*.json`). `tests/unit/test_cost.py` bounds the loss by wrong choices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MatmulCosts:
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
         few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
-        few_rows_more: the factor of the time for each further 8 rows.
+        few_rows_more: the factor of the time for each further 8 rows; that from 16 to 24 is `few_rows_many`.
         few_rows_computed: elements per µs of second operands that are computed on load.
     """
 
@@ -57,6 +57,7 @@ class MatmulCosts:
     few_rows_start: float
     few_rows_bandwidth: float
     few_rows_more: float
+    few_rows_many: float
     few_rows_computed: float
 
 
@@ -66,7 +67,7 @@ class EpilogueSize:
 
     Attributes:
         read, written: 16-bit values that it reads, and that it writes besides its first.
-        functions: calls of functions of many instructions, such as erf and tanh.
+        functions: calls of functions of many instructions, such as erf and sigmoid, per product of the element.
     """
 
     read: float = 0.0
@@ -86,8 +87,8 @@ H200 = MatmulCosts(
     ends=dict(zip(_WIDTHS, (1.09, 1.59, 4.07, 4.48, 1.25, 2.57, 4.47, 5.21), strict=True)),
     turn=1.3,
     joins=0.1,  # 24 x 4096 x 4096 takes 21.8 µs, split in two 21.3, though the steps take 5 µs less; one load was in flight then
-    reads=dict(zip(_WIDTHS, (0.5, 1.8, 2.9, 1.9, 2.2, 2.4, 2.7, 3.8), strict=True)),
-    writes=dict(zip(_WIDTHS, (0.1, 0.2, 0.0, 9.2, 1.3, 1.2, 0.0, 7.2), strict=True)),
+    reads=dict(zip(_WIDTHS, (1.0, 2.0, 2.0, 2.4, 1.2, 1.8, 2.2, 3.6), strict=True)),
+    writes=dict(zip(_WIDTHS, (0.8, 0.6, 0.2, 1.2, 0.8, 1.8, 2.0, 3.8), strict=True)),
     draws=2.74e5,  # 4096 x 4096 x 4096 with dropout and a residual takes 259.5 µs, and without dropout 198.2
     library_start=3.42,
     library_bandwidth=4.03e6,
@@ -98,6 +99,7 @@ H200 = MatmulCosts(
     few_rows_start=2.9,
     few_rows_bandwidth=4.05e6,
     few_rows_more=1.06,
+    few_rows_many=1.18,  # 4096 x 4096 takes 12.1 µs at 16 rows and 14.0 at 24; 7040 x 2368 12.8 at 24
     few_rows_computed=3e6,  # int8 and int4, up to 16 rows: 14336 x 4096 elements take 22 to 28 us
 )
 
@@ -105,8 +107,8 @@ H100 = replace(
     H200,
     bandwidth=2.72e6,
     steps=dict(zip(_WIDTHS, (0.168, 0.231, 0.292, 0.370, 0.341, 0.350, 0.507, 0.712), strict=True)),
-    reads=dict(zip(_WIDTHS, (1.0, 1.8, 2.6, 2.4, 0.3, 3.1, 3.6, 3.5), strict=True)),
-    writes=dict(zip(_WIDTHS, (0.1, 0.1, 0.0, 9.1, 1.6, 1.3, 0.1, 7.1), strict=True)),
+    reads=dict(zip(_WIDTHS, (0.6, 1.4, 1.4, 0.0, 0.0, 2.2, 1.4, 1.4), strict=True)),
+    writes=dict(zip(_WIDTHS, (0.0, 0.0, 0.0, 11.2, 1.0, 1.2, 0.4, 8.4), strict=True)),
     library_bandwidth=2.81e6,
     library_flops=807e6,
     epilogue_bandwidth=3.2e6,
@@ -169,7 +171,9 @@ def _at(values: Mapping[tuple[int, int], float], kind: tuple[int, int]) -> float
 
 def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], *, computes: bool = False) -> float:
     """Returns the time of one launch for few rows, which is bound by moving all matrices once, or by computing the second one."""
-    more = costs.few_rows_more ** (math.ceil(sizes[0].rows / 8) - 1)
+    fragments = math.ceil(sizes[0].rows / 8)
+    many = costs.few_rows_many / costs.few_rows_more if fragments > 2 else 1.0
+    more = many * costs.few_rows_more ** (fragments - 1)
     moving = sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
     computing = sum(size.depth * size.columns for size in sizes) / costs.few_rows_computed if computes else 0.0
     return costs.few_rows_start + more * max(moving, computing)

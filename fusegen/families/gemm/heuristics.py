@@ -154,7 +154,7 @@ def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
 
     read = sum(words(p, elements) for p in inputs)
     written = sum(words(o, (extents,)) for part, extents in zip(group.parts, elements, strict=True) for o in part.outputs)
-    functions = sum(graph.nodes[p].op in _LONG for p in computed(graph, group))
+    functions = sum(graph.nodes[p].op in _LONG for p in computed(graph, group)) / len(group.parts[0].products)
     return EpilogueSize(read / len(elements), max(0.0, written / len(elements) - 1), functions / len(elements))
 
 
@@ -196,10 +196,11 @@ def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
     return (*fits, *_warpgroup_plans(shape, target)) if shape.has_costs and shape.stored is None else fits
 
 
-_LONG = frozenset({Op.TANH, Op.ERF, Op.ONE_PLUS_ERF, Op.ERFC, Op.LGAMMA, Op.LOG1P, Op.EXPM1, Op.SIN, Op.COS, Op.POW})
+_LONG = frozenset({Op.TANH, Op.SIGMOID, Op.ERF, Op.ONE_PLUS_ERF, Op.ERFC, Op.LGAMMA, Op.LOG1P, Op.EXPM1, Op.SIN, Op.COS, Op.POW})
 """Functions of many instructions."""
 
-_FEW_ROWS = 16
+_FEW_ROWS = 16  # up to which the plan for few rows is the only one without costs, and splits have no use
+_FEW_ROWS_WITH_COSTS = 32
 _FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
 
 
@@ -209,7 +210,12 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
 
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
-    if shape.rows > _FEW_ROWS or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
+    if (
+        shape.rows > (_FEW_ROWS_WITH_COSTS if shape.has_costs else _FEW_ROWS)
+        or shape.a_major != "k"
+        or not _fits_slabs(shape)
+        or (shape.shift and shape.b_major != "k")
+    ):
         return ()
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
@@ -296,7 +302,9 @@ def _tiles(shape: MatmulShape, plan: ContractionPlan) -> int:
 
 def _plan(shape: MatmulShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:
     plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products)
-    return replace(plan, stages=_stages(plan, target))
+    rows = math.ceil(shape.rows / _FRAGMENT_ROWS) * _FRAGMENT_ROWS
+    loaded = rows if rows < plan.tile_m and shape.a_major == "k" else 0
+    return replace(plan, stages=_stages(plan, target), loaded_rows=loaded)
 
 
 def _stages(plan: ContractionPlan, target: Target) -> int:

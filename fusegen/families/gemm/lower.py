@@ -227,7 +227,7 @@ def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]
     A stage loads whole tiles of an operand whose depth is contiguous, else 64 x 64 squares.
     """
     reads, square = products.context.reads, (_LINE, _LINE)
-    a_box = (plan.tile_m, _LINE) if plan.a_major == "k" else square
+    a_box = (plan.loaded_rows or plan.tile_m, _LINE) if plan.a_major == "k" else square
     b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
     a = products.operands[0][0].a
     maps = [tensor_map(reads[a.base], a, a_box)]

@@ -23,6 +23,7 @@ class ContractionPlan(Plan):
         a_major, b_major: the contiguous index of an operand: ``k``, or ``m`` and ``n``.
         products: matrices that are multiplied with the same first operand.
         splits: blocks of a cluster, which share the depth of a tile.
+        loaded_rows: rows of a tile that TMA loads, a multiple of 8, if the first operand has no more; 0 for all of the tile.
         ping_pong: each warpgroup multiplies tiles of its own, and applies the epilogue while the other one multiplies.
     """
 
@@ -34,6 +35,7 @@ class ContractionPlan(Plan):
     b_major: str = "k"
     products: int = 1
     splits: int = 1
+    loaded_rows: int = 0
     ping_pong: bool = False
     blocks_per_sm: int = 1
     producer_registers: int = 24
