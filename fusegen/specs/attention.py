@@ -25,11 +25,20 @@ def shared(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
-def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
-    """Returns q·kᵀ·scale; the scale is 1/√d by default."""
+def products(q: Tensor, k: Tensor, scale: float | None, factor: Tensor | None = None) -> Tensor:
+    """Returns q·kᵀ·scale·factor; the scale is 1/√d by default.
+
+    The factor of 8-bit keys is (1 or kv_heads, 1, 1) of float32, and so are the scores, since products of stored keys overflow
+    float16. Scaled scores of float16 queries are float16 again.
+    """
     if q.shape[-1] == 0:
         raise ArgumentError("the heads have no channels", hint="give one channel or more")
-    return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    heads, scale = q.shape[-3], q.shape[-1] ** -0.5 if scale is None else scale
+    if factor is None:
+        return (q @ shared(k, heads).mT) * scale
+    if q.dtype != torch.float16:
+        return (q @ shared(k, heads).mT) * shared(factor, heads) * scale
+    return ((q.float() @ shared(k, heads).float().mT) * shared(factor, heads) * scale).to(q.dtype)
 
 
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
@@ -199,22 +208,24 @@ def with_cache(
 ) -> Tensor:
     """Attention of the last queries of each sequence over the keys within its length; 0 for queries without keys.
 
-    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values.
+    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values. Stored elements of 8 bits are
+    multiplied as they are. The scale of keys multiplies the scores, and that of values the result, both in float32.
     """
     require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
     require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))
     require_shapes(q=(q, "batch heads queries channels"), lengths=(lengths, "batch"), sinks=(sinks, "heads"))
     require_integers(lengths=lengths)
     lengths = lengths.clamp(0, k.shape[-2]).view(-1, 1, 1, 1)
-    k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
+    (k, k_factor), (v, v_factor) = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
     v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < lengths, v, 0.0)
-    scores = capped(products(q, k, scale), softcap)
+    scores = capped(products(q, k, scale, k_factor), softcap)
     first = lengths - q.shape[-2]
     visible = seen(scores, first, True, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
     result = weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    result = result if v_factor is None else result * shared(v_factor, q.shape[-3])
     position, _ = positions_of(scores, first)
-    return torch.where(position >= 0, result, 0.0)
+    return torch.where(position >= 0, result, 0.0).to(v.dtype)
 
 
 @FAMILY.spec(

@@ -134,22 +134,21 @@ def without_scales(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), enable_gqa=True).sin()
 
 
-def scaled_in_sixteen_bits(q: Tensor, k: Tensor, v: Tensor, k_scale: Tensor, v_scale: Tensor) -> Tensor:
-    """The heads are repeated before the conversion, and a scale of each sequence is the first operand."""
+def scaled_sums(q: Tensor, k: Tensor, v: Tensor, k_scale: Tensor, v_scale: Tensor) -> Tensor:
+    """The heads are repeated before the conversion; a scale of each key multiplies the scores, one of each channel the result."""
     k, v = (x.repeat_interleave(2, 1).to(q.dtype) for x in (k, v))
-    return torch.softmax(q @ (k_scale * k).mT * 0.125, -1) @ (v * v_scale)
+    return (torch.softmax(q @ k.mT * k_scale.mT * 0.125, -1).to(v.dtype) @ v) * v_scale
 
 
 def test_other_forms_that_are_read_in_place() -> None:
     q, k, v = randn(2, 4, 1, 64), stored(E5M2, 2, 2, 80, 64), stored(E5M2, 2, 2, 80, 64)
-    of_sequence = torch.tensor([0.5, 2.0]).bfloat16().view(2, 1, 1, 1)
     full = torch.tensor([80, 80])
     read_in_place(without_scales, q, k, v)
     is_near(run(without_scales, q, k, v, timing=ONCE[0]), exact(q, k, v, full).sin())
-    arguments = q, k, v, of_sequence, of_sequence
-    read_in_place(scaled_in_sixteen_bits, *arguments)
-    expected = exact(q, k.double() * of_sequence, v.double() * of_sequence, full)
-    is_near(run(scaled_in_sixteen_bits, *arguments, timing=ONCE[0]), expected)
+    of_keys, of_channels = torch.rand(2, 1, 80, 1) + 0.5, torch.rand(64) - 0.5
+    arguments = q, k, v, of_keys, of_channels
+    read_in_place(scaled_sums, *arguments)
+    is_near(run(scaled_sums, *arguments, timing=ONCE[0]), exact(q, k.double() * of_keys, v.double() * of_channels, full))
 
 
 def test_elements_that_the_function_writes_are_read() -> None:
@@ -173,14 +172,19 @@ def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k.to(q.dtype) + 1, v.to(q.dtype) + 1, enable_gqa=True).sin()
 
 
-def scaled_by_channel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scale = torch.arange(64, device=q.device).to(q.dtype)
+def rounded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The declared cast rounds."""
+    return F.scaled_dot_product_attention(q, (k.float() * 0.3).to(q.dtype), v.to(q.dtype), enable_gqa=True).sin()
+
+
+def scaled_in_sixteen_bits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scale = torch.ones(64, device=q.device).to(q.dtype)
     return F.scaled_dot_product_attention(q, k.to(q.dtype) * scale, v.to(q.dtype), enable_gqa=True).sin()
 
 
-@pytest.mark.parametrize("function", [mixed, shifted, scaled_by_channel], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [mixed, shifted, rounded, scaled_in_sixteen_bits], ids=lambda f: f.__name__)
 def test_other_caches_are_converted_first(function: Callable[..., Tensor]) -> None:
-    """Different dtypes, and operations that the sums cannot take."""
+    """Different dtypes, and elements that are not the stored ones."""
     q, k, v = randn(2, 4, 1, 64), stored(E5M2, 2, 2, 80, 64), stored(E5M2, 2, 2, 80, 64)
     low = fg.kernel(function).lower(q, k, v, target="sm_90a")
     assert low.step_count > 1 and body_of(low).cache_dtype.itemsize == 2
