@@ -26,19 +26,16 @@ def shared(x: Tensor, heads: int) -> Tensor:
 
 
 def products(q: Tensor, k: Tensor, scale: float | None, factor: Tensor | None = None) -> Tensor:
-    """Returns q·kᵀ·scale·factor; the scale is 1/√d by default.
+    """Returns q·kᵀ·factor·scale; the scale is 1/√d by default.
 
-    The factor of 8-bit keys is (1 or kv_heads, 1, 1) of float32, and so are the scores, since products of stored keys overflow
-    float16. Scaled scores of float16 queries are float16 again.
+    factor: of 8-bit keys, (1 or kv_heads, 1, 1) of float32. The scores are float32 with it. Unscaled float16 products may overflow
+    in torch, but not in kernels, which do not round them.
     """
     if q.shape[-1] == 0:
         raise ArgumentError("the heads have no channels", hint="give one channel or more")
-    heads, scale = q.shape[-3], q.shape[-1] ** -0.5 if scale is None else scale
-    if factor is None:
-        return (q @ shared(k, heads).mT) * scale
-    if q.dtype != torch.float16:
-        return (q @ shared(k, heads).mT) * shared(factor, heads) * scale
-    return ((q.float() @ shared(k, heads).float().mT) * shared(factor, heads) * scale).to(q.dtype)
+    scores = q @ shared(k, q.shape[-3]).mT
+    scores = scores if factor is None else scores * shared(factor, q.shape[-3])
+    return scores * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
@@ -208,8 +205,8 @@ def with_cache(
 ) -> Tensor:
     """Attention of the last queries of each sequence over the keys within its length; 0 for queries without keys.
 
-    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values. Stored elements of 8 bits are
-    multiplied as they are. The scale of keys multiplies the scores, and that of values the result, both in float32.
+    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values. Elements of 8 bits are
+    multiplied as they are stored; the scale of keys multiplies the scores, that of values the result, both in float32.
     """
     require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
     require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,16 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import ops
 from fusegen.compiler import specialize
+from fusegen.dtypes import DType
 from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.lowered import Lowered
 from fusegen.schedule import context
+from fusegen.specs import find
+from fusegen.target import target
+from fusegen.verify.accuracy import rms_bound
+from fusegen.verify.cases import sized_case
+from fusegen.verify.check import check
+from fusegen.verify.lowering import prepare
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, run
 from tests.emulator.test_pages import body_of, paged
 from tests.emulator.test_tensor_cores import attended, randn
@@ -59,13 +67,29 @@ def cached(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, k_scale: Tensor, v_
     return ops.cached_attention.function(q, k, v, lengths, k_scale=k_scale, v_scale=v_scale)
 
 
-def test_a_large_factor_of_values() -> None:
+@pytest.mark.parametrize(("kind", "factor"), [(torch.bfloat16, 1e37), (torch.float16, 64.0)], ids=["bf16", "f16"])
+def test_a_large_factor(kind: torch.dtype, factor: float) -> None:
     """The factor times the sum of all keys would overflow, times the mean it does not."""
-    k, v = stored(torch.float8_e4m3fn, 1, 2, 200, 64), torch.ones(1, 2, 200, 64).to(torch.float8_e4m3fn)
-    found = run(
-        cached, torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16), k, v, torch.tensor([200]), torch.tensor(1.0), torch.tensor(1e37)
-    )
-    torch.testing.assert_close(found, torch.full_like(found, 1e37))
+    k, v = torch.full((1, 2, 200, 64), 57344.0).to(E5M2), torch.ones(1, 2, 200, 64).to(E5M2)
+    q, scales = torch.ones(1, 4, 1, 64, dtype=kind), (torch.tensor(2.0**-14), torch.tensor(factor))
+    expected = torch.full_like(q, factor)
+    torch.testing.assert_close(run(cached, q, k, v, torch.tensor([200]), *scales, timing=ONCE[0]), expected)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("kind", [DType.BFLOAT16, DType.FLOAT16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("cached_attention:e4m3", {"keys": 256}), ("paged_attention:int8", {"blocks": 16, "page": 16, "pages": 32})],
+)
+def test_declared_casts_are_rounded(name: str, sizes: dict[str, int], kind: DType) -> None:
+    """The rule of accuracy holds. With a cast that the kernel skips, the error would be 1.2 times eager's."""
+    spec = find(name)
+    case = sized_case(spec, kind, {"batch": 2, "heads": 8, "kv_heads": 2, "queries": 1, "channels": 128, **sizes})
+    case = replace(case, arguments={**case.arguments, "lengths": torch.tensor([256, 200])})
+    (outcome,) = check(spec, case, [prepare(spec, case, target("sm_90a"))], torch.device("cpu"))
+    (verdict,) = outcome.verdicts
+    assert outcome.passed and verdict.errors.rms <= rms_bound(kind.torch) * verdict.errors.eager_rms
 
 
 @pytest.mark.parametrize(("queries", "dtype"), [(1, torch.bfloat16), (3, torch.float16)], ids=["one query", "queries"])

@@ -1,7 +1,7 @@
 """Queries, keys and values of attention as TMA reads them: as they are, in 8 bits, or in pages.
 
-The kernel multiplies the stored elements of 8-bit keys and values, whose conversion to 16 bits is exact. A product of an element and
-a scale is not: such keys and values are written in 16 bits first. Scales multiply the scores and the weighted sum instead.
+The kernel multiplies the stored elements of 8-bit keys and values, whose conversion to 16 bits is exact. Products of elements and
+scales may be rounded to 16 bits: such keys and values are written first. Scales may multiply the scores and the result instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import (
     Passed,
     StridedView,
-    elements_below,
     first_version,
     gathered_view,
     identity_axes,
