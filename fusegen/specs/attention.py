@@ -28,7 +28,7 @@ def shared(x: Tensor, heads: int) -> Tensor:
 def products(q: Tensor, k: Tensor, scale: float | None, factor: Tensor | None = None) -> Tensor:
     """Returns q·kᵀ·factor·scale; the scale is 1/√d by default.
 
-    factor: of 8-bit keys, (1 or kv_heads, 1, 1) of float32. The scores are float32 with it. Unscaled float16 products may overflow
+    factor: of 8-bit keys, (kv_heads, 1, 1) of float32. The scores are float32 with it. Unscaled float16 products may overflow
     in torch, but not in kernels, which do not round them.
     """
     if q.shape[-1] == 0:

@@ -127,10 +127,10 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
 
 
 def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Converts cached keys or values, (batch, kv_heads, keys, channels), exactly; their factor is (1 or kv_heads, 1, 1) or None."""
+    """Converts cached keys or values, (batch, kv_heads, keys, channels), exactly; also returns their factor: (kv_heads, 1, 1)."""
     if x.dtype not in LARGEST and scale is None:
         return x, None
-    return x.to(dtype), of_heads(scale, x.dtype, x.shape[1], x.device)[:, None, None]
+    return x.to(dtype), of_heads(scale, x.dtype, x.shape[1], x.device).expand(x.shape[1])[:, None, None]
 
 
 def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: torch.device) -> Tensor:
