@@ -25,11 +25,17 @@ def shared(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
-def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
-    """Returns q·kᵀ·scale; the scale is 1/√d by default."""
+def products(q: Tensor, k: Tensor, scale: float | None, factor: Tensor | None = None) -> Tensor:
+    """Returns q·kᵀ·factor·scale; the scale is 1/√d by default.
+
+    factor: of 8-bit keys, (kv_heads, 1, 1) of float32. The scores are float32 with it. Unscaled float16 products may overflow
+    in torch, but not in kernels, which do not round them.
+    """
     if q.shape[-1] == 0:
         raise ArgumentError("the heads have no channels", hint="give one channel or more")
-    return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = q @ shared(k, q.shape[-3]).mT
+    scores = scores if factor is None else scores * shared(factor, q.shape[-3])
+    return scores * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
@@ -199,22 +205,24 @@ def with_cache(
 ) -> Tensor:
     """Attention of the last queries of each sequence over the keys within its length; 0 for queries without keys.
 
-    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values.
+    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values. Elements of 8 bits are
+    multiplied as they are stored; the scale of keys multiplies the scores, that of values the result, both in float32.
     """
     require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
     require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))
     require_shapes(q=(q, "batch heads queries channels"), lengths=(lengths, "batch"), sinks=(sinks, "heads"))
     require_integers(lengths=lengths)
     lengths = lengths.clamp(0, k.shape[-2]).view(-1, 1, 1, 1)
-    k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
+    (k, k_factor), (v, v_factor) = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
     v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < lengths, v, 0.0)
-    scores = capped(products(q, k, scale), softcap)
+    scores = capped(products(q, k, scale, k_factor), softcap)
     first = lengths - q.shape[-2]
     visible = seen(scores, first, True, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
     result = weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    result = result if v_factor is None else result * shared(v_factor, q.shape[-3])
     position, _ = positions_of(scores, first)
-    return torch.where(position >= 0, result, 0.0)
+    return torch.where(position >= 0, result, 0.0).to(v.dtype)
 
 
 @FAMILY.spec(

@@ -126,11 +126,11 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     return narrowed(*_raised(x.float(), dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None]))
 
 
-def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Converts cached keys or values, (batch, kv_heads, keys, channels), to a dtype; the scale is as in `in_cache`."""
+def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Converts cached keys or values, (batch, kv_heads, keys, channels), exactly; also returns their factor: (kv_heads, 1, 1)."""
     if x.dtype not in LARGEST and scale is None:
-        return x
-    return (x.float() * of_heads(scale, x.dtype, x.shape[1], x.device)[..., None, None]).to(dtype)
+        return x, None
+    return x.to(dtype), of_heads(scale, x.dtype, x.shape[1], x.device).expand(x.shape[1])[:, None, None]
 
 
 def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,16 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import ops
 from fusegen.compiler import specialize
+from fusegen.dtypes import DType
 from fusegen.families.attention.plan import FewQueriesPlan
 from fusegen.lowered import Lowered
 from fusegen.schedule import context
+from fusegen.specs import find
+from fusegen.target import target
+from fusegen.verify.accuracy import rms_bound
+from fusegen.verify.cases import sized_case
+from fusegen.verify.check import check
+from fusegen.verify.lowering import prepare
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, run
 from tests.emulator.test_pages import body_of, paged
 from tests.emulator.test_tensor_cores import attended, randn
@@ -59,13 +67,29 @@ def cached(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, k_scale: Tensor, v_
     return ops.cached_attention.function(q, k, v, lengths, k_scale=k_scale, v_scale=v_scale)
 
 
-def test_a_large_factor_of_values() -> None:
+@pytest.mark.parametrize(("kind", "factor"), [(torch.bfloat16, 1e37), (torch.float16, 64.0)], ids=["bf16", "f16"])
+def test_a_large_factor(kind: torch.dtype, factor: float) -> None:
     """The factor times the sum of all keys would overflow, times the mean it does not."""
-    k, v = stored(torch.float8_e4m3fn, 1, 2, 200, 64), torch.ones(1, 2, 200, 64).to(torch.float8_e4m3fn)
-    found = run(
-        cached, torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16), k, v, torch.tensor([200]), torch.tensor(1.0), torch.tensor(1e37)
-    )
-    torch.testing.assert_close(found, torch.full_like(found, 1e37))
+    k, v = torch.full((1, 2, 200, 64), 57344.0).to(E5M2), torch.ones(1, 2, 200, 64).to(E5M2)
+    q, scales = torch.ones(1, 4, 1, 64, dtype=kind), (torch.tensor(2.0**-14), torch.tensor(factor))
+    expected = torch.full_like(q, factor)
+    torch.testing.assert_close(run(cached, q, k, v, torch.tensor([200]), *scales, timing=ONCE[0]), expected)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("kind", [DType.BFLOAT16, DType.FLOAT16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("cached_attention:e4m3", {"keys": 256}), ("paged_attention:int8", {"blocks": 16, "page": 16, "pages": 32})],
+)
+def test_declared_casts_are_rounded(name: str, sizes: dict[str, int], kind: DType) -> None:
+    """The rule of accuracy holds. With a cast that the kernel skips, the error would be 1.2 times eager's."""
+    spec = find(name)
+    case = sized_case(spec, kind, {"batch": 2, "heads": 8, "kv_heads": 2, "queries": 1, "channels": 128, **sizes})
+    case = replace(case, arguments={**case.arguments, "lengths": torch.tensor([256, 200])})
+    (outcome,) = check(spec, case, [prepare(spec, case, target("sm_90a"))], torch.device("cpu"))
+    (verdict,) = outcome.verdicts
+    assert outcome.passed and verdict.errors.rms <= rms_bound(kind.torch) * verdict.errors.eager_rms
 
 
 @pytest.mark.parametrize(("queries", "dtype"), [(1, torch.bfloat16), (3, torch.float16)], ids=["one query", "queries"])
@@ -134,22 +158,21 @@ def without_scales(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), enable_gqa=True).sin()
 
 
-def scaled_in_sixteen_bits(q: Tensor, k: Tensor, v: Tensor, k_scale: Tensor, v_scale: Tensor) -> Tensor:
-    """The heads are repeated before the conversion, and a scale of each sequence is the first operand."""
+def scaled_sums(q: Tensor, k: Tensor, v: Tensor, k_scale: Tensor, v_scale: Tensor) -> Tensor:
+    """The heads are repeated before the conversion; a scale of each key multiplies the scores, one of each channel the result."""
     k, v = (x.repeat_interleave(2, 1).to(q.dtype) for x in (k, v))
-    return torch.softmax(q @ (k_scale * k).mT * 0.125, -1) @ (v * v_scale)
+    return (torch.softmax(q @ k.mT * k_scale.mT * 0.125, -1).to(v.dtype) @ v) * v_scale
 
 
 def test_other_forms_that_are_read_in_place() -> None:
     q, k, v = randn(2, 4, 1, 64), stored(E5M2, 2, 2, 80, 64), stored(E5M2, 2, 2, 80, 64)
-    of_sequence = torch.tensor([0.5, 2.0]).bfloat16().view(2, 1, 1, 1)
     full = torch.tensor([80, 80])
     read_in_place(without_scales, q, k, v)
     is_near(run(without_scales, q, k, v, timing=ONCE[0]), exact(q, k, v, full).sin())
-    arguments = q, k, v, of_sequence, of_sequence
-    read_in_place(scaled_in_sixteen_bits, *arguments)
-    expected = exact(q, k.double() * of_sequence, v.double() * of_sequence, full)
-    is_near(run(scaled_in_sixteen_bits, *arguments, timing=ONCE[0]), expected)
+    of_keys, of_channels = torch.rand(2, 1, 80, 1) + 0.5, torch.rand(64) - 0.5
+    arguments = q, k, v, of_keys, of_channels
+    read_in_place(scaled_sums, *arguments)
+    is_near(run(scaled_sums, *arguments, timing=ONCE[0]), exact(q, k.double() * of_keys, v.double() * of_channels, full))
 
 
 def test_elements_that_the_function_writes_are_read() -> None:
@@ -173,14 +196,19 @@ def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k.to(q.dtype) + 1, v.to(q.dtype) + 1, enable_gqa=True).sin()
 
 
-def scaled_by_channel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    scale = torch.arange(64, device=q.device).to(q.dtype)
+def rounded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The declared cast rounds."""
+    return F.scaled_dot_product_attention(q, (k.float() * 0.3).to(q.dtype), v.to(q.dtype), enable_gqa=True).sin()
+
+
+def scaled_in_sixteen_bits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scale = torch.ones(64, device=q.device).to(q.dtype)
     return F.scaled_dot_product_attention(q, k.to(q.dtype) * scale, v.to(q.dtype), enable_gqa=True).sin()
 
 
-@pytest.mark.parametrize("function", [mixed, shifted, scaled_by_channel], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [mixed, shifted, rounded, scaled_in_sixteen_bits], ids=lambda f: f.__name__)
 def test_other_caches_are_converted_first(function: Callable[..., Tensor]) -> None:
-    """Different dtypes, and operations that the sums cannot take."""
+    """Different dtypes, and elements that are not the stored ones."""
     q, k, v = randn(2, 4, 1, 64), stored(E5M2, 2, 2, 80, 64), stored(E5M2, 2, 2, 80, 64)
     low = fg.kernel(function).lower(q, k, v, target="sm_90a")
     assert low.step_count > 1 and body_of(low).cache_dtype.itemsize == 2

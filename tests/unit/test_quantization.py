@@ -146,3 +146,9 @@ def test_attention_over_a_cache_of_eight_bits() -> None:
     wide: list[Tensor] = [x.float() * scale[:, None, None] for x in narrow]
     ours = ops.cached_attention(q, *narrow, lengths, k_scale=scale, v_scale=scale)
     torch.testing.assert_close(ours, ops.cached_attention(q, *wide, lengths))
+
+
+def test_products_of_stored_keys_do_not_overflow_float16() -> None:
+    k = torch.full((1, 1, 9, 16), 57344.0).to(torch.float8_e5m2)
+    q, lengths, scale = torch.ones(1, 2, 1, 16, dtype=torch.float16), torch.tensor([9]), torch.tensor(2.0**-15)
+    torch.testing.assert_close(ops.cached_attention(q, k, k, lengths, k_scale=scale, v_scale=scale), torch.full_like(q, 1.75))

@@ -11,8 +11,8 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.families.attention.bounds import NumberInMemory
-from fusegen.families.attention.match import AttentionMatch, Separation
-from fusegen.families.attention.operands import AttentionOperands, PageTable, factors
+from fusegen.families.attention.match import AttentionMatch, Recurrence, Separation
+from fusegen.families.attention.operands import AttentionOperands, PageTable
 from fusegen.families.attention.plan import (
     AttentionBody,
     AttentionPlan,
@@ -83,8 +83,8 @@ def lower_attention(context: Context) -> Sequence[Step]:
     placement = place_output(
         context, root, lane_position(result_axes, 0), result_axes, lambda store: is_in_octets(context, result_axes, store)
     )
-    score, unit = _score(context, match, score_axes, plan)
-    finish = _finish(context, root, match, result_axes, unit)
+    score, unit = _score(context, recurrence, score_axes, plan)
+    finish = _finish(context, root, recurrence, result_axes, unit)
     body = AttentionBody(
         input_dtype=context.graph.nodes[recurrence.values].dtype,
         cache_dtype=cache_dtype,
@@ -129,11 +129,10 @@ def _loaded(context: Context, position: int, index: Position) -> LoadedIndex:
     return LoadedIndex(context.reads[position], flat_offset(index, buffer_strides(context.graph, position)))
 
 
-def _score(context: Context, match: AttentionMatch, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
+def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: StreamingPlan) -> tuple[LaneFunction, float]:
     """Lowers the scores of a query and two keys; returns the function and the factor that is taken out of the scores."""
-    graph, recurrence = context.graph, match.recurrence
-    accumulator = accumulator_of(graph, recurrence.score_product, axes, "product")
-    evaluator = _Scaled(graph, axes, context.stored, accumulator, match=match)
+    graph = context.graph
+    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
     unit, roots = common_factor(evaluator.terms, roots)
     keys = graph.nodes[recurrence.scores].shape[-1]
@@ -145,49 +144,28 @@ def _score(context: Context, match: AttentionMatch, axes: Axes, plan: StreamingP
     return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Approximations.ROUNDED)), unit
 
 
-def _finish(context: Context, root: int, match: AttentionMatch, axes: Axes, unit: float) -> LaneFunction:
+def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
     """Lowers the epilogue on the weighted sum of two channels."""
-    accumulator = accumulator_of(context.graph, match.recurrence.values, axes, "total")
-    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, match=match, unit=unit)
+    accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
     math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {}, checks=evaluator.checks())
     return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
 
 
-class _Scaled(Evaluator):
-    """Multiplies the sums over stored elements of keys or values by their factors."""
-
-    def __init__(self, *args: Any, match: AttentionMatch) -> None:
-        super().__init__(*args)
-        self.match = match
-
-    def _anchor(self, position: int, index: Position) -> int:
-        total = self._sum(position, index)
-        dtype, location = self.terms.items[total].dtype, self.graph.locations[position]
-        for node, at in factors(self.graph, position, self.match.passed[position], index, self.axes):
-            factor = self.terms.convert(self.value(node, at), dtype)
-            total = self.terms.add(Term(Op.MUL, (total, factor), dtype), location)
-        return total
-
-    def _sum(self, position: int, index: Position) -> int:
-        """Returns the sum over stored elements."""
-        return super()._anchor(position, index)
-
-
-class _Normalised(_Scaled):
+class _Normalised(Evaluator):
     """Divides the weighted sum by the row sum at the end, since it does not depend on the key. `unit` scales the row max.
 
-    A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then. Factors come last, because
-    the sum of all keys times a large factor may overflow.
+    A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then.
     """
 
-    def __init__(self, *args: Any, match: AttentionMatch, unit: float) -> None:
-        super().__init__(*args, match=match)
-        self.recurrence = match.recurrence
+    def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
+        super().__init__(*args)
+        self.recurrence = recurrence
         self.unit = unit
 
-    def _sum(self, position: int, index: Position) -> int:
-        total = super()._sum(position, index)
+    def _anchor(self, position: int, index: Position) -> int:
+        total = super()._anchor(position, index)
         dtype = self.terms.items[total].dtype
         location = self.graph.locations[position]
         mass = self.terms.add(Term(Leaf.STATISTIC, (), dtype, "mass"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,7 +14,6 @@ from fusegen.families.attention.bounds import NumberInMemory, first_visible_key,
 from fusegen.families.attention.operands import (
     STORED,
     AttentionOperands,
-    factors,
     operand_candidates,
     operands_of,
     without_widening,
@@ -24,7 +23,7 @@ from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.fusion.groups import Domain, Group, GroupKind, matmuls_below, matmuls_of
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Passed, Position
+from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.target import Target
@@ -202,12 +201,6 @@ class AttentionMatch:
     first_key: Index | None
 
     @property
-    def passed(self) -> Mapping[int, Passed]:
-        """The pointwise nodes between the second operand of each matmul and its elements in memory."""
-        matmuls = self.recurrence.score_product, self.recurrence.values
-        return dict(zip(matmuls, self.operands.passed, strict=True))
-
-    @property
     def reads(self) -> tuple[int, ...]:
         """The values in memory that the kernel reads besides those of scores and epilogue."""
         table = self.operands.table
@@ -309,10 +302,6 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collec
     producers, recurrence = Producers(), match.recurrence
     _walk(graph, recurrence.scores, recurrence.score_product, producers, materialized)
     _walk(graph, root, recurrence.values, producers, materialized)
-    for product, passed in match.passed.items():
-        axes = domain_axes(Domain(graph.nodes[product].shape))
-        for node, at in factors(graph, product, passed, axes.symbols, axes):
-            walk(graph, node, at, axes, lambda *_: False, producers, materialized)
     if recurrence.sink is not None:
         _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
     matmuls = {recurrence.score_product, recurrence.values}

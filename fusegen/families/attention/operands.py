@@ -1,7 +1,7 @@
 """Queries, keys and values of attention as TMA reads them: as they are, in 8 bits, or in pages.
 
-The kernel multiplies the stored elements of 8-bit keys and values, whose conversion to 16 bits is exact, and applies their factors
-to the sums. torch rounds each product of an element and its factor to 16 bits first.
+The kernel multiplies the stored elements of 8-bit keys and values, whose conversion to 16 bits is exact. Products of elements and
+scales may be rounded to 16 bits: such keys and values are written first. Scales may multiply the scores and the result instead.
 """
 
 from __future__ import annotations
@@ -19,18 +19,15 @@ from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import (
     Passed,
-    Position,
     StridedView,
-    elements_below,
     first_version,
     gathered_view,
     identity_axes,
     repeated_view,
-    sources,
     strided_view,
 )
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, exact_quotient, literal, same
+from fusegen.ir.symbolic import Dim, Index, exact_quotient, literal, same
 from fusegen.schedule.access import divisor
 from fusegen.target import Target
 
@@ -63,7 +60,6 @@ class AttentionOperands:
     With a page table, keys and values are (page, head, key of the page, channel).
 
     Attributes:
-        passed: the pointwise nodes between keys and their elements in memory, and likewise of values.
         gqa_group: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
         present_keys: the number of keys with values, for each batch; values of later keys are 0. None if all have values.
     """
@@ -71,7 +67,6 @@ class AttentionOperands:
     q: StridedView
     k: StridedView
     v: StridedView
-    passed: tuple[Passed, Passed]
     gqa_group: int
     present_keys: Index | None = None
     table: PageTable | None = None
@@ -107,7 +102,7 @@ def _read_by(
         for gqa_group in _group_sizes(graph, q, cache[0], passed[0]):
             found = find(graph, cache, passed, gqa_group)
             if found is not None and same(found[0], view.shape[0]) and same(found[1].shape[1] * gqa_group, view.shape[1]):
-                yield AttentionOperands(view, *found[1:3], passed, gqa_group, present, found[3])
+                yield AttentionOperands(view, *found[1:3], gqa_group, present, found[3])
 
 
 def _is_readable(graph: Graph, operands: AttentionOperands) -> bool:
@@ -122,55 +117,20 @@ def _is_readable(graph: Graph, operands: AttentionOperands) -> bool:
 
 
 def stored_operands(graph: Graph, operand: int, where: int | None = None) -> Passed | None:
-    """Returns the conversions and multiplications between keys or values and their stored elements of 8 bits; None if there are
-    other operations, or if a factor depends on the key or the channel, which are the last two dims.
+    """Returns the conversions between keys or values and their stored elements of 8 bits; None if there are other operations.
 
     Args:
         where: passed as if it chose its second operand everywhere.
     """
     passed: list[tuple[int, int]] = []
     position = operand
-    while graph.nodes[position].dtype not in STORED:
-        number = _stored_operand(graph, position, where)
-        if number is None:
+    while (node := graph.nodes[position]).dtype not in STORED:
+        if position == where or (node.op is Op.CAST and node.dtype.is_float):
+            passed.append((position, int(position == where)))
+        elif node.family is not Family.VIEW or node.op is Op.CONCAT:
             return None
-        if graph.nodes[position].family is not Family.VIEW:
-            passed.append((position, number))
-        position = graph.nodes[position].args[number]
-    axes = identity_axes(graph.nodes[operand].shape)
-    indices = [at for _, at in _factors(graph, operand, tuple(passed), axes.symbols, axes)]
-    return None if any(sympy.sympify(i).has(*axes.symbols[-2:]) for at in indices for i in at) else tuple(passed)
-
-
-def _stored_operand(graph: Graph, position: int, where: int | None) -> int | None:
-    """Returns the number of the operand that may hold the stored elements of a value, or None."""
-    node = graph.nodes[position]
-    if position == where:
-        return 1
-    if (node.family is Family.VIEW and node.op is not Op.CONCAT) or (node.op is Op.CAST and node.dtype.is_float):
-        return 0
-    if node.op is not Op.MUL or not node.dtype.is_float:
-        return None
-    shapes = [graph.nodes[a].shape for a in node.args]
-    whole = [n for n, shape in enumerate(shapes) if len(shape) == len(node.shape) and all(map(same, shape, node.shape))]
-    return whole[0] if len(whole) == 1 else None
-
-
-def factors(graph: Graph, product: int, passed: Passed, index: Position, axes: Axes) -> list[tuple[int, Position]]:
-    """Returns the factors of the second operand of a matmul for an element of the result, as elements of nodes."""
-    operand = without_widening(graph, graph.nodes[product].args[1])
-    heads = (0 if same(extent, 1) else i for extent, i in zip(graph.nodes[operand].shape[:-2], index[:-2], strict=True))
-    return _factors(graph, operand, passed, (*heads, 0, index[-1]), axes)
-
-
-def _factors(graph: Graph, operand: int, passed: Passed, index: Position, axes: Axes) -> list[tuple[int, Position]]:
-    found: list[tuple[int, Position]] = []
-    for position, number in passed:
-        if graph.nodes[position].op is Op.MUL:
-            at = dict(elements_below(graph, operand, index, axes, passed))[position]
-            factor = sources(graph, position, at, axes)[1 - number]
-            found.append(elements_below(graph, factor.arg, factor.index, axes)[-1])
-    return found
+        position = node.args[int(position == where)]
+    return tuple(passed)
 
 
 def without_widening(graph: Graph, position: int) -> int:

@@ -48,7 +48,7 @@ struct Operands {
 
 __device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths, i64 k_cache_dim2_) {
     const bool le_1 = key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), k_cache_dim2_), 1LL));  // line 9: found = key <= query if is_causal else None
-    return le_1 ? product : -bit_cast<float>(0x7f800000u);                            // line 26: scores = scores if visible is None else torch.where(visible, scores, -m…
+    return le_1 ? product : -bit_cast<float>(0x7f800000u);                            // line 27: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
 // Operands of score that are loaded ahead of its call.
@@ -99,7 +99,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
 
 __device__ __forceinline__ float cached_attention_finish(float total, i64 lengths_2, i64 k_cache_dim2__2, float mass) {
     const i64 add_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), k_cache_dim2__2), 1LL));  // line 4: return query[:, None] if is_at_start else query[:, None] + offset, key
-    return add_1 >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                     // line 29: return torch.where(position >= 0, result, 0.0)
+    return add_1 >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                     // line 31: return torch.where(position >= 0, result, 0.0).to(v.dtype)
 }
 
 // Finishes two neighbouring channels of a query.

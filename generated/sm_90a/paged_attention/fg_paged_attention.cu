@@ -52,7 +52,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float paged_attention_score(float product, i64 key, i64 lengths) {
-    return key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 26: scores = scores if visible is None else torch.where(visible, scores, -m…
+    return key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 27: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
 // Operands of score that are loaded ahead of its call.
@@ -102,7 +102,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
 }
 
 __device__ __forceinline__ float paged_attention_finish(float total, i64 lengths_2, float mass) {
-    const bool ge_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), 8192LL), 1LL)) >= 0LL;  // line 29: return torch.where(position >= 0, result, 0.0)
+    const bool ge_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), 8192LL), 1LL)) >= 0LL;  // line 31: return torch.where(position >= 0, result, 0.0).to(v.dtype)
     return ge_1 ? total * fast_divide(1.0f, mass) : 0.0f;
 }
 
