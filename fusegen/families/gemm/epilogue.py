@@ -15,6 +15,7 @@ import sympy
 
 from fusegen.families.gemm.pipelines import (
     Pipeline,
+    leaves_heads_apart,
     pipeline_named,
     pipelines_of,
     rejection_reasons,
@@ -352,7 +353,8 @@ class _Lanes:
 
     def _is_current_head(self, position: int, at: Position) -> bool:
         """True if a reduction's index is that of the current head. The reduction's operands are checked by their own reads."""
-        if not reduces_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
+        products = self.graph.ancestors[position].intersection(self.part.products)
+        if not reduces_heads(self.graph, position) or not products or any(leaves_heads_apart(self.graph, p) for p in products):
             return False
         shape, extent = self.graph.nodes[self.graph.nodes[position].args[0]].shape, self.axes.extents[-1]
         column = self.axes.symbols[-1]
