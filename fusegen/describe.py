@@ -143,13 +143,23 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _expected(step: Step, choices: Mapping[int, MatmulChoice]) -> list[str]:
-    """States the expected times of a fused matmul kernel and of the library."""
+    """States the expected times of a fused matmul kernel, of the library, and of two kernels."""
     choice = next((choices[p] for p in step.group.core_nodes if p in choices), None)
     if choice is None or choice.generated_time is None or isinstance(step, Launch) == choice.takes_library:
         return []
     return [
         f"expected: {choice.generated_time:.1f} µs as a generated kernel, "
-        f"{choice.library_time:.1f} µs as a library matmul and separate epilogue"
+        f"{choice.library_time:.1f} µs as a library matmul and separate epilogue",
+        *_expected_apart(choice.whole or choice),
+    ]
+
+
+def _expected_apart(choice: MatmulChoice) -> list[str]:
+    """States the expected times of one kernel that reduces heads, and of two."""
+    if choice.apart_time is None or choice.generated_time is None:
+        return []
+    return [
+        f"expected: {choice.apart_time:.1f} µs with heads reduced by a second kernel, {choice.generated_time:.1f} µs as one kernel"
     ]
 
 

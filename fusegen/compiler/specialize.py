@@ -27,7 +27,7 @@ from fusegen.families.gemm.heuristics import (
     measured_choice,
     rows_and_depth,
 )
-from fusegen.families.gemm.pipelines import leave_to_library, weight_on_load
+from fusegen.families.gemm.pipelines import MatmulMarks, weight_on_load
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
@@ -51,7 +51,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[frozenset[int], frozenset[int], tuple[CostedPlan, ...], frozenset[DeepFusion]]
+MatmulKey: TypeAlias = tuple[MatmulMarks, tuple[CostedPlan, ...], frozenset[DeepFusion]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -130,16 +130,14 @@ class _MatmulDecision:
     """The implementation of each matmul.
 
     Attributes:
-        by_library: matmuls left to the library because that is expected to be faster.
-        on_load: matmuls of few rows that compute their second operand on load.
-        fused: the graph without those left to the library, fused.
+        marks: matmuls that are computed in another way because that is expected to be faster.
+        fused: the graph with these marks, fused.
         plans: plans of the other matmul launches, by their matmuls in the fused graph.
         choices: choices by matmul, including those left to the library.
         deep: pairs of matmul launches that are measured to be faster as one.
     """
 
-    by_library: frozenset[int]
-    on_load: frozenset[int]
+    marks: MatmulMarks
     fused: _Fused
     plans: Mapping[tuple[int, ...], CostedPlan]
     choices: Mapping[int, MatmulChoice]
@@ -148,7 +146,7 @@ class _MatmulDecision:
     @property
     def key(self) -> MatmulKey:
         """The part of the decision that determines the program."""
-        return self.by_library, self.on_load, tuple(self.plans.values()), self.deep
+        return self.marks, tuple(self.plans.values()), self.deep
 
 
 class GraphPlanner:
@@ -178,7 +176,7 @@ class GraphPlanner:
         self._decisions: dict[tuple[int, ...], _MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
         self._weights = supported_weights(graph, target)
-        self._fused: dict[tuple[frozenset[int], frozenset[int]], _Fused] = {}
+        self._fused: dict[MatmulMarks, _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: MatmulChoices = {}
 
@@ -255,7 +253,7 @@ class GraphPlanner:
     @property
     def matmul_launches(self) -> tuple[Group, ...]:
         """The matmul launches before any matmul is left to the library."""
-        return self._fuse(frozenset()).matmul_launches
+        return self._fuse(MatmulMarks()).matmul_launches
 
     def expected(self, sizes: Mapping[str, int]) -> ExpectedSizes:
         """The size classes that choices of matmuls depend on."""
@@ -278,15 +276,16 @@ class GraphPlanner:
     def _decision(
         self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices
     ) -> _MatmulDecision:
-        """Leaves matmuls to the library until each remaining launch is expected or measured to be faster than the library."""
-        by_library, in_memory = frozenset[int](), frozenset[int]()
+        """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
+        faster than that."""
+        marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         while True:
-            on_load = self._weights.of_few_rows(expected.size_of, by_library | in_memory)
-            fused = self._fuse(by_library, on_load)
+            marks = replace(marks, on_load=self._weights.of_few_rows(expected.size_of, marks.library | in_memory))
+            fused = self._fuse(marks)
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
             launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
-            unplanned = [group for group, choice in launches.items() if choice.plan is None]
+            unplanned = [group for group, choice in launches.items() if choice.plan is None and not choice.takes_apart]
             if refused := {origin[p] for group in unplanned for p in group.core_nodes if weight_on_load(fused.graph, p)}:
                 in_memory |= refused
                 continue
@@ -297,20 +296,21 @@ class GraphPlanner:
                         name = kernel_name(fused.graph, fused.groups, fused.groups.index(group))
                         known[key] = measured_choice(name, fused.graph, group, self._target, expected, sizes, default, measured)
                     launches[group] = known[key]
-            choices |= {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
-            slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.core_nodes}
-            if not slower:
+            by_matmul = {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
+            choices |= {p: choice.after(choices.get(p)) for p, choice in by_matmul.items()}
+            slower = {p for p, choice in by_matmul.items() if choice.takes_library}
+            apart = {p for p, choice in by_matmul.items() if choice.takes_apart}
+            if not slower and not apart:
                 plans = {group.core_nodes: choice.plan for group, choice in launches.items() if choice.plan is not None}
-                return _MatmulDecision(by_library, on_load, fused, plans, choices)
-            by_library |= slower
+                return _MatmulDecision(marks, fused, plans, choices)
+            marks = replace(marks, library=marks.library | slower, apart=marks.apart | apart)
 
-    def _fuse(self, by_library: frozenset[int], on_load: frozenset[int] = frozenset()) -> _Fused:
-        key = by_library, on_load
-        if key not in self._fused:
-            graph = run(leave_to_library(self._weights.marked(on_load), by_library), Rules(self._target), Stage.FUSION)
+    def _fuse(self, marks: MatmulMarks) -> _Fused:
+        if marks not in self._fused:
+            graph = run(marks.marked(self._weights.marked(marks.on_load)), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[key] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
-        return self._fused[key]
+            self._fused[marks] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
+        return self._fused[marks]
 
     def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
         key = fused.key(group, expected)
@@ -323,7 +323,7 @@ class GraphPlanner:
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
         """Symbolic rows and depths of matmul launches, each as a formula."""
-        graph = self._fuse(frozenset()).graph
+        graph = self._fuse(MatmulMarks()).graph
         launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
         on_load = [(self.graph, m) for m in self._weights.weights]
         dims = dict.fromkeys(dim for each in (*launches, *on_load) for dim in rows_and_depth(*each))

@@ -41,6 +41,11 @@ def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], ext
     return same(product(shape), product(extents)) and same(*rows)
 
 
+def without_single(at: Position, extents: Shape) -> Position:
+    """Returns an index with 0 in dims of one element, so that it does not depend on the dims' number."""
+    return tuple(0 if same(extent, 1) else i for i, extent in zip(at, extents, strict=True))
+
+
 def at_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
     """Returns an index at column + lane, for an even column."""
     half = sympy.Symbol(f"{column.name}_pair", integer=True, nonnegative=True)

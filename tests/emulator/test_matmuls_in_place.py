@@ -47,6 +47,15 @@ def decoding(batch: int, added: int, length: int = 3, slots: int = 9) -> tuple[T
     return *caches, torch.tensor(length), tensor(batch, added, 64), weight(256, 64), weight(128, 64), weight(128, 64), *angles
 
 
+def decode_rows(keys: Tensor, values: Tensor, at: Tensor, x: Tensor, packed: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One token per row: the columns of each row are heads."""
+    q, k, v = F.linear(x, packed).unflatten(-1, (-1, 64)).split((4, 2, 2), 1)
+    q, k = (y * cos + torch.cat((-y[..., 32:], y[..., :32]), -1) * sin for y in (q, k))
+    keys.index_copy_(2, at, k[:, :, None])
+    values.index_copy_(2, at, v[:, :, None])
+    return q
+
+
 def activated(cache: Tensor, at: Tensor, x: Tensor, w: Tensor) -> None:
     cache[at] = F.silu(F.linear(x, w)).to(cache.dtype)
 
@@ -128,6 +137,10 @@ def ran(
                 torch.testing.assert_close(one, other, rtol=2e-2, atol=5e-2)
 
 
+def decoding_rows(batch: int) -> tuple[Tensor, ...]:
+    return *(tensor(batch, 2, 9, 64) for _ in range(2)), AT[:1], tensor(batch, 64), weight(512, 64), tensor(64), tensor(64)
+
+
 X, W, V = tensor(3, 64), weight(64, 64), weight(64, 64)
 BY_THE_EPILOGUE: dict[Callable[..., Any], tuple[tuple[str, ...], Sequence[Tensor]]] = {
     activated: (("cache",), (torch.zeros(9, 64), AT, X, W)),
@@ -135,6 +148,7 @@ BY_THE_EPILOGUE: dict[Callable[..., Any], tuple[tuple[str, ...], Sequence[Tensor
     both: (("pair",), (tensor(2, 9, 64), AT, X, W, V)),
     twice_the_same: (("pair",), (tensor(2, 9, 64), AT, X, W)),
     decode: (CACHES, decoding(3, 1)),
+    decode_rows: (CACHES, decoding_rows(1)),
 }
 APART: dict[str, tuple[Callable[..., Any], str, Sequence[Tensor]]] = {
     "twice": (twice, "cache", (tensor(9, 64), AT, AT + 1, X, W, V)),

@@ -15,6 +15,7 @@ import sympy
 
 from fusegen.families.gemm.pipelines import (
     Pipeline,
+    leaves_heads_apart,
     pipeline_named,
     pipelines_of,
     rejection_reasons,
@@ -22,7 +23,7 @@ from fusegen.families.gemm.pipelines import (
     weight_on_load,
 )
 from fusegen.families.gemm.weights import stored_leaves
-from fusegen.fusion.accumulator import FRAGMENT, LANES, at_lane, is_same_row, reduces_heads
+from fusegen.fusion.accumulator import FRAGMENT, LANES, at_lane, is_same_row, reduces_heads, without_single
 from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, matmuls_below, operand_base, strip_views
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
@@ -111,6 +112,7 @@ def result_index(graph: Graph, output: int, order: tuple[int, ...], domain: Doma
     dims in the order of the domain."""
     shape = graph.nodes[output].shape
     last = len(domain.shape) - (1 if has_element_per_head(shape, domain) else 0)
+    at = without_single(at, domain.shape)
     indices = reshaped(at[:last], domain.shape[:last], tuple(shape[d] for d in order), axes)
     position: list[Index] = [0] * len(shape)
     for index, d in zip(indices, order, strict=True):
@@ -351,7 +353,8 @@ class _Lanes:
 
     def _is_current_head(self, position: int, at: Position) -> bool:
         """True if a reduction's index is that of the current head. The reduction's operands are checked by their own reads."""
-        if not reduces_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
+        products = self.graph.ancestors[position].intersection(self.part.products)
+        if not reduces_heads(self.graph, position) or not products or any(leaves_heads_apart(self.graph, p) for p in products):
             return False
         shape, extent = self.graph.nodes[self.graph.nodes[position].args[0]].shape, self.axes.extents[-1]
         column = self.axes.symbols[-1]
@@ -364,7 +367,7 @@ class _Lanes:
         """True if an index selects the pair of columns itself, or another pair of the same head."""
         symbols, extents = self.axes.symbols[rows:], self.axes.extents[rows:]
         column = symbols[-1]
-        relative = sympy.expand(index - linearize(symbols, extents) + column)
+        relative = sympy.expand(index - linearize(without_single(symbols, extents), extents) + column)
         for lane in range(LANES):
             offset = sympy.expand(at_lane(relative, column, lane) - column)
             if not offset.is_Integer or int(offset) % FRAGMENT >= LANES:

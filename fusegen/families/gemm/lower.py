@@ -26,7 +26,7 @@ from fusegen.families.gemm.plan import (
 )
 from fusegen.families.gemm.weights import lower_weight
 from fusegen.families.rows.phases import statistic_name
-from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
+from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row, without_single
 from fusegen.fusion.groups import EpiloguePart
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position, StridedView, contiguous_strides
@@ -164,7 +164,7 @@ def _is_input(context: Context, store: Store) -> bool:
 
 def _is_matrix(part: EpiloguePart, axes: Axes, offset: Index) -> bool:
     """True if a result is a contiguous row-major matrix, as TMA stores write it."""
-    return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
+    return same(offset, linearize(without_single(lane_position(axes, 0), part.domain.shape), part.domain.shape))
 
 
 # Layouts of the pipelines: the plan, tensor maps or addresses of operands and results, and the number of blocks.
@@ -454,7 +454,7 @@ class _EpilogueInputs:
         count = len(domain.rows)
         if not is_same_row(self.context.graph.nodes[position].shape[:-1], at[:-1], symbols[:count], extents[:count]):
             return None
-        column = linearize(lane_position(self.axes, 0)[count:], extents[count:])
+        column = linearize(without_single(lane_position(self.axes, 0)[count:], extents[count:]), extents[count:])
         offset = sympy.expand(at[-1] - column)
         if not offset.is_Integer or int(offset) % FRAGMENT >= LANES:
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import sympy
@@ -21,6 +21,7 @@ from fusegen.target import Target
 
 _LIBRARY = "library"  # the attribute of a matmul that is left to the library by choice
 _STORED = "stored"  # the attribute of a matmul that computes its second operand on load
+_APART = "apart"  # the attribute of a matmul whose heads another kernel reduces
 _TMA_ALIGNMENT = 16  # bytes, for addresses and for strides of outer dims
 _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, more than smaller matmuls save by padded rows
 
@@ -62,19 +63,35 @@ class MatmulOperands:
         return self.a, self.a_major, self.b_major, stored
 
 
-def leave_to_library(graph: Graph, products: Collection[int]) -> Graph:
-    """Marks matmuls that the library computes even if a generated kernel could."""
-    nodes = list(graph.nodes)
-    for matmul in products:
-        nodes[matmul] = replace(nodes[matmul], attrs=(*nodes[matmul].attrs, (_LIBRARY, True)))
-    return replace(graph, nodes=tuple(nodes))
+@dataclass(frozen=True)
+class MatmulMarks:
+    """The matmuls that are computed in another way by choice.
+
+    Attributes:
+        library: left to the library, although a generated kernel could compute them.
+        on_load: compute their second operand on load.
+        apart: leave the reductions over their heads to another kernel.
+    """
+
+    library: frozenset[int] = frozenset()
+    on_load: frozenset[int] = frozenset()
+    apart: frozenset[int] = frozenset()
+
+    def marked(self, graph: Graph) -> Graph:
+        """Returns the graph with these matmuls marked, except those that compute their second operand on load."""
+        marked = _with_attribute(graph, _LIBRARY, dict.fromkeys(self.library, True))
+        return _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
 
 
 def compute_on_load(graph: Graph, weights: Mapping[int, StoredWeight]) -> Graph:
     """Marks matmuls that compute their second operand on load."""
+    return _with_attribute(graph, _STORED, weights)
+
+
+def _with_attribute(graph: Graph, name: str, values: Mapping[int, object]) -> Graph:
     nodes = list(graph.nodes)
-    for matmul, weight in weights.items():
-        nodes[matmul] = replace(nodes[matmul], attrs=(*nodes[matmul].attrs, (_STORED, weight)))
+    for matmul, value in values.items():
+        nodes[matmul] = replace(nodes[matmul], attrs=(*nodes[matmul].attrs, (name, value)))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -87,6 +104,11 @@ def weight_on_load(graph: Graph, matmul: int) -> StoredWeight | None:
 def is_left_to_library(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked for the library."""
     return bool(dict(graph.nodes[matmul].attrs).get(_LIBRARY))
+
+
+def leaves_heads_apart(graph: Graph, matmul: int) -> bool:
+    """True if a matmul is marked for another kernel to reduce its heads."""
+    return bool(dict(graph.nodes[matmul].attrs).get(_APART))
 
 
 def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> MatmulOperands | None:
@@ -113,7 +135,7 @@ def _transposed(view: StridedView) -> StridedView:
 
 
 def _as_matrix(view: StridedView) -> StridedView | None:
-    """Merges the leading dims into one, if their strides allow it."""
+    """Merges the leading dims into one, if their strides allow it. The stride of a single row is 0."""
     if len(view.shape) < 2:
         return None
     dims = [d for d in range(len(view.shape) - 1) if not same(view.shape[d], 1)] or [len(view.shape) - 2]
@@ -121,7 +143,8 @@ def _as_matrix(view: StridedView) -> StridedView | None:
         if not same(view.strides[outer], simplify_dim(view.shape[inner] * view.strides[inner])):
             return None
     rows = simplify_dim(product(view.shape[d] for d in dims))
-    return StridedView(view.base, (rows, view.shape[-1]), (view.strides[dims[-1]], view.strides[-1]), view.offset)
+    stride = 0 if same(rows, 1) else view.strides[dims[-1]]
+    return StridedView(view.base, (rows, view.shape[-1]), (stride, view.strides[-1]), view.offset)
 
 
 def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:

@@ -131,13 +131,15 @@ def test_a_static_cache_is_written_by_the_kernel_of_a_layer(name: str) -> None:
     assert rows and all(row.fused and "static cache: " in row.decoding for row in rows)
 
 
+@pytest.mark.parametrize(("name", "launches"), [("Llama", 7), ("Qwen3", 8)])
 @pytest.mark.parametrize(("batch", "added"), [(1, 1), (16, 1), (1, 16)])
 @torch.no_grad()
-def test_a_decoding_layer_takes_seven_launches(batch: int, added: int) -> None:
-    """The matmul of queries, keys and values writes the cache."""
-    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+def test_launches_of_a_decoding_layer(batch: int, added: int, name: str, launches: int) -> None:
+    """The matmul of queries, keys and values writes the cache; norms of queries and keys are a launch of their own."""
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "head_dim": 128}
     with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=8))
+        config = getattr(transformers, f"{name}Config")(**sizes, num_hidden_layers=1, vocab_size=8)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
         (layer,) = model.to(torch.bfloat16).eval().model.layers
         cache = transformers.StaticCache(config=model.config, max_cache_len=1024)
         heads = torch.empty(batch, 8, added, 128, dtype=torch.bfloat16)
@@ -148,8 +150,9 @@ def test_a_decoding_layer_takes_seven_launches(batch: int, added: int) -> None:
         hidden = torch.empty(batch, added, 4096, dtype=torch.bfloat16)
     call = FusedForward(layer).prepared((hidden,), {**given, "past_key_values": cache})
     lowered = call.kernel.lower(*call.args, **call.kwargs, target="sm_90a")
-    assert lowered.step_count == 7, lowered.explain()
+    assert lowered.step_count == launches, lowered.explain()
     assert not any(isinstance(step, LibraryStep) for step in lowered.program.steps)
+    assert sum("few rows" in line for line in lowered.explain().splitlines()) == 4
 
 
 def _whisper() -> Any:
