@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.compiler.backends import device_of
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.compiler.specialize import Specialization
+from fusegen.compiler.lower import Specialization
 from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import MatmulChoice
@@ -122,7 +122,7 @@ class Lowered:
     def plans(self) -> tuple[LoweredSpecialization, ...]:
         """The programs of the kernel, one for each range of matmul row counts; built on first use.
 
-        The layouts are those for the sizes of this call.
+        The layouts are those for the sizes of this call. Ranges in which a declared plan is no candidate are left out: calls raise.
         """
         specializations = self._compiled.specializer.all(self.sizes)
         return tuple(

@@ -17,8 +17,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import specialize, variants
 from fusegen.compiler.compile import SpecializationCache
+from fusegen.compiler.lower import Specialization
 from fusegen.compiler.passes import forget_programs
-from fusegen.compiler.specialize import GraphPlanner, Specialization
+from fusegen.compiler.specialize import GraphPlanner
 from fusegen.families.gemm.heuristics import CLASSES
 from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan, MatmulPlan
 from fusegen.families.pointwise.plan import PointwisePlan
