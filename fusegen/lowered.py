@@ -15,6 +15,7 @@ from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.program.call import bytes_of
+from fusegen.schedule.choices import Measured
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Target
@@ -53,6 +54,14 @@ class Lowered:
     @property
     def program(self) -> Program:
         return self._planned.program
+
+    def program_by(self, measured: Measured) -> Program:
+        """The program with measured or pinned candidates of its choices, in place of those that are expected to be the fastest.
+
+        Args:
+            measured: returns the candidate of a choice, or None for the expected one.
+        """
+        return self._compiled.specializer.at(self.sizes, measured).program
 
     @property
     def step_count(self) -> int:

@@ -194,5 +194,5 @@ def test_a_launch_that_writes_in_place_is_in_no_deep_fusion() -> None:
 
     low = fg.kernel(chain, mutates=("cache",)).lower(tensor(9, 64), AT, tensor(3, 64), weight(64, 64), target="sm_90a")
     asked: list[Choice] = []
-    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
+    low.program_by(lambda choice: asked.append(choice) or None)
     assert asked and not any(SEPARATE in choice.candidates for choice in asked)

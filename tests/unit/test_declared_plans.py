@@ -96,7 +96,7 @@ def test_names_of_launches_where_the_default_is_the_library() -> None:
     arguments, asked = (meta(64, 8192), meta(1024, 8192), meta(1024)), list[Choice]()
     low = fg.kernel(linear_gelu).lower(*arguments, target="sm_90a")
     assert isinstance(low.program.steps[0], LibraryMatmul) and low.program.launches[0].kernel.name == "linear_gelu_1"
-    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
+    low.program_by(lambda choice: asked.append(choice) or None)
     plans = {choice.name: choice.candidates[-1].description for choice in asked}
     assert list(plans) == ["linear_gelu_0", "linear_gelu_1"] and plans["linear_gelu_0"] != "library"
     (launch,) = (

@@ -131,7 +131,7 @@ def test_the_library_computes_a_matmul_that_it_is_faster_for(fastest: Fastest) -
 def test_every_plan_of_a_matmul_is_a_candidate() -> None:
     low = lowered(linear_gelu, meta(1800, 4352), meta(12800, 4352), meta(12800))
     asked: list[Choice] = []
-    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
+    low.program_by(lambda choice: asked.append(choice) or None)
     (choice,) = asked
     plans = [plan for plan in choice.candidates if isinstance(plan, ContractionPlan)]
     plain = {(plan.consumers, plan.tile_n) for plan in plans if plan.multicast == 1 and not plan.ping_pong}
@@ -141,7 +141,7 @@ def test_every_plan_of_a_matmul_is_a_candidate() -> None:
     assert choice.candidates[0] == low.program.launches[0].plan and choice.candidates[-1] == LIBRARY
     assert len({plan.description for plan in choice.candidates}) == len(choice.candidates)
     for plan in choice.candidates[:-1]:
-        (launch,) = low._compiled.specializer.at(low.sizes, lambda _, plan=plan: plan).program.launches
+        (launch,) = low.program_by(lambda _, plan=plan: plan).launches
         assert launch.plan == plan
 
 
@@ -150,7 +150,7 @@ def test_a_measured_plan_precedes_the_library_that_is_expected_to_be_faster(monk
     low = lowered(linear_gelu, meta(8192, 4096), meta(4096, 4096), meta(4096))
     assert isinstance(low.program.steps[0], LibraryMatmul)
     asked: list[Choice] = []
-    program = low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or choice.candidates[1]).program
+    program = low.program_by(lambda choice: asked.append(choice) or choice.candidates[1])
     assert asked[0].candidates[0] == LIBRARY and program.launches[0].plan == asked[0].candidates[1]
 
 
@@ -158,7 +158,7 @@ def test_what_is_no_candidate_is_not_taken() -> None:
     low = lowered(linear_gelu, meta(512, 256), meta(256, 256), meta(256))
     plan = low.program.launches[0].plan
     assert isinstance(plan, ContractionPlan)
-    assert low._compiled.specializer.at(low.sizes, lambda _: replace(plan, stages=2)).program == low.program
+    assert low.program_by(lambda _: replace(plan, stages=2)) == low.program
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_each_launch_is_in_one_pair() -> None:
         asked.append(choice)
         return next((plan for plan in choice.candidates if isinstance(plan, DeepPlan)), None)
 
-    assert len(low._compiled.specializer.at(low.sizes, measured).program.kernels) == 2
+    assert len(low.program_by(measured).kernels) == 2
     assert len([choice for choice in asked if SEPARATE in choice.candidates]) == 1
 
 
@@ -346,7 +346,7 @@ def test_matmuls_that_do_not_follow_each_other_stay_apart() -> None:
     for function, x in cases:
         low = fg.kernel(function).lower(x, a, target="sm_90a")
         asked: list[Choice] = []
-        low._compiled.specializer.at(low.sizes, lambda choice, asked=asked: asked.append(choice) or None)
+        low.program_by(lambda choice, asked=asked: asked.append(choice) or None)
         assert not any(SEPARATE in choice.candidates for choice in asked)
 
 
