@@ -336,18 +336,20 @@ def test_each_launch_is_in_one_pair() -> None:
 
 
 def test_matmuls_that_do_not_follow_each_other_stay_apart() -> None:
-    """Weights that the first launch writes, an operand of another launch, many rows."""
+    """Weights that the first launch writes, an operand of another launch, many rows; in contrast to the same with few rows."""
     x, a = randn(5, 64, dtype=BF16), randn(64, 64, dtype=BF16)
+    follow = lambda x, a: torch.relu(F.linear(torch.relu(F.linear(x, a)), a))  # noqa: E731
     cases = (
-        (lambda x, a: torch.relu(F.linear(a[:5], torch.relu(F.linear(x, a)))), x),
-        (lambda x, a: torch.relu(F.linear(F.rms_norm(torch.relu(F.linear(x, a)), (64,)), a)), x),
-        (lambda x, a: torch.relu(F.linear(torch.relu(F.linear(x, a)), a)), randn(17, 64, dtype=BF16)),
+        (follow, x, True),
+        (lambda x, a: torch.relu(F.linear(a[:5], torch.relu(F.linear(x, a)))), x, False),
+        (lambda x, a: torch.relu(F.linear(F.rms_norm(torch.relu(F.linear(x, a)), (64,)), a)), x, False),
+        (follow, randn(17, 64, dtype=BF16), False),
     )
-    for function, x in cases:
+    for function, x, is_candidate in cases:
         low = fg.kernel(function).lower(x, a, target="sm_90a")
         asked: list[Choice] = []
         low.program_by(lambda choice, asked=asked: asked.append(choice) or None)
-        assert not any(SEPARATE in choice.candidates for choice in asked)
+        assert any(SEPARATE in choice.candidates for choice in asked) == is_candidate
 
 
 # Text of records, and compared results.
