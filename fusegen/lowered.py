@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.compiler.backends import device_of
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.compiler.specialize import Specialization
+from fusegen.compiler.lower import Specialization
 from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import MatmulChoice
@@ -15,6 +15,7 @@ from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.program.call import bytes_of
+from fusegen.schedule.choices import Measured
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Target
@@ -53,6 +54,14 @@ class Lowered:
     @property
     def program(self) -> Program:
         return self._planned.program
+
+    def program_by(self, measured: Measured) -> Program:
+        """The program with measured or pinned candidates of its choices, in place of those that are expected to be the fastest.
+
+        Args:
+            measured: returns the candidate of a choice, or None for the expected one.
+        """
+        return self._compiled.specializer.at(self.sizes, measured).program
 
     @property
     def step_count(self) -> int:
@@ -122,7 +131,7 @@ class Lowered:
     def plans(self) -> tuple[LoweredSpecialization, ...]:
         """The programs of the kernel, one for each range of matmul row counts; built on first use.
 
-        The layouts are those for the sizes of this call.
+        The layouts are those for the sizes of this call. Ranges in which a declared plan is no candidate are left out: calls raise.
         """
         specializations = self._compiled.specializer.all(self.sizes)
         return tuple(

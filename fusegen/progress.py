@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 from fusegen.settings import settings
@@ -53,6 +55,7 @@ class _Progress:
             if self._is_displaying or self.is_silent or not settings().progress or sys.stderr is None:
                 return
             self._is_displaying = True
+        _import_rich()
         try:
             threading.Thread(target=self._display, name="fusegen: progress", daemon=True).start()
         except RuntimeError:  # no more threads can be started
@@ -110,7 +113,9 @@ class _Bar:
 
     @classmethod
     def of_terminal(cls, action: str = "compiling") -> _Bar | None:
-        """Creates a bar if stderr is a terminal or a notebook; else None."""
+        """Creates a bar if stderr is a terminal or a notebook, and `_import_rich` has run; else None."""
+        if "rich.progress" not in sys.modules:
+            return None
         from rich.console import Console
 
         console = Console(stderr=True)
@@ -137,6 +142,21 @@ class _Bar:
         atexit.unregister(self.close)
 
 
+def _import_rich() -> None:
+    """Imports rich if a bar may be drawn. It draws from `random` when it is imported: a thread must not do that during a trace."""
+    if "rich.progress" not in sys.modules and ("IPython" in sys.modules or _is_terminal()):
+        state = random.getstate()
+        import_module("rich.progress")
+        random.setstate(state)
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # a stream of another kind, or a closed one
+        return False
+
+
 _PROGRESS = _Progress()
 
 
@@ -155,6 +175,8 @@ def measuring(name: str, calls: int) -> Iterator[Callable[[int, int, int], None]
     """Wraps the measurement of a kernel's calls: shows a bar on terminals and in notebooks. The yielded function takes the number
     of the current call, its measured choices, and all its choices."""
     is_shown = settings().progress and not _PROGRESS.is_silent and sys.stderr is not None
+    if is_shown:
+        _import_rich()
     bar = _Bar.of_terminal("measuring") if is_shown else None
 
     def report(number: int, done: int, known: int) -> None:

@@ -209,7 +209,7 @@ def candidates(
         launches[key] = TunedLaunch(choice.name, key, plans, plan or choice.candidates[0])
         return plan
 
-    low._compiled.specializer.at(low.sizes, recorded)
+    low.program_by(recorded)
     return Tuning(tuple(launches.values()))
 
 

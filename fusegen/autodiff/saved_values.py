@@ -203,8 +203,8 @@ _NEVER = 1 << 60  # a capacity above the bytes of any graph
 def cheapest_cut(
     args: Mapping[int, Sequence[int]], costs: Mapping[int, int | None], origins: Collection[int], targets: Collection[int]
 ) -> frozenset[int]:
-    """Returns the node set of least cost that cuts all paths from origins, which have no operands, to targets. Of equal sets, it is
-    the one nearest to the targets: it needs the least recomputation. A cost of None exceeds all others.
+    """Returns the node set of least cost that cuts all paths from origins, which have no operands, to targets. Among equal
+    sets it takes the one nearest to the targets, which needs the least recomputation. A cost of None exceeds all others.
 
     Each node is an edge with its cost as capacity. Dinic, Algorithm for Solution of a Problem of Maximum Flow in Networks with
     Power Estimation (1970).

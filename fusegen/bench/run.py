@@ -18,7 +18,7 @@ from fusegen.bench.case import BenchCase, Implementation, minimum_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase, read
 from fusegen.compiler.backends import target_of
-from fusegen.compiler.tuned import with_measured_plans
+from fusegen.compiler.tuned import device_name, recorded_plans
 from fusegen.errors import ArgumentError, FusegenError, one_line
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
@@ -139,9 +139,9 @@ def _failed(provider: Provider, implementation: Implementation, error: Exception
 
 
 def _launches(case: BenchCase, device: torch.device) -> str:
-    lowered = case.lowered(target_of(device).name)
-    called = [with_measured_plans(low._compiled, low.sizes, device).program for low in lowered]
-    steps = [step for program in called for step in program.steps]
+    target = target_of(device)
+    measured = recorded_plans(device_name(target, device))
+    steps = [step for low in case.lowered(target.name) for step in low.program_by(measured).steps]
     launches = sum(isinstance(step, Launch) and step.part <= 1 for step in steps)
     counts = {"library": sum(not isinstance(step, (Launch, LoopStep)) for step in steps)}
     counts["loop"] = sum(isinstance(step, LoopStep) for step in steps)

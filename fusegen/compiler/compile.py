@@ -14,9 +14,10 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
+from fusegen.compiler.lower import Specialization
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import SymbolicSizes
-from fusegen.compiler.specialize import Specialization, Specializer
+from fusegen.compiler.specialize import Specializer
 from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from fusegen.emit.cuda import assemble_parts
 from fusegen.errors import VerificationError
@@ -12,12 +14,12 @@ from fusegen.families.gemm.deep import DeepFusion
 from fusegen.families.gemm.pipelines import is_heavy
 from fusegen.families.library import LIBRARY_MATMUL
 from fusegen.fusion import Group
-from fusegen.fusion.groups import READ, strip_views
+from fusegen.fusion.groups import READ, matmuls_of, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import may_pad, strided_view
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
-from fusegen.program.call import TensorMapSpec
+from fusegen.program.call import LaunchPlan, TensorMapSpec
 from fusegen.schedule.context import Bodies, Context, Pins, Plans
 from fusegen.schedule.kernel import Plan, Pointer
 from fusegen.schedule.memory import Memory
@@ -26,6 +28,40 @@ from fusegen.schedule.precision import approximations, contractions
 from fusegen.schedule.program import Launch, LibraryMatmul, Program, Run, Step, has_one_block, started_together
 from fusegen.source import Source
 from fusegen.target import Backend, Target
+from fusegen.threads import cached_property
+
+KernelNames: TypeAlias = tuple[tuple[object, str], ...]
+"""Keys of groups and names of their kernels, in a default program: without measurements and declared plans."""
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """A graph, fused and planned for some sizes.
+
+    Attributes:
+        graph: in primitives; marks the matmuls that the library computes by choice.
+        groups: the groups that fusion made.
+        program: the steps of a call.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    program: Program
+
+    @cached_property
+    def bound(self) -> dict[object, Any]:
+        """Cache of calls bound to exact sizes, by everything that a bound call depends on (`compiler.backends`)."""
+        return {}
+
+    @property
+    def call(self) -> LaunchPlan:
+        """The launch plan of a call."""
+        return self.program.call
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The text of each launch. Emitting it takes longer than all stages before."""
+        return tuple(emit(parts, self.program.target) for parts in self.program.kernels)
 
 
 def lower(
@@ -35,6 +71,7 @@ def lower(
     plans: Plans,
     deep: Collection[DeepFusion] = (),
     *,
+    names: Sequence[str] = (),
     index64: bool = False,
     pins: Pins | None = None,
     bodies: Bodies | None = None,
@@ -46,6 +83,7 @@ def lower(
         groups: the groups of fusion, in order.
         plans: the plans of matmul launches.
         deep: pairs of groups that become one launch; their plans take precedence.
+        names: the names of the groups' kernels; by default they are numbered.
         index64: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
         pins: requested plans of other launches.
         bodies: programs of loop bodies.
@@ -55,8 +93,7 @@ def lower(
     memory = Memory(graph, groups)
     fast, contracted = approximations(graph, groups, memory), contractions(graph, groups)
     steps: list[Step] = []
-    for number, group in enumerate(groups):
-        name = kernel_name(graph, groups, number)
+    for group, name in zip(groups, names or kernel_names(graph, groups), strict=True):
         context = Context(
             graph,
             group,
@@ -79,8 +116,29 @@ def lower(
     return Program(graph, target, memory.specs, mark_overlaps(fused, target), tuple(memory.results))
 
 
-def kernel_name(graph: Graph, groups: Sequence[Group], number: int) -> str:
-    return identifier(graph.name) if len(groups) == 1 else f"{identifier(graph.name)}_{number}"
+def kernel_names(graph: Graph, groups: Sequence[Group], default: KernelNames = ()) -> tuple[str, ...]:
+    """Returns the names of groups' kernels: numbered, or those of the default program for the same matmuls and values, where other
+    groups get the numbers after these."""
+    name, known = identifier(graph.name), dict(default)
+    if not known:
+        return (name,) if len(groups) == 1 else tuple(f"{name}_{number}" for number in range(len(groups)))
+    names, numbers = list[str](), itertools.count(len(set(known.values())))
+    for group in groups:
+        found = (known[key] for key in _identities(graph, group) if key in known and known[key] not in names)
+        names.append(next(found, None) or f"{name}_{next(numbers)}")
+    return tuple(names)
+
+
+def names_of(default: Specialization) -> KernelNames:
+    """Returns the names of a default program."""
+    named = zip(default.groups, kernel_names(default.graph, default.groups), strict=True)
+    return tuple((key, name) for group, name in named for key in _identities(default.graph, group))
+
+
+def _identities(graph: Graph, group: Group) -> list[object]:
+    """Returns keys that groups for the same matmuls or values share: numbers of matmuls, or outputs."""
+    numbers = {matmul: number for number, matmul in enumerate(matmuls_of(graph))}
+    return [numbers[p] for p in group.core_nodes if p in numbers] or [group.outputs]
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from threading import RLock
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from fusegen import families
-from fusegen.compiler.lower import emit, kernel_name, lower, with_equal_blocks
+from fusegen.compiler.lower import KernelNames, Specialization, kernel_names, lower, names_of, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
@@ -41,55 +41,24 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import BlockwiseGraph, with_block_loops
 from fusegen.passes.full_reductions import RowSplits, reduce_in_two_steps, reduced_lengths, row_splits
-from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
+from fusegen.program.call import MAX_BLOCK_BYTES, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.choices import DeclaredPlans, Measured
 from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import LIBRARY, Plan
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
-from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[MatmulMarks, tuple[CostedPlan, ...], frozenset[DeepFusion]]
+MatmulKey: TypeAlias = tuple[MatmulMarks, tuple[CostedPlan, ...], frozenset[DeepFusion], KernelNames]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
 _NO_SPLIT: Split = frozenset()
 RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
-MatmulChoices: TypeAlias = dict[tuple[int, Group, int, int], MatmulChoice]
+MatmulChoices: TypeAlias = dict[tuple[object, ...], MatmulChoice]
 Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice]
-
-
-@dataclass(frozen=True)
-class Specialization:
-    """A graph, fused and planned for some sizes.
-
-    Attributes:
-        graph: in primitives; marks the matmuls that the library computes by choice.
-        groups: the groups that fusion made.
-        program: the steps of a call.
-    """
-
-    graph: Graph
-    groups: tuple[Group, ...]
-    program: Program
-
-    @cached_property
-    def bound(self) -> dict[object, Any]:
-        """Cache of calls bound to exact sizes, by everything that a bound call depends on (`compiler.backends`)."""
-        return {}
-
-    @property
-    def call(self) -> LaunchPlan:
-        """The launch plan of a call."""
-        return self.program.call
-
-    @cached_property
-    def sources(self) -> tuple[Source, ...]:
-        """The text of each launch. Emitting it takes longer than all stages before."""
-        return tuple(emit(parts, self.program.target) for parts in self.program.kernels)
 
 
 # One graph: the library or a generated kernel for each matmul, and the plan of each launch.
@@ -135,6 +104,7 @@ class _MatmulDecision:
         plans: plans of the other matmul launches, by their matmuls in the fused graph.
         choices: choices by matmul, including those left to the library.
         deep: pairs of matmul launches that are measured to be faster as one.
+        default: the names of the default program's kernels; empty if it has the same groups.
     """
 
     marks: MatmulMarks
@@ -142,11 +112,12 @@ class _MatmulDecision:
     plans: Mapping[tuple[int, ...], CostedPlan]
     choices: Mapping[int, MatmulChoice]
     deep: frozenset[DeepFusion] = frozenset()
+    default: KernelNames = ()
 
     @property
     def key(self) -> MatmulKey:
         """The part of the decision that determines the program."""
-        return self.marks, tuple(self.plans.values()), self.deep
+        return self.marks, tuple(self.plans.values()), self.deep, self.default
 
 
 class GraphPlanner:
@@ -199,13 +170,15 @@ class GraphPlanner:
         positions = zip(self._matmuls, decision.fused.matmuls, strict=True)
         return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
-    def all(self, sizes: Mapping[str, int], declared: DeclaredPlans | None) -> Iterator[tuple[RowRanges, Specialization]]:
-        """One specialization for each way to compute the matmuls, without deep fusion, and the ranges of rows that select it. The
-        last range includes all larger numbers. The sizes plan all other launches."""
+    def all(
+        self, sizes: Mapping[str, int], declared: DeclaredPlans | None
+    ) -> Iterator[tuple[RowRanges, Specialization, DeclaredPlans | None]]:
+        """One specialization for each way to compute the matmuls, without deep fusion, the ranges of rows that select it, and the
+        declared plans that it takes. The last range includes all larger numbers. The sizes plan all other launches."""
         for ranges in itertools.product(*self._ranges(sizes, declared and copy(declared))):
             own = declared and copy(declared)
             planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
-            yield dict(zip(self._rows, ranges, strict=True)), own.checked(planned) if own else planned
+            yield dict(zip(self._rows, ranges, strict=True)), planned, own
 
     # Plans of launches.
 
@@ -245,7 +218,9 @@ class GraphPlanner:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
         groups = with_fusions(itertools.chain.from_iterable(parts), decision.deep)
-        program = lower(graph, groups, self._target, decision.plans, decision.deep, index64=self._index64, pins=pins, bodies=bodies)
+        names = kernel_names(graph, groups, decision.default)
+        index64, plans, deep = self._index64, decision.plans, decision.deep
+        program = lower(graph, groups, self._target, plans, deep, names=names, index64=index64, pins=pins, bodies=bodies)
         return Specialization(graph, groups, program)
 
     # Implementations of matmuls.
@@ -259,27 +234,30 @@ class GraphPlanner:
         """The size classes that choices of matmuls depend on."""
         return self._expected(self._classes(sizes))
 
-    def _expected_decision(self, classes: tuple[int, ...]) -> _MatmulDecision:
-        """The decision by the cost model alone."""
-        if classes not in self._decisions:
-            self._decisions[classes] = self._decision(self._expected(classes), {}, None, {})
-        return self._decisions[classes]
-
     def _decided(
         self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices | None = None
     ) -> _MatmulDecision:
         """The decision for some classes; ``known`` has measured choices of the same sizes, and gets those of this decision."""
-        if measured is None:
-            return self._expected_decision(classes)
-        return self._decision(self._expected(classes), sizes, measured, {} if known is None else known)
+        if measured is not None:
+            default = self._planned(classes, sizes)
+            return self._decision(self._expected(classes), sizes, measured, {} if known is None else known, default)
+        if classes not in self._decisions:
+            self._decisions[classes] = self._decision(self._expected(classes), {}, None, {}, None)
+        return self._decisions[classes]
 
     def _decision(
-        self, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices
+        self,
+        expected: ExpectedSizes,
+        sizes: Mapping[str, int],
+        measured: Measured | None,
+        known: MatmulChoices,
+        default: Specialization | None,
     ) -> _MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
         faster than that."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
+        default_names = () if default is None else names_of(default)
         while True:
             marks = replace(marks, on_load=self._weights.of_few_rows(expected.size_of, marks.library | in_memory))
             fused = self._fuse(marks)
@@ -290,11 +268,13 @@ class GraphPlanner:
                 in_memory |= refused
                 continue
             if measured is not None:
-                for group, default in launches.items():
-                    key = fused.key(group, expected)
+                names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
+                for group, choice in launches.items():
+                    key = names[group], *fused.key(group, expected)
                     if key not in known:
-                        name = kernel_name(fused.graph, fused.groups, fused.groups.index(group))
-                        known[key] = measured_choice(name, fused.graph, group, self._target, expected, sizes, default, measured)
+                        known[key] = measured_choice(
+                            names[group], fused.graph, group, self._target, expected, sizes, choice, measured
+                        )
                     launches[group] = known[key]
             by_matmul = {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             choices |= {p: choice.after(choices.get(p)) for p, choice in by_matmul.items()}
@@ -302,7 +282,9 @@ class GraphPlanner:
             apart = {p for p, choice in by_matmul.items() if choice.takes_apart}
             if not slower and not apart:
                 plans = {group.core_nodes: choice.plan for group, choice in launches.items() if choice.plan is not None}
-                return _MatmulDecision(marks, fused, plans, choices)
+                has_others = default is not None and default.graph is not fused.graph
+                others = default_names if has_others else ()
+                return _MatmulDecision(marks, fused, plans, choices, default=others)
             marks = replace(marks, library=marks.library | slower, apart=marks.apart | apart)
 
     def _fuse(self, marks: MatmulMarks) -> _Fused:
@@ -414,13 +396,28 @@ class Specializer:
             ArgumentError: a declared plan is no candidate.
         """
         declared = DeclaredPlans(self._plans, measured) if self._plans else None
-        planner = self.planner(sizes, declared or measured)
-        return declared.checked(planner.at(sizes, declared)) if declared else planner.at(sizes, measured)
+        planned = self.planner(sizes, declared or measured).at(sizes, declared or measured)
+        if declared is not None and (error := declared.error(planned.program)) is not None:
+            raise error
+        return planned
 
     def all(self, sizes: SizeValues, *, is_general: bool = False) -> Iterator[tuple[RowRanges, Specialization]]:
-        """The specializations for all rows of matmuls (`GraphPlanner.all`); for `is_general`, see `planner`."""
+        """The specializations for all rows of matmuls (`GraphPlanner.all`).
+
+        Args:
+            is_general: as for `planner`; then each specialization must take the declared plans. Otherwise those that do not are
+                left out.
+
+        Raises:
+            ArgumentError: a declared plan is no candidate.
+        """
         declared = DeclaredPlans(self._plans) if self._plans else None
-        return self.planner(sizes, declared, is_general=is_general).all(sizes, declared)
+        for rows, planned, own in self.planner(sizes, declared, is_general=is_general).all(sizes, declared):
+            error = None if own is None else own.error(planned.program)
+            if error is None:
+                yield rows, planned
+            elif is_general:
+                raise error
 
     def choices(self, sizes: SizeValues) -> dict[int, MatmulChoice]:
         """The choices of matmuls (`GraphPlanner.choices`)."""

@@ -34,6 +34,7 @@ class GroupKind:
         name: shown to users.
         merges: whether values over one iteration space may join its groups.
         writes_in_place: whether its kernels can store at the addresses of a write to an input.
+        is_tiled: whether its blocks compute tiles, from operands that blocks of other tiles read too.
         is_strided: whether its kernels read and write rows with any stride, such as padded rows.
         reads_logical_dtype: whether it reads operands in their logical dtype, as matmuls do.
         is_library: whether torch computes it.
@@ -42,6 +43,7 @@ class GroupKind:
     name: str
     merges: bool = False
     writes_in_place: bool = False
+    is_tiled: bool = False
     is_strided: bool = False
     reads_logical_dtype: bool = False
     is_library: bool = False

@@ -199,7 +199,7 @@ def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     memory = first_version(graph, put)
     if group.adds_in_place:
         return False
-    is_limited = group.parts or target_gathers(graph, put)
+    is_limited = group.kind.is_tiled or target_gathers(graph, put)
     if not group.kind.writes_in_place or (is_limited and not _covers_domain(graph, group, put)):
         return True
     earlier = [other for other in written_by(graph, group) if other < put and first_version(graph, other) == memory]
@@ -208,7 +208,7 @@ def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     read = [p for p in group.inputs if graph.nodes[p].op in (Op.INPUT, Op.PUT) and first_version(graph, p) == memory]
     if not read:
         return False
-    if group.parts:
+    if group.kind.is_tiled:
         return True  # a block would overwrite operands of other tiles
     return read != [previous_version(graph, put)] or bool(target_gathers(graph, put)) or not _is_in_place(graph, group, put)
 

@@ -257,7 +257,7 @@ def _fmod(args: Sequence[Value], node: Node) -> Value:
 @_expands(Op.XLOG1PY)
 def _xlogy(args: Sequence[Value], node: Node) -> Value:
     x, y = args
-    if node.dtype is DType.FLOAT64:  # the logarithm in a narrower type has too few digits
+    if node.dtype is DType.FLOAT64 or not y.node.dtype.is_float:  # the logarithm in a narrower type has too few digits
         y = y.apply(Op.CAST, dtype=node.dtype)
     is_zero = x.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, y.apply(Op.EQ, y))
     return is_zero.where(0.0, x * y.apply(Op.LOG if node.op is Op.XLOGY else Op.LOG1P))

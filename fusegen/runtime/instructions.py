@@ -2,7 +2,7 @@
 
 Instructions name tensors by registers: first the inputs of the call, in order, then initial values and results of instructions.
 
-Large tensors are allocated right before the first instruction that needs them, and released after the last one. That includes
+Large tensors are allocated right before the first instruction that needs them, and released after the last one. This includes
 tensors that the caller donates: a backward pass frees saved tensors as it goes.
 """
 

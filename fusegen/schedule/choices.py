@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from fusegen.errors import ArgumentError
 from fusegen.fusion.groups import Domain, Group, computed, strip_views
@@ -43,14 +43,6 @@ Measured: TypeAlias = Callable[[Choice], Plan | None]
 """Returns the measured or pinned candidate of a choice; None if there is none."""
 
 
-class _Planned(Protocol):
-    @property
-    def program(self) -> Program: ...
-
-
-P = TypeVar("P", bound=_Planned)
-
-
 class DeclaredPlans:
     """A `Measured` function that answers choices with the plans of a declaration.
 
@@ -74,18 +66,16 @@ class DeclaredPlans:
             return None
         return self._measured(choice)
 
-    def checked(self, planned: P) -> P:
-        """Returns what was planned, or raises `ArgumentError` if a declared plan is not taken. A launch may have it without a
-        choice."""
-        program = planned.program
+    def error(self, program: Program) -> ArgumentError | None:
+        """Returns the error of the first declared plan that a program does not take. A launch may have one without a choice."""
         taken = [(launch.kernel.name, launch.plan.description) for launch in program.launches if launch.plan is not None]
         known = [(choice.name, plan.description) for choice in self._choices.values() for plan in choice.candidates]
         known += [each for each in taken if each not in known]
         for name, text in self._plans:
             if (name, text) not in self._taken and not _has(taken, name, text):
                 problem, hint = _problem(known, name, text)
-                raise ArgumentError(f"{program.graph.name}: plan={text!r} {problem}", hint=hint)
-        return planned
+                return ArgumentError(f"{program.graph.name}: plan={text!r} {problem}", hint=hint)
+        return None
 
 
 def _has(plans: Sequence[tuple[str, str]], name: str, text: str) -> bool:

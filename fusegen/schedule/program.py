@@ -134,7 +134,7 @@ def has_one_block(launch: Launch) -> bool:
 
 def fused_launch(parts: Sequence[Launch]) -> Launch:
     """Fuses launches: each part gets a range of blocks. The extra size arguments are the numbers of blocks of all parts but the
-    last, then those of the parts. Of pointers with the same name, one is kept, a writable one if there is any."""
+    last, then those of the parts. One of several pointers with the same name is kept, a writable one if there is any."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
     kernel = LoweredKernel(

@@ -14,8 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler.backends import emulated_machine, size_places_of
 from fusegen.compiler.emulator import EARLY, EmulatedTiming
-from fusegen.compiler.lower import emit, lower
-from fusegen.compiler.specialize import Specialization
+from fusegen.compiler.lower import Specialization, emit, lower
 from fusegen.errors import EmulationError
 from fusegen.extension.unit import unit_of
 from fusegen.families.gemm.plan import DeepPlan

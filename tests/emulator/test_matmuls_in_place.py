@@ -206,7 +206,11 @@ def test_a_launch_that_writes_in_place_is_in_no_deep_fusion() -> None:
         cache[at] = F.silu(F.linear(x, w))
         return torch.relu(F.linear(cache, w))
 
-    low = fg.kernel(chain, mutates=("cache",)).lower(tensor(9, 64), AT, tensor(3, 64), weight(64, 64), target="sm_90a")
-    asked: list[Choice] = []
-    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
-    assert asked and not any(SEPARATE in choice.candidates for choice in asked)
+    def without_a_write(cache: Tensor, at: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(F.linear(F.silu(F.linear(x, w)), w)) + cache[at]
+
+    for function, mutates, is_candidate in ((chain, ("cache",), False), (without_a_write, (), True)):
+        low = fg.kernel(function, mutates=mutates).lower(tensor(9, 64), AT, tensor(3, 64), weight(64, 64), target="sm_90a")
+        asked: list[Choice] = []
+        low.program_by(lambda choice, asked=asked: asked.append(choice) or None)
+        assert asked and any(SEPARATE in choice.candidates for choice in asked) == is_candidate

@@ -107,6 +107,17 @@ def test_depths(depth: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_a_weight_has_the_precision_of_its_dtype(dtype: torch.dtype) -> None:
+    """A row that is 1 at one depth and 0 elsewhere selects weights: no sum hides their rounding."""
+    x, w, packed = torch.eye(16, 64, dtype=dtype), numbers(COLUMNS, 64), numbers(COLUMNS, 32, dtype=torch.uint8)
+    scale, of_group = scales(COLUMNS, dtype=dtype), scales(COLUMNS, 2, dtype=dtype)
+    four_bits = lambda x, p, s: F.linear(x, of_groups(nibbles(p), s))  # noqa: E731
+    for function, *arguments in ((channels, w, scale), (four_bits, packed, of_group)):
+        assert computes_weights(function, x, *arguments)
+        assert torch.equal(run(function, x, *arguments), function(x, *arguments))
+
+
 @pytest.mark.parametrize("group", [16, 32, 64, 128])
 def test_groups_with_and_without_zero_points(group: int) -> None:
     x, w, packed = randn(2, 256), numbers(COLUMNS, 256), numbers(COLUMNS, 128, dtype=torch.uint8)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fusegen as fg
 from fusegen.errors import FusegenError
@@ -169,12 +170,16 @@ def widened(bound: Value) -> Value:
 
 
 def _eager(prepared: Prepared) -> tuple[Tensor, ...]:
-    """What torch gives; on the CPU where its functions for the device do not take the dtypes."""
-    try:
-        return results_of(prepared.function(*prepared.args))
-    except RuntimeError:
-        moved = [a.cpu() if isinstance(a, Tensor) else a for a in prepared.args]
-        return results_of(prepared.function(*moved))
+    """What torch gives; on the CPU where its functions for the device do not take the dtypes.
+
+    Attention is in matmuls and a softmax: torch's kernel for CPUs gives 0 for a query whose scores are all NaN.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        try:
+            return results_of(prepared.function(*prepared.args))
+        except RuntimeError:
+            moved = [a.cpu() if isinstance(a, Tensor) else a for a in prepared.args]
+            return results_of(prepared.function(*moved))
 
 
 def claims(prepared: Prepared, *, sharp: bool = False) -> tuple[tuple[Tensor, ...], tuple[Value, ...]]:

@@ -155,7 +155,7 @@ BEHIND = {
 
 ABSENT = {
     "global that is missing": called(
-        "def f(x):\n    try:\n        return x * late_$v\n    except NameError:\n        return x", "$v = 1", "$k(x)",
+        "def f(x):\n    try:\n        return x * late_$v\n    except NameError:\n        return x * 1", "$v = 1", "$k(x)",
         changes=("late_$v = $n", "del late_$v"),
     ),
     "missing key of the globals": kind("$v = 1", "globals().get('late_$v', 7)", "late_$v = $n", "del late_$v"),

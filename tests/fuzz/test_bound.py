@@ -138,6 +138,14 @@ def test_a_masked_row_whose_weights_have_no_sum_is_seen(dtype: torch.dtype) -> N
         contracted(function, q, mask, nan=lost)
 
 
+def test_attention_to_a_key_without_a_number_is_nan() -> None:
+    """Also where torch's kernel for CPUs gives 0."""
+    q, k = randn(2, 3, 1, 4), randn(2, 3, 1, 4)
+    k[0, 1, 0, 2] = float("nan")
+    zero = F.scaled_dot_product_attention(q, k, k).nan_to_num(0.0)
+    wrong(lambda q, k: F.scaled_dot_product_attention(q, k, k), q, k, zero=zero)
+
+
 def test_numbers_of_python_are_doubles_until_they_meet_a_tensor() -> None:
     x = randn(5, 33)
     single = float(torch.tensor(0.1))

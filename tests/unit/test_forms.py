@@ -17,8 +17,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import specialize, variants
 from fusegen.compiler.compile import SpecializationCache
+from fusegen.compiler.lower import Specialization
 from fusegen.compiler.passes import forget_programs
-from fusegen.compiler.specialize import GraphPlanner, Specialization
+from fusegen.compiler.specialize import GraphPlanner
 from fusegen.families.gemm.heuristics import CLASSES
 from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan, MatmulPlan
 from fusegen.families.pointwise.plan import PointwisePlan
@@ -152,7 +153,7 @@ def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
     (launch,) = low.program.launches
     first = launch.candidates[0]
     assert launch.plan != first, "two rows have more threads each than the first plan has"
-    (asked,) = low._compiled.specializer.at(low.sizes, pinned(launch, first)).program.launches
+    (asked,) = low.program_by(pinned(launch, first)).launches
     assert asked.plan == first
 
 

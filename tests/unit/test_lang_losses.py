@@ -53,6 +53,22 @@ def test_negative_logarithms() -> None:
             agree(losses, (randn(*shape), classes(shape), classes(shape, ignored=False), torch.rand(7)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_losses_of_two_dtypes_have_the_dtype_of_torch(dtype: torch.dtype) -> None:
+    def losses(x: Tensor, y: Tensor, n: Tensor) -> list[Tensor]:
+        return [
+            F.poisson_nll_loss(x, n, full=True, reduction="none"),
+            F.binary_cross_entropy_with_logits(x, y, reduction="none"),
+            F.binary_cross_entropy_with_logits(y, x, y, reduction="none"),
+        ]
+
+    arguments = randn(6, 7, dtype=dtype), torch.rand(6, 7), torch.randint(0, 9, (6, 7))
+    got, wanted = fg.kernel(losses)(*arguments), losses(*arguments)
+    assert [each.dtype for each in got] == [each.dtype for each in wanted] == [dtype, torch.float32, dtype]
+    for ours, torchs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=2e-2, atol=2e-2)
+
+
 def test_cross_entropy_of_other_dtypes() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         x, y, w = randn(6, 7, dtype=dtype), torch.randint(0, 7, (6,)), torch.rand(7).to(dtype)

@@ -133,6 +133,17 @@ def test_logarithms_beside_float64_are_taken_in_float64() -> None:
     torch.testing.assert_close(fg.kernel(logarithms)(x, y, n), logarithms(x, y, n), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logarithms_of_integers_beside_narrow_floats(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, 0.5, 2.0, -1.5], dtype=dtype)
+    for n in (
+        torch.tensor([0, 1, 3, 255], dtype=torch.uint8),
+        torch.tensor([0, 1, -3, 200]),
+        torch.tensor([True, False, True, True]),
+    ):
+        agree(lambda x, n: (torch.xlogy(x, n), torch.special.xlog1py(x, n)), (x, n))
+
+
 def test_signs_of_zero_survive() -> None:
     agree(lambda x: (1 / (x * 0.0), 1 / -x, 1 / (0.0 - x), 1 / x.neg().neg()), (torch.tensor([-1.0, 1.0, -0.0, 0.0]),))
 

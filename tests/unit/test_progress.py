@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import random
+import sys
 import threading
 import time
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -64,15 +67,45 @@ class _Layer(nn.Module):
         return (x * self.weight * self.factor).exp()
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_bar_of_layers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich.progress")  # before the first layer, not while it is traced
-    monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any stream for a terminal
     monkeypatch.setattr(progress, "_PAUSE", 0.5)
     model = nn.Sequential(*(_Layer(factor) for factor in range(3)))
     fg.patch(model, only=[_Layer])
-    with redirect_stderr(io.StringIO()) as stderr:
+    with redirect_stderr(_Terminal()) as stderr:
         model(torch.ones(2, 4))
         said = _said(stderr)
     assert all(f"_Layer, {done} of 3 done" in said for done in range(3))
     assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1  # the cursor is there again
     assert "find it in the cache" not in said
+
+
+def test_a_stream_that_knows_no_terminal() -> None:
+    class Stream:
+        def write(self, text: str) -> int:
+            return len(text)
+
+        def flush(self) -> None: ...
+
+    with redirect_stderr(cast(Any, Stream())):
+        fg.kernel(lambda x: x.exp() + 3)(torch.ones(4))
+        _said(io.StringIO())
+
+
+def test_a_bar_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)  # rich draws while it is imported
+
+    def reads_random(x: Tensor) -> Tensor:
+        time.sleep(0.3)  # many ticks
+        return x.exp() * (3 if callable(random.random) else 4)
+
+    random.seed(7)
+    with redirect_stderr(_Terminal()) as stderr:
+        fg.kernel(reads_random)(torch.ones(4))
+        assert "reads_random" in _said(stderr)
+    assert random.random() == random.Random(7).random()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
 from fusegen import tuning
-from fusegen.bundle.build import BuildRequest, build
 from fusegen.compiler import backends, tuned
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.tuned import with_measured_plans
-from fusegen.errors import ArgumentError, VerificationError
+from fusegen.errors import VerificationError
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
 from fusegen.families.gemm.deep import SEPARATE
 from fusegen.families.gemm.heuristics import MatmulChoice
@@ -133,7 +131,7 @@ def test_the_library_computes_a_matmul_that_it_is_faster_for(fastest: Fastest) -
 def test_every_plan_of_a_matmul_is_a_candidate() -> None:
     low = lowered(linear_gelu, meta(1800, 4352), meta(12800, 4352), meta(12800))
     asked: list[Choice] = []
-    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
+    low.program_by(lambda choice: asked.append(choice) or None)
     (choice,) = asked
     plans = [plan for plan in choice.candidates if isinstance(plan, ContractionPlan)]
     plain = {(plan.consumers, plan.tile_n) for plan in plans if not plan.ping_pong}
@@ -142,7 +140,7 @@ def test_every_plan_of_a_matmul_is_a_candidate() -> None:
     assert choice.candidates[0] == low.program.launches[0].plan and choice.candidates[-1] == LIBRARY
     assert len({plan.description for plan in choice.candidates}) == len(choice.candidates)
     for plan in choice.candidates[:-1]:
-        (launch,) = low._compiled.specializer.at(low.sizes, lambda _, plan=plan: plan).program.launches
+        (launch,) = low.program_by(lambda _, plan=plan: plan).launches
         assert launch.plan == plan
 
 
@@ -151,7 +149,7 @@ def test_a_measured_plan_precedes_the_library_that_is_expected_to_be_faster(monk
     low = lowered(linear_gelu, meta(8192, 4096), meta(4096, 4096), meta(4096))
     assert isinstance(low.program.steps[0], LibraryMatmul)
     asked: list[Choice] = []
-    program = low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or choice.candidates[1]).program
+    program = low.program_by(lambda choice: asked.append(choice) or choice.candidates[1])
     assert asked[0].candidates[0] == LIBRARY and program.launches[0].plan == asked[0].candidates[1]
 
 
@@ -159,7 +157,7 @@ def test_what_is_no_candidate_is_not_taken() -> None:
     low = lowered(linear_gelu, meta(512, 256), meta(256, 256), meta(256))
     plan = low.program.launches[0].plan
     assert isinstance(plan, ContractionPlan)
-    assert low._compiled.specializer.at(low.sizes, lambda _: replace(plan, stages=2)).program == low.program
+    assert low.program_by(lambda _: replace(plan, stages=2)) == low.program
 
 
 @pytest.mark.parametrize(
@@ -332,23 +330,25 @@ def test_each_launch_is_in_one_pair() -> None:
         asked.append(choice)
         return next((plan for plan in choice.candidates if isinstance(plan, DeepPlan)), None)
 
-    assert len(low._compiled.specializer.at(low.sizes, measured).program.kernels) == 2
+    assert len(low.program_by(measured).kernels) == 2
     assert len([choice for choice in asked if SEPARATE in choice.candidates]) == 1
 
 
 def test_matmuls_that_do_not_follow_each_other_stay_apart() -> None:
-    """Weights that the first launch writes, an operand of another launch, many rows."""
+    """Weights that the first launch writes, an operand of another launch, many rows; in contrast to the same with few rows."""
     x, a = randn(5, 64, dtype=BF16), randn(64, 64, dtype=BF16)
+    follow = lambda x, a: torch.relu(F.linear(torch.relu(F.linear(x, a)), a))  # noqa: E731
     cases = (
-        (lambda x, a: torch.relu(F.linear(a[:5], torch.relu(F.linear(x, a)))), x),
-        (lambda x, a: torch.relu(F.linear(F.rms_norm(torch.relu(F.linear(x, a)), (64,)), a)), x),
-        (lambda x, a: torch.relu(F.linear(torch.relu(F.linear(x, a)), a)), randn(17, 64, dtype=BF16)),
+        (follow, x, True),
+        (lambda x, a: torch.relu(F.linear(a[:5], torch.relu(F.linear(x, a)))), x, False),
+        (lambda x, a: torch.relu(F.linear(F.rms_norm(torch.relu(F.linear(x, a)), (64,)), a)), x, False),
+        (follow, randn(17, 64, dtype=BF16), False),
     )
-    for function, x in cases:
+    for function, x, is_candidate in cases:
         low = fg.kernel(function).lower(x, a, target="sm_90a")
         asked: list[Choice] = []
-        low._compiled.specializer.at(low.sizes, lambda choice, asked=asked: asked.append(choice) or None)
-        assert not any(SEPARATE in choice.candidates for choice in asked)
+        low.program_by(lambda choice, asked=asked: asked.append(choice) or None)
+        assert any(SEPARATE in choice.candidates for choice in asked) == is_candidate
 
 
 # Text of records, and compared results.
@@ -384,39 +384,6 @@ def test_programs_may_round_elsewhere_but_not_compute_something_else(fastest: Fa
         fg.tune(fg.kernel(quantized), x, weight)
 
 
-# Plans of declarations.
-
-
-def norm_linear(x: Tensor, weight: Tensor) -> Tensor:
-    return F.gelu(F.linear(F.rms_norm(x, (512,)), weight))
-
-
-NORM_LINEAR = meta(4096, 512), meta(1024, 512)
-TILES, REGISTERS = "tiles of 64 x 128: 2 warpgroups, 8 stages", "registers: 64 threads per row, 1 x 8 elements per thread"
-
-
-def described(kernel: Any, *arguments: Tensor, target: str = "sm_90a") -> list[str]:
-    steps = kernel.lower(*arguments, target=target).program.steps
-    return [step.plan.description if isinstance(step, Launch) else "library" for step in steps]
-
-
-def test_a_declared_plan_is_taken() -> None:
-    expected = described(fg.kernel(norm_linear), *NORM_LINEAR)
-    assert TILES not in expected and REGISTERS not in expected
-    assert described(fg.kernel(plan=TILES)(norm_linear), *NORM_LINEAR) == [expected[0], TILES]
-    assert described(fg.kernel(plan=[REGISTERS, TILES])(norm_linear), *NORM_LINEAR) == [REGISTERS, TILES]
-    by_name = fg.kernel(plan={"norm_linear_0": REGISTERS, "norm_linear_1": ("library",)})(norm_linear)
-    assert described(by_name, *NORM_LINEAR)[:2] == [REGISTERS, "library"]
-    assert REGISTERS in by_name.lower(*NORM_LINEAR, target="sm_90a").explain()
-
-
-def test_a_declared_plan_decides_between_programs() -> None:
-    q = meta(1, 2, 4096, 128)
-    for plan, kind in (("library", LibraryStep), ("generated kernel", Launch)):
-        steps = fg.kernel(plan=plan)(attention).lower(q, q, q, target="sm_90a").program.steps
-        assert any(isinstance(step, kind) for step in steps)
-
-
 def test_a_declared_plan_comes_before_records(fastest: Fastest) -> None:
     fastest(lambda plan: isinstance(plan, ContractionPlan))
     arguments = inputs()
@@ -425,72 +392,3 @@ def test_a_declared_plan_comes_before_records(fastest: Fastest) -> None:
     assert program_of(linear_gelu, *arguments).launches[0].plan == measured
     torch.testing.assert_close(kernel(*arguments), linear_gelu(*arguments), rtol=2e-2, atol=2e-2)
     assert len(fg.tune(kernel, *arguments).launches) == 1, "the choice that is left: the plan of the epilogue"
-
-
-def test_a_declared_plan_in_ranges_of_rows() -> None:
-    kernel = fg.kernel(plan=TILES)(norm_linear)
-    ranges = kernel.lower(*NORM_LINEAR, target="sm_90a").plans
-    assert len(ranges) == 1 and ranges[0].program.launches[1].plan.description == TILES
-    x, weight, bias = meta(8, 1024), meta(2048, 1024), meta(2048)
-    (few,) = described(fg.kernel(linear_gelu), x, weight, bias)
-    low = fg.kernel(plan=few)(linear_gelu).lower(x, weight, bias, target="sm_90a")
-    with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
-        _ = low.plans
-
-
-def test_a_plan_that_is_no_candidate() -> None:
-    kernel = fg.kernel(plan={"norm_linear_0": TILES})(norm_linear)
-    with pytest.raises(ArgumentError) as refused:
-        kernel.lower(*NORM_LINEAR, target="sm_90a")
-    assert f"norm_linear: plan={TILES!r} is no candidate of norm_linear_0 at these sizes" in str(refused.value)
-    assert f"\n    norm_linear_1: {TILES}\n" in str(refused.value) and "\n    norm_linear_1: library\n" in str(refused.value)
-    with pytest.raises(ArgumentError, match="is no candidate at these sizes"):
-        fg.kernel(plan="library")(lambda x: x.sin())(randn(8, 8))
-    with pytest.raises(ArgumentError, match="another declared plan decides the same choice"):
-        fg.kernel(plan=[TILES, "library"])(linear_gelu).lower(meta(4096, 512), meta(1024, 512), meta(1024), target="sm_90a")
-    for mistake in (3, [3], {"norm_linear_0": 3}, {3: TILES}, {"": {"norm_linear_0": TILES}}, {"": TILES}):
-        with pytest.raises(ArgumentError, match="pass the text of a plan"):
-            fg.kernel(plan=mistake)
-
-
-def test_the_only_plan_of_a_launch_can_be_declared() -> None:
-    def gather(x: Tensor, rows: Tensor) -> Tensor:
-        return x[rows]
-
-    arguments = meta(8, 8), torch.empty(4, dtype=torch.int64, device="meta")
-    (launch,) = fg.kernel(gather).lower(*arguments, target="cpu").program.launches
-    assert len(launch.candidates) == 1
-    only = launch.candidates[0].description
-    for plan in (only, {"gather": only}):
-        assert described(fg.kernel(plan=plan)(gather), *arguments, target="cpu") == [only]
-    with pytest.raises(ArgumentError, match=f"gather: plan='library' is no candidate at these sizes(.|\n)*\n    gather: {only}"):
-        fg.kernel(plan="library")(gather).lower(*arguments, target="cpu")
-
-
-def test_a_module_without_the_plan_of_its_class() -> None:
-    class Projection(nn.Module):
-        @fg.kernel(plan="library")
-        def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return F.gelu(F.linear(x, weight, bias))
-
-    arguments = meta(4096, 512), meta(1024, 512), meta(1024)
-    free: Any = fg.kernel(Projection(), plan=[])
-    assert "library" in described(fg.kernel(Projection()), *arguments)
-    assert described(free, *arguments) == described(fg.kernel(linear_gelu), *arguments)
-
-
-def test_passes_and_inlined_kernels_ignore_a_declared_plan() -> None:
-    inner = fg.kernel(plan="library")(linear_gelu)
-    x, weight, bias = (each.requires_grad_() for each in inputs())
-    passes = fg.vjp(inner, x, weight, bias, target="sm_90a")
-    assert passes.forward.lower().traced.plans == passes.backward.lower().traced.plans == ()
-    inner(x, weight, bias).sum().backward()
-    outer = fg.kernel(lambda x, weight, bias: inner(x, weight, bias) + 1)
-    assert outer.lower(*inputs(), target="sm_90a").traced.plans == ()
-
-
-def test_a_built_kernel_has_its_declared_plan(tmp_path: Path) -> None:
-    kernel = fg.kernel(plan="512 threads, 1 x 8 elements per thread")(lambda x: x.sin() + 1)
-    request = BuildRequest("f", kernel.function, {"x": meta(4096, 512)}, HOPPER, kernel.options)
-    (variant,) = build(tmp_path / "built", [request], "0").kernels[0].variants
-    assert [launch.block for launch in variant.call.launches] == [512]

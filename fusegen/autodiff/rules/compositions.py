@@ -1,7 +1,7 @@
 """Derivatives of compositions that are better than those of their primitives: more accurate, fewer reductions, or no NaN where an
 infinite factor meets a gradient of 0.
 
-Where a function has no derivative (at a bound, at a zero of a norm, at NaN), the rules follow torch.
+The rules follow torch where a function has no derivative: at a bound, at a zero of a norm, at NaN.
 """
 
 from __future__ import annotations

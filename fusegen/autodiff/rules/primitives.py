@@ -1,5 +1,5 @@
-"""Derivatives of the pointwise primitives, of reductions and scans, and of library calls. Where a function has none (a tie of
-`maximum`, `abs` at 0), the rules follow torch."""
+"""Derivatives of the pointwise primitives, of reductions and scans, and of library calls. The rules follow torch where a function
+has none (a tie of `maximum`, `abs` at 0)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, linearize, literal, product, same
 from fusegen.target import Target
 
-CONTRACTION = GroupKind("matmul with epilogue", writes_in_place=True, reads_logical_dtype=True)
+CONTRACTION = GroupKind("matmul with epilogue", writes_in_place=True, is_tiled=True, reads_logical_dtype=True)
 
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # per epilogue: they share an accumulator

@@ -445,7 +445,7 @@ def _with_border(name: str, x: TracedTensor, sizes: Sequence[int], border: Seque
 
 
 def _greater(first: TracedTensor, second: TracedTensor) -> TracedTensor:
-    """Returns the greater value, or NaN. Of equal values, the first is taken, and only it receives the gradient."""
+    """Returns the greater value, or NaN. The first of equal values is taken, and only it receives the gradient."""
     return pointwise.where(binary(Op.LOGICAL_OR, binary(Op.GT, second, first), pointwise.isnan(second)), second, first)
 
 

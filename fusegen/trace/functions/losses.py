@@ -95,7 +95,8 @@ def binary_cross_entropy_with_logits(
     log_p, log_q = (tracer.add(Op.LOGSIGMOID, z) for z in (x, tracer.add(Op.NEG, x)))
     positive = pointwise.mul(y, log_p) if pos_weight is None else pointwise.mul(pointwise.mul(y, log_p), pos_weight)
     loss = tracer.add(Op.NEG, pointwise.add(positive, pointwise.mul(pointwise.rsub(y, 1), log_q)))
-    return reduce_loss(loss if weight is None else pointwise.mul(loss, weight), reduction)
+    loss = loss if weight is None else pointwise.mul(loss, weight)
+    return reduce_loss(cast(loss, y.dtype if y.dtype.is_floating_point else None), reduction)  # torch computes 1 - target in place
 
 
 @implements("binary_cross_entropy")
@@ -134,7 +135,7 @@ def poisson_nll_loss(
     if full:
         logarithm = tracer.add(Op.LOG, pointwise.mul(y, 2 * math.pi))
         stirling = pointwise.add(pointwise.sub(pointwise.mul(y, tracer.add(Op.LOG, y)), y), pointwise.mul(logarithm, 0.5))
-        loss = pointwise.add(loss, pointwise.where(binary(Op.GT, y, 1), stirling, 0.0))
+        loss = cast(pointwise.add(loss, pointwise.where(binary(Op.GT, y, 1), stirling, 0.0)), loss.dtype)
     return reduce_loss(loss, reduction)
 
 
