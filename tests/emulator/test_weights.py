@@ -140,6 +140,59 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
 }
 
 
+WHOLE, HALVES = (torch.arange(COLUMNS * n).reshape(COLUMNS, n) % 256 for n in (64, 32))
+"""All bytes, and all pairs of nibbles."""
+PACKED: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
+    "bytes": (lambda w, s: w.to(s.dtype) * s, WHOLE.to(torch.int8)),
+    "bytes that are not scaled": (lambda w, s: w.to(s.dtype), WHOLE.to(torch.int8)),
+    "unsigned bytes": (lambda w, s: s * w.to(s.dtype), WHOLE.to(torch.uint8)),
+    "unsigned bytes less a number": (lambda w, s: (w.to(s.dtype) - 100) * s, WHOLE.to(torch.uint8)),
+    "upper bits": (lambda w, s: (w & 240).to(s.dtype) * s, WHOLE.to(torch.uint8)),
+    "bytes of two words": (lambda w, s: w.unflatten(1, (-1, 2, 4)).mT.flatten(1).to(s.dtype) * s, WHOLE.to(torch.int8)),
+    "nibbles": (lambda w, s: (nibbles(w).to(s.dtype) - 8) * s, HALVES.to(torch.uint8)),
+    "high nibbles first": (
+        lambda w, s: nibbles(w).unflatten(1, (-1, 2)).flip(2).flatten(1).to(s.dtype) * s,
+        HALVES.to(torch.uint8),
+    ),
+    "groups": (lambda w, s: of_groups(w, s.expand(-1, 4) * 1), WHOLE.to(torch.int8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("name", PACKED)
+def test_words_of_two_elements(name: str, dtype: torch.dtype) -> None:
+    """Weights are computed in pairs, and have torch's bits for all integers, and for scales of all sizes."""
+    dequantized, w = PACKED[name]
+    limits = torch.finfo(dtype)
+    scale = torch.cat((torch.tensor([1, limits.smallest_normal / 8, -limits.max / 512]), torch.randn(COLUMNS - 3))).to(dtype)
+    arguments = torch.eye(64, dtype=dtype), w, scale[:, None]
+
+    def columns(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return F.linear(x, dequantized(w, s))
+
+    assert computes_weights(columns, *arguments) and is_packed(columns, *arguments)
+    assert torch.equal(run(columns, *arguments), dequantized(w, scale[:, None]).T)
+
+
+def is_packed(function: Callable[..., Any], *arguments: Any) -> bool:
+    (source,) = fg.kernel(function).lower(*arguments, target="sm_90a").sources
+    return "float b[2]" not in source.pipeline
+
+
+def test_weights_that_words_of_two_elements_would_round() -> None:
+    """Scales of float32, zero points that are floats, and divisions; also lanes that read different tensors."""
+    x, w, s = randn(3, 64), numbers(COLUMNS, 64), scales(COLUMNS, 1)
+    lanes = numbers(COLUMNS, 32), numbers(COLUMNS, 32)
+    for function, others in (
+        (lambda x, w, s: F.linear(x, (w.float() * s).to(x.dtype)), (w, s.float())),
+        (lambda x, w, s: F.linear(x, (w.to(x.dtype) - s) * s), (w, s)),
+        (lambda x, w, s: F.linear(x, w.to(x.dtype) / s), (w, s)),
+        (lambda x, a, b, s: F.linear(x, torch.stack((a, b), -1).flatten(1).to(x.dtype) * s), (*lanes, s)),
+    ):
+        assert not is_packed(function, x, *others)
+        agrees(function, x, *others)
+
+
 def test_elements_in_two_orders() -> None:
     """A thread reads the same neighbours twice, the second time backwards."""
 
