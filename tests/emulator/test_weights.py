@@ -208,16 +208,33 @@ def test_stored_types(name: str) -> None:
     agrees(lambda x, w, s: F.linear(x, dequantized(w, s[:, None])), randn(3, 64), w, scales(COLUMNS))
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_candidates(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "number"), [(3, 0), (3, 1), (30, 2), (30, 3)])
+def test_candidates(rows: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and two chunks in flight, and tiles of columns that are twice as wide."""
 
     def planned(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
         return MatmulChoice(candidates(shape_of(graph, group, expected), target)[number])
 
     monkeypatch.setattr(tensor_cores, "choose", planned)
-    agrees(channels, randn(3, 1184), numbers(COLUMNS, 1184), scales(COLUMNS))
-    check(lambda x, w, v: (x @ w) * (x @ v), randn(3, 200), randn(200, COLUMNS), randn(200, COLUMNS), timings=ONCE, unit=2.0**-7)
+    agrees(channels, randn(rows, 1184), numbers(COLUMNS, 1184), scales(COLUMNS))
+    if rows == 3:
+        check(
+            lambda x, w, v: (x @ w) * (x @ v), randn(3, 200), randn(200, COLUMNS), randn(200, COLUMNS), timings=ONCE, unit=2.0**-7
+        )
+
+
+def test_chunks_in_flight_fit_the_registers() -> None:
+    """Two chunks, if a thread's registers hold these beside the sums."""
+
+    def stages(rows: int, weight: Tensor) -> int:
+        graph = fg.kernel(lambda x, w, s: F.linear(x, (w * s[:, None]).to(x.dtype)))
+        (step,) = graph.lower(randn(rows, 64), weight, scales(weight.shape[0], dtype=F32), target="sm_90a").program.steps
+        assert isinstance(step, Launch) and isinstance(step.plan, FewRowsPlan)
+        return step.plan.stages
+
+    columns = 20000  # in more tiles than there are SMs
+    assert [stages(rows, torch.zeros(columns, 64, dtype=torch.int8)) for rows in (1, 16, 32, 64)] == [2, 2, 2, 2]
+    assert [stages(rows, torch.zeros(columns, 64)) for rows in (1, 16, 64)] == [2, 2, 1]
 
 
 def test_a_gated_layer() -> None:

@@ -60,7 +60,7 @@ def stored_weight(graph: Graph, matmul: int) -> StoredWeight | None:
     read = next(iter(reads.values()))
     stored = sum(min(size, (sizes[p] or 0) / (depth * columns)) for p, size in read.items())
     width = max(read.values(), default=0)
-    return StoredWeight(tuple(reads), width, stored) if 0 < width <= _WIDEST and stored <= _MOST_BYTES else None
+    return StoredWeight(tuple(reads), width, stored, len(read)) if 0 < width <= _WIDEST and stored <= _MOST_BYTES else None
 
 
 def stored_leaves(graph: Graph, matmul: int) -> tuple[int, ...] | None:
