@@ -148,6 +148,7 @@ PACKED: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "unsigned bytes": (lambda w, s: s * w.to(s.dtype), WHOLE.to(torch.uint8)),
     "unsigned bytes less a number": (lambda w, s: (w.to(s.dtype) - 100) * s, WHOLE.to(torch.uint8)),
     "upper bits": (lambda w, s: (w & 240).to(s.dtype) * s, WHOLE.to(torch.uint8)),
+    "shifted bytes": (lambda w, s: (w >> 1).to(s.dtype) * s, WHOLE.to(torch.int8)),
     "bytes of two words": (lambda w, s: w.unflatten(1, (-1, 2, 4)).mT.flatten(1).to(s.dtype) * s, WHOLE.to(torch.int8)),
     "nibbles": (lambda w, s: (nibbles(w).to(s.dtype) - 8) * s, HALVES.to(torch.uint8)),
     "high nibbles first": (

@@ -155,17 +155,14 @@ class WeightView:
     Attributes:
         windows: its windows.
         shared: statements that convert the elements that all pairs read.
-        reads: statements that convert those of a pair.
-        call: the call of its math on a pair; `b` is the result.
-        word: instead of the call, the word of a pair; empty if the math is not packed.
+        lines: statements that compute a pair.
+        word: both elements of the pair in a word.
     """
 
     windows: tuple[WindowView, ...]
     shared: tuple[str, ...]
-    reads: tuple[str, ...]
-    lanewise: bool
-    call: str
-    word: str = ""
+    lines: tuple[str, ...]
+    word: str
 
 
 @dataclass(frozen=True)
@@ -240,13 +237,21 @@ def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[Pa
     return {"a": _matrix(launch.kernel, body.matrices[0], "a")}
 
 
+_WIDE_UNIT = 8  # of wide types, or of many rows; their registers leave no room for more
+
+
 def _few_rows_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """Returns the additional template variables of few rows: also if all second operands can be read before the wait for the
     previous launch, and if blocks wait for others of the launch."""
     weights = [weight for part in body.parts for weight in part.weights]
     read = {*body.matrices[1:], *(window.buffer for weight in weights for window in weight.windows)}
-    early = launch.overlaps and launch.early_reads >= read
-    return {**_address_variables(launch, body, views), "early": early, "waits": launch.waits, "computes": bool(weights)}
+    return {
+        **_address_variables(launch, body, views),
+        "early": launch.overlaps and launch.early_reads >= read,
+        "waits": launch.waits,
+        "computes": bool(weights),
+        "keeps_columns": isinstance(body.plan, FewRowsPlan) and body.plan.unit > _WIDE_UNIT,
+    }
 
 
 _PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
@@ -296,7 +301,7 @@ def _weight(kernel: LoweredKernel, weight: ComputedOperand) -> WeightView:
     whole = {stored.window for read, stored in zip(function.reads, weight.reads, strict=True) if read.bits is None}
     windows = tuple(_window(w, offsets, axes, coordinates, number in whole) for number, w in enumerate(weight.windows))
     if weight.packed is not None:
-        return _packed_weight(weight, weight.packed, windows, lambda index: index_text(index, offsets, axes, coordinates))
+        return _packed_weight(weight.dtype, weight.packed, windows, lambda index: index_text(index, offsets, axes, coordinates))
     shared: list[str] = []
     reads: list[str] = []
     types = {p.name: p.dtype.spelling for p in function.function.parameters}
@@ -307,14 +312,16 @@ def _weight(kernel: LoweredKernel, weight: ComputedOperand) -> WeightView:
         name, value = (read.name, values) if len(indices) == 1 else (f"{read.name}[2]", f"{{{values}}}")
         (shared if window.count == 1 else reads).append(f"const {types[read.name]} {name} = {value};")
     arguments = [argument_text(a, function, offsets, coordinates) for a in function.arguments]
-    call = f"{function.function.name}({', '.join(arguments if function.lanewise else [*arguments, 'b[0]', 'b[1]'])})"
-    return WeightView(windows, tuple(shared), tuple(reads), function.lanewise, call)
+    name = function.function.name
+    each = f"for (i32 v = 0; v < 2; ++v) b[v] = {name}({', '.join(arguments)});"
+    call = each if function.lanewise else f"{name}({', '.join([*arguments, 'b[0]', 'b[1]'])});"
+    return WeightView(windows, tuple(shared), (*reads, "float b[2];", call), f"cvt_{weight.dtype.spelling}x2(b[0], b[1])")
 
 
 def _element(window: WindowView, bits: ByteBits | None, index: str) -> str:
     """Prints an element of a window in its computing type."""
     if bits is None:
-        return f"widen({window.name}[{index}])" if window.count > 1 else f"widen(stored.{window.name})"
+        return f"widen({_whole(window, index)})"
     word = _masked(_word(window, bits, index, flips=bits.signed), bits)
     return f"byte_to_float({word}, {_byte(window, index)}, {_END_OF_BYTES + bits.less}.0f)"
 
@@ -335,13 +342,10 @@ def _byte(window: WindowView, index: str) -> str:
     return f"({index}) % 4" if window.count > 1 else "0"
 
 
-def _packed_weight(
-    weight: ComputedOperand, packed: PackedMath, windows: tuple[WindowView, ...], text: Callable[[Index], str]
-) -> WeightView:
+def _packed_weight(dtype: DType, packed: PackedMath, windows: tuple[WindowView, ...], text: Callable[[Index], str]) -> WeightView:
     """Prints the math on a pair as operations on words of two 16-bit floats."""
-    pair, dtype = f"{weight.dtype.spelling}x2", weight.dtype
-    shared: list[str] = []
-    reads: list[str] = []
+    pair = f"{dtype.spelling}x2"
+    shared, reads = list[str](), list[str]()
 
     def named(name: str, read: StoredRead, value: str) -> str:
         (shared if windows[read.window].count == 1 else reads).append(f"const u32 {name} = {value};")
@@ -351,13 +355,13 @@ def _packed_weight(
     words = [named(name, each.read, _numbers(each, windows[each.read.window], dtype, text)) for name, each in numbers.items()]
     word = f"sub_{pair}({', '.join(words)})" if packed.zero else words[0]
     if packed.scale is not None:
-        low, high = (_bits(windows[packed.scale.window], text(index)) for index in packed.scale.indices)
+        low, high = (f"u32({_whole(windows[packed.scale.window], text(index))}.bits)" for index in packed.scale.indices)
         word = f"mul_{pair}({word}, {named('scale', packed.scale, f'{low} | {high} << 16')})"
-    return WeightView(windows, tuple(shared), tuple(reads), lanewise=False, call="", word=word)
+    return WeightView(windows, tuple(shared), tuple(reads), word)
 
 
-def _bits(window: WindowView, index: str) -> str:
-    return f"u32({window.name}[{index}].bits)" if window.count > 1 else f"u32(stored.{window.name}.bits)"
+def _whole(window: WindowView, index: str) -> str:
+    return f"{window.name}[{index}]" if window.count > 1 else f"stored.{window.name}"
 
 
 def _numbers(numbers: PackedNumbers, window: WindowView, dtype: DType, text: Callable[[Index], str]) -> str:
@@ -370,8 +374,8 @@ def _numbers(numbers: PackedNumbers, window: WindowView, dtype: DType, text: Cal
     if numbers.in_word:
         ends = f"permute_bytes({_masked(words[0], numbers.bits[0])}, {first >> 8:#x}u, 0x4040u | {low} | {high} << 8)"
     else:
-        mask = numbers.bits[0].mask * _BOTH
-        ends = f"and_or(permute_bytes({', '.join(words)}, 0x0400u | {low} | {high} << 8), {mask:#010x}u, {first * _BOTH:#010x}u)"
+        mask, start = numbers.bits[0].mask * _BOTH, first * _BOTH
+        ends = f"and_or(permute_bytes({', '.join(words)}, 0x0400u | {low} | {high} << 8), {mask:#010x}u, {start:#010x}u)"
     ends = f"bytes_to_{pair}({ends})" if numbers.is_byte else ends
     return f"sub_{pair}({ends}, {_half_bits(numbers.less, dtype) * _BOTH:#010x}u)" if numbers.less else ends
 
