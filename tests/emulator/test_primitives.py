@@ -24,6 +24,8 @@ DEVICE = Path(__file__).resolve().parents[2] / "templates" / "cuda" / "primitive
 
 # A statement that uses each primitive, or all overloads of it, over the parameters of USE.
 USES = {
+    "bytes_to_bf16x2": "u32 ends = and_or(u32(widen(load(integers, 0))), 0x00ff00ffu, 0x43004300u);"
+    "store(integers, 0, widen(i32(mul_bf16x2(bytes_to_bf16x2(ends), mul_f16x2(ends, sub_f16x2(ends, 1u))))));",
     "cluster_arrive": "cluster_arrive();",
     "cluster_load": "auto p = shared_array<float>(0); store(floats, 0, cluster_load(p, 1, 0));"
     "store(doubles, 0, cluster_load(shared_array<double>(8), 0, 0));"

@@ -151,6 +151,60 @@ STORED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = {
 }
 
 
+WHOLE, HALVES = (torch.arange(COLUMNS * n).reshape(COLUMNS, n) % 256 for n in (64, 32))
+"""All bytes, and all pairs of nibbles."""
+PACKED: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
+    "bytes": (lambda w, s: w.to(s.dtype) * s, WHOLE.to(torch.int8)),
+    "bytes that are not scaled": (lambda w, s: w.to(s.dtype), WHOLE.to(torch.int8)),
+    "unsigned bytes": (lambda w, s: s * w.to(s.dtype), WHOLE.to(torch.uint8)),
+    "unsigned bytes less a number": (lambda w, s: (w.to(s.dtype) - 100) * s, WHOLE.to(torch.uint8)),
+    "upper bits": (lambda w, s: (w & 240).to(s.dtype) * s, WHOLE.to(torch.uint8)),
+    "shifted bytes": (lambda w, s: (w >> 1).to(s.dtype) * s, WHOLE.to(torch.int8)),
+    "bytes of two words": (lambda w, s: w.unflatten(1, (-1, 2, 4)).mT.flatten(1).to(s.dtype) * s, WHOLE.to(torch.int8)),
+    "nibbles": (lambda w, s: (nibbles(w).to(s.dtype) - 8) * s, HALVES.to(torch.uint8)),
+    "high nibbles first": (
+        lambda w, s: nibbles(w).unflatten(1, (-1, 2)).flip(2).flatten(1).to(s.dtype) * s,
+        HALVES.to(torch.uint8),
+    ),
+    "groups": (lambda w, s: of_groups(w, s.expand(-1, 4) * 1), WHOLE.to(torch.int8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("name", PACKED)
+def test_words_of_two_elements(name: str, dtype: torch.dtype) -> None:
+    """Weights are computed in pairs, and have torch's bits for all integers, and for scales of all sizes."""
+    dequantized, w = PACKED[name]
+    limits = torch.finfo(dtype)
+    scale = torch.cat((torch.tensor([1, limits.smallest_normal / 8, -limits.max / 512]), torch.randn(COLUMNS - 3))).to(dtype)
+    arguments = torch.eye(64, dtype=dtype), w, scale[:, None]
+
+    def columns(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return F.linear(x, dequantized(w, s))
+
+    assert computes_weights(columns, *arguments) and is_packed(columns, *arguments)
+    assert torch.equal(run(columns, *arguments), dequantized(w, scale[:, None]).T)
+
+
+def is_packed(function: Callable[..., Any], *arguments: Any) -> bool:
+    (source,) = fg.kernel(function).lower(*arguments, target="sm_90a").sources
+    return "float b[2]" not in source.pipeline
+
+
+def test_weights_that_words_of_two_elements_would_round() -> None:
+    """Scales of float32, zero points that are floats, and divisions; also lanes that read different tensors."""
+    x, w, s = randn(3, 64), numbers(COLUMNS, 64), scales(COLUMNS, 1)
+    lanes = numbers(COLUMNS, 32), numbers(COLUMNS, 32)
+    for function, others in (
+        (lambda x, w, s: F.linear(x, (w.float() * s).to(x.dtype)), (w, s.float())),
+        (lambda x, w, s: F.linear(x, (w.to(x.dtype) - s) * s), (w, s)),
+        (lambda x, w, s: F.linear(x, w.to(x.dtype) / s), (w, s)),
+        (lambda x, a, b, s: F.linear(x, torch.stack((a, b), -1).flatten(1).to(x.dtype) * s), (*lanes, s)),
+    ):
+        assert not is_packed(function, x, *others)
+        agrees(function, x, *others)
+
+
 def test_elements_in_two_orders() -> None:
     """A thread reads the same neighbours twice, the second time backwards."""
 
@@ -166,16 +220,33 @@ def test_stored_types(name: str) -> None:
     agrees(lambda x, w, s: F.linear(x, dequantized(w, s[:, None])), randn(3, 64), w, scales(COLUMNS))
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_candidates(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "number"), [(3, 0), (3, 1), (30, 2), (30, 3)])
+def test_candidates(rows: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and two chunks in flight, and tiles of columns that are twice as wide."""
 
     def planned(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
         return MatmulChoice(candidates(shape_of(graph, group, expected), target)[number])
 
     monkeypatch.setattr(tensor_cores, "choose", planned)
-    agrees(channels, randn(3, 1184), numbers(COLUMNS, 1184), scales(COLUMNS))
-    check(lambda x, w, v: (x @ w) * (x @ v), randn(3, 200), randn(200, COLUMNS), randn(200, COLUMNS), timings=ONCE, unit=2.0**-7)
+    agrees(channels, randn(rows, 1184), numbers(COLUMNS, 1184), scales(COLUMNS))
+    if rows == 3:
+        check(
+            lambda x, w, v: (x @ w) * (x @ v), randn(3, 200), randn(200, COLUMNS), randn(200, COLUMNS), timings=ONCE, unit=2.0**-7
+        )
+
+
+def test_chunks_in_flight_fit_the_registers() -> None:
+    """Two chunks, if a thread's registers hold these beside the sums."""
+
+    def stages(rows: int, weight: Tensor) -> int:
+        graph = fg.kernel(lambda x, w, s: F.linear(x, (w * s[:, None]).to(x.dtype)))
+        (step,) = graph.lower(randn(rows, 64), weight, scales(weight.shape[0], dtype=F32), target="sm_90a").program.steps
+        assert isinstance(step, Launch) and isinstance(step.plan, FewRowsPlan)
+        return step.plan.stages
+
+    columns = 20000  # in more tiles than there are SMs
+    assert [stages(rows, torch.zeros(columns, 64, dtype=torch.int8)) for rows in (1, 16, 32, 64)] == [2, 2, 2, 2]
+    assert [stages(rows, torch.zeros(columns, 64)) for rows in (1, 16, 64)] == [2, 2, 1]
 
 
 def test_a_gated_layer() -> None:

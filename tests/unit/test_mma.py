@@ -92,7 +92,7 @@ def test_plans_fit_the_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", OLDER)
 def test_plans_of_few_rows_fit_the_machine(name: str) -> None:
-    machine, stored = target(name), StoredWeight((32, 16, 8), 1, 1.0)
+    machine, stored = target(name), StoredWeight((32, 16, 8), 1, 1.0, 2)
     for rows, columns, products, weight in itertools.product([1, 16, 48, 64], [8, 4096], (1, 2), (None, stored)):
         shape = MatmulShape(rows, [columns], 4096, products=products, stored=weight, pipeline=MMA_SYNC.name)
         found = candidates(shape, machine)

@@ -239,7 +239,8 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
 
 _MOST_UNIT_BYTES = 16  # a thread loads them at once
 _MOST_UNIT_ELEMENTS = 64  # a unit in all fragments of rows; it takes half as many registers of a thread
-_MOST_IN_FLIGHT = 256  # elements in all fragments and warps of a block up to which two chunks are in flight
+_REGISTERS, _MOST_REGISTERS = 1 << 16, 256  # of an SM, and of a thread
+_OTHER_REGISTERS = 16  # at least, beside operands and sums
 
 
 def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> tuple[FewRowsPlan, ...]:
@@ -256,13 +257,21 @@ def _stored_plans(shape: MatmulShape, stored: StoredWeight, target: Target) -> t
         FewRowsPlan(rows, tile_n, warps, 1, blocks, shape.products, shift, "k", unit, 1) for warps, blocks in ((16, 1), (8, 2))
     )
     if fragments <= 2:
-        plan = few if tiles <= target.sms else many
-        stages = 2 if unit * fragments * plan.warps <= _MOST_IN_FLIGHT else 1
-        return replace(plan, stages=stages), replace(plan, stages=3 - stages)
+        return _with_stages(few if tiles <= target.sms else many, stored)
     # More rows read the first operand as often as there are tiles.
-    wide = replace(many, tile_n=2 * tile_n, blocks_per_sm=1)
+    wide = _with_stages(replace(many, tile_n=2 * tile_n, blocks_per_sm=1), stored)
     plans = (few, replace(many, stages=2, blocks_per_sm=1))
-    return plans if shift else (wide, *plans) if tiles >= 2 * target.sms else (*plans, wide)
+    return plans if shift else (*wide, *plans) if tiles >= 2 * target.sms else (*plans, *wide)
+
+
+def _with_stages(plan: FewRowsPlan, stored: StoredWeight) -> tuple[FewRowsPlan, FewRowsPlan]:
+    """Returns a plan with two chunks in flight if registers hold these, then with the other number of chunks."""
+    fragments, slabs = plan.tile_m // _FRAGMENT_ROWS, plan.tile_n * plan.products // _FRAGMENT_COLUMNS
+    sums = 4 * fragments * slabs
+    chunk = fragments * plan.unit // 2 + 2 * slabs * (math.ceil(plan.unit * stored.width / 4) + stored.values - 1)
+    room = min(_REGISTERS // (plan.threads * plan.blocks_per_sm), _MOST_REGISTERS) - _OTHER_REGISTERS
+    stages = 2 if sums + 2 * chunk <= room else 1
+    return replace(plan, stages=stages), replace(plan, stages=3 - stages)
 
 
 def _fits_slabs(shape: MatmulShape) -> bool:

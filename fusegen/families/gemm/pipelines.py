@@ -34,11 +34,13 @@ class StoredWeight:
         units: the numbers of neighbouring elements of the depth that a thread can compute at once, the largest first.
         width: bytes per element of the widest read.
         bytes: bytes per element of all reads.
+        values: the number of tensors that are read.
     """
 
     units: tuple[int, ...]
     width: float
     bytes: float
+    values: int
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.kernel import Body, Plan
 from fusegen.schedule.math import LaneFunction, Reduction
+from fusegen.schedule.terms import ByteBits
 from fusegen.units import counted
 
 
@@ -282,6 +283,34 @@ class StoredRead:
 
 
 @dataclass(frozen=True)
+class PackedNumbers:
+    """Integers that a pair reads, one of each lane, as the ends of two 16-bit floats.
+
+    Attributes:
+        bits: those of each lane; only their shifts may differ.
+        in_word: True if both lanes read the same bits of bytes of one word.
+        is_byte: True for whole bytes as bfloat16, whose bits do not all fit behind a float: they are converted as signed bytes.
+        less: the number that is subtracted from both floats, or signed bytes.
+    """
+
+    read: StoredRead
+    bits: tuple[ByteBits, ByteBits]
+    in_word: bool
+    is_byte: bool
+    less: int
+
+
+@dataclass(frozen=True)
+class PackedMath:
+    """Math on a pair that has the same result in words of two 16-bit floats as in float32: an integer, less another one, times an
+    element of the result's type."""
+
+    number: PackedNumbers
+    zero: PackedNumbers | None
+    scale: StoredRead | None
+
+
+@dataclass(frozen=True)
 class ComputedOperand:
     """A second operand that is computed on load.
 
@@ -289,12 +318,14 @@ class ComputedOperand:
         function: the math on two neighbouring elements of the depth; its axes are columns, units, and pairs of a unit.
         windows: the stored elements of a unit.
         reads: the elements for the reads of `function`.
+        packed: the same math on words of two elements, which takes its place; None if the result may differ.
     """
 
     dtype: DType
     function: LaneFunction
     windows: tuple[Window, ...]
     reads: tuple[StoredRead, ...]
+    packed: PackedMath | None
 
 
 @dataclass(frozen=True)

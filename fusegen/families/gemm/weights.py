@@ -16,7 +16,7 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.families.gemm.pipelines import WGMMA, StoredWeight, compute_on_load
-from fusegen.families.gemm.plan import ComputedOperand, StoredRead, Window
+from fusegen.families.gemm.plan import ComputedOperand, PackedMath, PackedNumbers, StoredRead, Window
 from fusegen.fusion.accumulator import LANES
 from fusegen.fusion.groups import matmuls_of
 from fusegen.fusion.producers import Producers, walk
@@ -28,7 +28,6 @@ from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.column_pairs import PAIR, LaneMath, lane_function, lane_position
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.math import LaneRead
 from fusegen.schedule.terms import SMALL, BufferRead, ByteBits, FusedOp, Leaf, Term, Terms
 from fusegen.target import Target
 
@@ -61,7 +60,7 @@ def stored_weight(graph: Graph, matmul: int) -> StoredWeight | None:
     read = next(iter(reads.values()))
     stored = sum(min(size, (sizes[p] or 0) / (depth * columns)) for p, size in read.items())
     width = max(read.values(), default=0)
-    return StoredWeight(tuple(reads), width, stored) if 0 < width <= _WIDEST and stored <= _MOST_BYTES else None
+    return StoredWeight(tuple(reads), width, stored, len(read)) if 0 < width <= _WIDEST and stored <= _MOST_BYTES else None
 
 
 def stored_leaves(graph: Graph, matmul: int) -> tuple[int, ...] | None:
@@ -243,9 +242,11 @@ def lower_weight(context: Context, matmul: int, unit: int, name: str) -> Compute
     # Reads come in another order than in `_windows`, and a window begins where its first read does.
     windows, known = _Windows(unit), _windows(context.graph, operand, unit)
     windows.found = [(context.reads[p], first, count) for p, first, count in known.found] if known else []
-    reads = [_placed(windows, read) for read in function.reads]
+    reads = [_placed(windows, [BufferRead(read.buffer, offset) for offset in read.offsets]) for read in function.reads]
+    assert None not in reads  # checked by fusion
+    packed = _packed(context, evaluator.terms, roots, node.dtype, windows)
     found = tuple(_window(context, *window) for window in windows.found)
-    return ComputedOperand(node.dtype, function, found, tuple(reads))
+    return ComputedOperand(node.dtype, function, found, tuple(read for read in reads if read), packed)
 
 
 def _window(context: Context, buffer: int, offset: Index, count: int) -> Window:
@@ -254,11 +255,12 @@ def _window(context: Context, buffer: int, offset: Index, count: int) -> Window:
     return Window(name, buffer, dtype, offset, count, aligned)
 
 
-def _placed(windows: _Windows, read: LaneRead) -> StoredRead:
-    placed = [windows.place(read.buffer, offset) for offset in read.offsets]
+def _placed(windows: _Windows, reads: Sequence[BufferRead]) -> StoredRead | None:
+    """Returns the elements of a pair; None if the lanes read different windows."""
+    placed = [windows.place(read.buffer, read.offset) for read in reads]
     found = [place for place in placed if place is not None]
-    assert len(found) == len(placed) and len({number for number, _ in found}) == 1  # checked by fusion
-    return StoredRead(found[0][0], tuple(distance for _, distance in found))
+    is_one = len(found) == len(placed) and len({number for number, _ in found}) == 1
+    return StoredRead(found[0][0], tuple(distance for _, distance in found)) if is_one else None
 
 
 _EXACT = {DType.BFLOAT16: 1 << 8, DType.FLOAT16: 1 << 11}
@@ -386,3 +388,71 @@ def _range(context: Context, term: Term, operands: Sequence[_Range]) -> _Range:
     if term.op is Op.ADD:
         return low + least, high + most
     return (low - most, high - least) if term.op is Op.SUB else None
+
+
+# Math in words of two 16-bit floats. The product of a small integer and a 16-bit float is exact in float32, also if it is
+# subnormal, so that it is rounded once, as in 16 bits.
+
+
+ENDS = {DType.BFLOAT16: 128, DType.FLOAT16: 1024}
+"""16-bit floats from these to their doubles are all integers, and end in the bits of a smaller integer."""
+
+
+def _packed(context: Context, terms: Terms, roots: Sequence[int], dtype: DType, windows: _Windows) -> PackedMath | None:
+    """Returns the math on a pair in words of two elements; None if the result may differ."""
+    first, second = (_factors(context, terms, root, dtype) for root in roots)
+    if first is None or second is None or first.keys() != second.keys():
+        return None
+    pairs = {name: (read, second[name]) for name, read in first.items()}
+    numbers = {name: _numbers(windows, pairs[name], dtype) for name in ("number", "zero") if name in pairs}
+    known = [each for each in numbers.values() if each is not None]
+    if len(known) < len(numbers) or not _are_exact(known, dtype):
+        return None
+    scale = _placed(windows, pairs["scale"]) if "scale" in pairs else None
+    is_placed = scale is not None or "scale" not in pairs
+    return PackedMath(known[0], numbers.get("zero"), scale) if is_placed else None
+
+
+def _factors(context: Context, terms: Terms, root: int, dtype: DType) -> dict[str, BufferRead] | None:
+    """Returns the reads of math of the form (number - zero) * scale, where all but the number are optional; None for other math."""
+    factors: dict[str, object] = {}
+    term = terms.items[root]
+    if term.op is Op.MUL:
+        a, b = (terms.items[a] for a in term.args)
+        term, scale = (b, a) if _is_element(context, a, dtype) else (a, b)
+        if not _is_element(context, scale, dtype):
+            return None
+        factors["scale"] = scale.payload
+    if term.op is Op.SUB:
+        term, zero = (terms.items[a] for a in term.args)
+        factors["zero"] = zero.payload
+    factors["number"] = term.payload
+    found = {name: read for name, read in factors.items() if isinstance(read, BufferRead)}
+    is_whole = len(found) == len(factors) and all(found[name].bits for name in found if name != "scale")
+    return found if is_whole else None
+
+
+def _is_element(context: Context, term: Term, dtype: DType) -> bool:
+    read = term.payload
+    return isinstance(read, BufferRead) and read.bits is None and context.dtype(read.buffer) is dtype
+
+
+def _numbers(windows: _Windows, reads: Sequence[BufferRead], dtype: DType) -> PackedNumbers | None:
+    """Returns the integers of a pair; None if they are not converted by the same instructions, or not exactly."""
+    first, second = (cast(ByteBits, read.bits) for read in reads)
+    is_byte = first.mask >= ENDS[dtype]
+    less = first.less + (-_SIGN if is_byte else ENDS[dtype])
+    placed = _placed(windows, reads)
+    if placed is None or replace(first, shift=second.shift) != second or abs(less) > _EXACT[dtype]:
+        return None
+    words = [[sympy.sympify(index).subs(PAIR, pair) // 4 for index in placed.indices] for pair in range(windows.unit // LANES)]
+    in_word = first == second and all(low == high for low, high in words)
+    return PackedNumbers(placed, (first, second), in_word, is_byte, less)
+
+
+def _are_exact(numbers: Sequence[PackedNumbers], dtype: DType) -> bool:
+    """True if a 16-bit type has all values of integers, and all differences of two."""
+    ranges = [(-each.bits[0].less, each.bits[0].mask - each.bits[0].less) for each in numbers]
+    (low, high), (least, most) = ranges[0], ranges[-1]
+    differences = ((low - most, high - least),) if len(ranges) > 1 else ()
+    return all(max(map(abs, bounds)) <= _EXACT[dtype] for bounds in (*ranges, *differences))
