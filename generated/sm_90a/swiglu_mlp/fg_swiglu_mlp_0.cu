@@ -1,5 +1,5 @@
 // swiglu_mlp_0: matmul with epilogue, two matmuls per tile, emitted by fusegen for sm_90a.
-// Grid min(((x_dim0 + 127) // 128) * 112, 132), block 384, 229440 bytes of shared memory.
+// Grid min(((x_dim0 + 127) // 128) * 224, 132), block 384, 229488 bytes of shared memory.
 // Reads x_dim0 * 8192 + 234881024 bytes, writes x_dim0 * 28672.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
@@ -19,6 +19,7 @@
 #include "../primitives/named_barrier_sync.cuh"
 #include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/opaque.cuh"
 #include "../primitives/pack_pair.cuh"
 #include "../primitives/raise_registers.cuh"
 #include "../primitives/shared_array.cuh"
@@ -57,24 +58,20 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
-// d (+)= A[64, 16] * B[256, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
+// d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
 // Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
 template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u64 b, i32 accumulate = 1) {
+__device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64 b, i32 accumulate = 1) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
-        "setp.ne.b32 p, %130, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+        "setp.ne.b32 p, %66, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
-        " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
-        " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
-        " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
-        " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, %131, %132;\n\t"
+        " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, p, 1, 1, %67, %68;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -83,25 +80,18 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
           "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
           "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-          "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
 }
 
 // Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
-constexpr i32 CONSUMERS = 2;  // consumer warpgroups, 64 rows of the tile each
-constexpr i32 TILE_M = 64 * CONSUMERS;
-constexpr i32 TILE_N = 128;
+constexpr i32 CONSUMERS = 2;  // consumer warpgroups, which multiply tiles in turns
+constexpr i32 SLABS = 2;  // of 64 rows in a tile
+constexpr i32 TILE_M = 64 * SLABS;
+constexpr i32 TILE_N = 64;
 constexpr i32 TILE_K = 64;
 constexpr i32 PRODUCTS = 2;  // matrices B that are multiplied by the same A
-constexpr i32 STAGES = 4;
+constexpr i32 STAGES = 6;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 
 constexpr i32 WARPGROUP = 128;
@@ -117,7 +107,7 @@ constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
 constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
 
 constexpr i32 COLUMNS = 14336;
-constexpr i32 WIDTH = 112;  // tiles per row of tiles
+constexpr i32 WIDTH = 224;  // tiles per row of tiles
 
 // Results are stored through shared memory in chunks: 128 bytes of each of a warpgroup's 64 rows.
 constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
@@ -130,9 +120,10 @@ struct SharedMemory {
     bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
     u8 chunks[CONSUMERS][CHUNK_BUFFERS][CHUNK_BYTES];
     u64 full[STAGES];   // mbarriers: TMA has filled a stage
-    u64 empty[STAGES];  // mbarriers: all consumer warps have released a stage
+    u64 empty[STAGES];  // mbarriers: the warps that multiply it have released a stage
+    u64 turns[CONSUMERS];  // mbarriers: the other warpgroup has issued all wgmma of its tile
 };
-static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory) <= 229488, "the plan reserves less shared memory than the pipeline uses");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
@@ -144,6 +135,11 @@ struct Cursor {
             stage = 0;
             parity ^= 1;
         }
+    }
+
+    __device__ __forceinline__ void skip(i32 steps) {
+        parity ^= (stage + steps) / STAGES & 1;
+        stage = (stage + steps) % STAGES;
     }
 };
 
@@ -210,38 +206,42 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 }
 
 // Issues the wgmma of one stage.
-__device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared, i32 stage,
-                                               i32 consumer, bool first) {
+__device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared, i32 stage, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
     constexpr u32 A_STEP = DEPTH * sizeof(bf16);
     constexpr u32 B_STEP = DEPTH * sizeof(bf16);
-    const u64 a = wgmma_descriptor(&shared.a[stage][consumer * SLAB * TILE_K], ATOM_BYTES, SLAB_BYTES);
+    const u64 a = wgmma_descriptor(shared.a[stage], ATOM_BYTES, SLAB_BYTES);
     const u64 b = wgmma_descriptor(shared.b[stage], ATOM_BYTES, SLAB_BYTES);
     wgmma_fence();
 #pragma unroll
     for (i32 i = 0; i < TILE_K / DEPTH; ++i) {
-        wgmma_m64n256k16_bf16<0, 0>(
-            accumulator, wgmma_advance(a, i * A_STEP), wgmma_advance(b, i * B_STEP), !first || i > 0);
+#pragma unroll
+        for (i32 slab = 0; slab < SLABS; ++slab) {
+            wgmma_m64n128k16_bf16<0, 0>(
+                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP), !first || i > 0);
+        }
     }
     wgmma_commit();
 }
 
 // Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
-__device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
+__device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
-    multiply_stage(accumulator, shared, cursor.stage, consumer, true);
+    multiply_stage(accumulator, shared, cursor.stage, true);
     cursor.advance();
     for (i32 k = TILE_K; k < depth; k += TILE_K, cursor.advance()) {
         mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
-        multiply_stage(accumulator, shared, cursor.stage, consumer, false);
+        multiply_stage(accumulator, shared, cursor.stage, false);
         wgmma_wait<1>();
         release(shared, previous);
         previous = cursor.stage;
     }
-    wgmma_wait<0>(accumulator);
+    if (lane_id() == 0) mbarrier_arrive(&shared.turns[1 - consumer]);
+    wgmma_wait<0>(accumulator[0]);
+    wgmma_wait<0>(accumulator[1]);
     release(shared, previous);
 }
 
@@ -327,17 +327,27 @@ __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS],
     store_tile<bf16>(y, y_map, shared, tile, place, consumer);
 }
 
+__device__ __forceinline__ Place place_of(i32 thread) { return {thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2}; }
+
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
                                         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
-    const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
     Cursor cursor;
-    for (Tile tile; schedule.next(tile);) {
-        float accumulator[ACCUMULATORS];
+    const i32 steps = (depth + TILE_K - 1) / TILE_K;
+    schedule.index += consumer * schedule.stride;
+    schedule.stride *= CONSUMERS;
+    cursor.skip(consumer * steps);
+    u32 turn = 1 - consumer;  // parity; the first warpgroup begins
+    for (Tile tile; schedule.next(tile); cursor.skip(steps), turn ^= 1) {
+        float accumulator[SLABS][ACCUMULATORS];
+        mbarrier_wait(&shared.turns[consumer], turn);
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
-        tile.row += consumer * SLAB;
-        finish(accumulator, operands, y_map, shared, tile, place, rows, consumer);
+#pragma unroll
+        for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
+            const Place place = place_of(opaque(thread_id() % WARPGROUP));  // not earlier: addresses would take registers during the matmul
+            finish(accumulator[slab], operands, y_map, shared, tile, place, rows, consumer);
+        }
     }
     tma_store_wait<0>();
 }
@@ -345,8 +355,9 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
 __device__ __forceinline__ void initialise(SharedMemory& shared) {
     for (i32 stage = 0; stage < STAGES; ++stage) {
         mbarrier_init(&shared.full[stage], 1);
-        mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP / 32);
+        mbarrier_init(&shared.empty[stage], WARPGROUP / 32);
     }
+    for (i32 consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turns[consumer], WARPGROUP / 32);
     mbarrier_init_fence();
 }
 
