@@ -35,6 +35,7 @@ class MatmulCosts:
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
         few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
         few_rows_more: the factor of the time for each further 8 rows; that from 16 to 24 is `few_rows_many`.
+        whole_heads: extra time of few rows whose tiles hold whole heads, to reduce them.
         few_rows_computed: elements per µs of second operands that are computed on load.
     """
 
@@ -58,6 +59,7 @@ class MatmulCosts:
     few_rows_bandwidth: float
     few_rows_more: float
     few_rows_many: float
+    whole_heads: float
     few_rows_computed: float
 
 
@@ -100,6 +102,7 @@ H200 = MatmulCosts(
     few_rows_bandwidth=4.05e6,
     few_rows_more=1.06,
     few_rows_many=1.18,  # 4096 x 4096 takes 12.1 µs at 16 rows and 14.0 at 24; 7040 x 2368 12.8 at 24
+    whole_heads=1.5,  # norms and rotations of Qwen3's queries and keys: 2560 channels take 14.9 µs, 13.4 were expected
     few_rows_computed=3e6,  # int8 and int4, up to 16 rows: 14336 x 4096 elements take 22 to 28 us
 )
 

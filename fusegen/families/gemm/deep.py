@@ -14,7 +14,7 @@ from fusegen.families.gemm.plan import ContractionBody, DeepPlan, FewRowsPlan
 from fusegen.fusion.groups import Group
 from fusegen.fusion.order import written_by
 from fusegen.schedule.choices import Choice, Measured, choice_of
-from fusegen.schedule.kernel import Implementation
+from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.program import Launch, LibraryMatmul, Program, Step
 
 SEPARATE = Implementation("two launches")
@@ -79,16 +79,18 @@ def _second(program: Program, step: Step) -> Group | None:
 def _reads_stored_weights(launch: Launch) -> bool:
     """True for a matmul of few rows whose weights are stored along the depth, and are not computed on load."""
     plan, body = launch.plan, launch.kernel.body
-    if not isinstance(plan, FewRowsPlan) or not isinstance(body, ContractionBody):
-        return False
-    return plan.b_major == "k" and not any(part.weights for part in body.parts)
+    return isinstance(body, ContractionBody) and _has_layouts(plan) and not any(part.weights for part in body.parts)
+
+
+def _has_layouts(plan: Plan | None) -> bool:
+    return isinstance(plan, FewRowsPlan) and plan.b_major == "k" and plan.tile_m // _FRAGMENT in _LAYOUTS
 
 
 def _few_rows_plan(program: Program, step: Step, group: Group, expected: ExpectedSizes) -> FewRowsPlan | None:
     if isinstance(step, Launch):
         return cast(FewRowsPlan, step.plan) if _reads_stored_weights(step) else None
     plans = candidates(shape_of(program.graph, group, expected), program.target)
-    return next((plan for plan in plans if isinstance(plan, FewRowsPlan) and plan.b_major == "k"), None)
+    return next((cast(FewRowsPlan, plan) for plan in plans if _has_layouts(plan)), None)
 
 
 def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]) -> Choice:

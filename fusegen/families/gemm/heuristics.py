@@ -449,6 +449,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
     if isinstance(plan, ContractionPlan) and plan.consumers == 1 and written_by(graph, group):
         ours += costs.epilogue_start  # of copies into arguments
+    ours += costs.whole_heads if may_be_apart else 0.0
     library = library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms)
     if shape.stored is not None:
         library += sum(writing_time(costs, size) for size in shape.sizes)
