@@ -102,7 +102,7 @@ H200 = MatmulCosts(
     few_rows_bandwidth=4.05e6,
     few_rows_more=1.06,
     few_rows_many=1.18,  # 4096 x 4096 takes 12.1 µs at 16 rows and 14.0 at 24; 7040 x 2368 12.8 at 24
-    whole_heads=1.5,  # norms and rotations of Qwen3's queries and keys: 2560 channels take 14.9 µs, 13.4 were expected
+    whole_heads=1.5,  # norms and rotations of Qwen3's queries and keys: 2560 channels took 14.9 µs at one row, 12.8 were expected
     few_rows_computed=3e6,  # int8 and int4, up to 16 rows: 14336 x 4096 elements take 22 to 28 us
 )
 
