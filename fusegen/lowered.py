@@ -59,7 +59,7 @@ class Lowered:
         """The program with measured or pinned candidates of its choices, in place of those that are expected to be the fastest.
 
         Args:
-            measured: returns the candidate of a choice, or None for the expected one.
+            measured: returns one of the candidates of a choice, or None for the expected one; anything else is ignored.
         """
         return self._compiled.specializer.at(self.sizes, measured).program
 

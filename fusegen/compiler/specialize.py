@@ -23,6 +23,7 @@ from fusegen.families.gemm.heuristics import (
     ExpectedSizes,
     MatmulChoice,
     choose,
+    choose_for_any_rows,
     class_of,
     measured_choice,
     rows_and_depth,
@@ -475,8 +476,10 @@ class Specializer:
             def bodies(sizes: SizeValues) -> Bodies:
                 return {blocks: self._body(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            rewritten = reduce_in_two_steps(graph.with_facts(facts or ()), cuts)
-            self._planners[key] = GraphPlanner(rewritten, self._target, index64=self._index64, bodies=bodies, lock=self._lock)
+            graph = reduce_in_two_steps(graph.with_facts(facts or ()), cuts)
+            plan = choose_for_any_rows if facts is None and self._depth else choose  # a body for all sizes has no ranges of rows
+            new = GraphPlanner(graph, self._target, index64=self._index64, choose=plan, bodies=bodies, lock=self._lock)
+            self._planners[key] = new
         return self._planners[key]
 
     def _body(self, blocks: Blocks, sizes: SizeValues, *, is_general: bool) -> tuple[Program, Formula]:

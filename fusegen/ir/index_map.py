@@ -379,7 +379,7 @@ class GatheredView:
 
 def gathered_view(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> GatheredView | None:
     """Returns a node at an index as a view of the buffer that it gathers from; None if there is no gather, or no such view."""
-    gather, at = elements_below(graph, position, index, axes, passed)[-1]
+    gather, at = _elements_below(graph, position, index, axes, passed)[-1]
     if graph.nodes[gather].family is not Family.INDEXING:
         return None
     operand, number = sources(graph, gather, at, axes)
@@ -392,11 +392,11 @@ def gathered_view(graph: Graph, position: int, index: Position, axes: Axes, pass
 
 def _views(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> Iterator[StridedView | None]:
     """The node at an index as a view of each buffer below it, the furthest first; None if it is not a strided view."""
-    for base, offset_index in reversed(elements_below(graph, position, index, axes, passed)):
+    for base, offset_index in reversed(_elements_below(graph, position, index, axes, passed)):
         yield _affine(base, axes.extents, flat_offset(offset_index, buffer_strides(graph, base)), axes.symbols)
 
 
-def elements_below(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> list[tuple[int, Position]]:
+def _elements_below(graph: Graph, position: int, index: Position, axes: Axes, passed: Passed = ()) -> list[tuple[int, Position]]:
     """Returns the node and those that it is a view of, each with the index that is read."""
     below, operand_of = [(position, index)], dict(passed)
     while graph.nodes[below[-1][0]].family is Family.VIEW or below[-1][0] in operand_of:

@@ -53,10 +53,10 @@ class DeclaredPlans:
 
     def __init__(self, plans: Sequence[tuple[str, str]], measured: Measured | None = None) -> None:
         self._plans, self._measured, self._taken = plans, measured, frozenset[tuple[str, str]]()
-        self._choices: dict[tuple[str, tuple[int, ...]], Choice] = {}
+        self._choices: dict[tuple[str, str, tuple[int, ...]], Choice] = {}
 
     def __call__(self, choice: Choice) -> Plan | None:
-        self._choices = {**self._choices, (choice.name, choice.extents): choice}
+        self._choices = {**self._choices, (choice.name, choice.digest, choice.extents): choice}
         for name, text in self._plans:
             plan = next((plan for plan in choice.candidates if plan.description == text), None)
             if plan is not None and name in ("", choice.name):
@@ -70,7 +70,7 @@ class DeclaredPlans:
         """Returns the error of the first declared plan that a program does not take. A launch may have one without a choice."""
         taken = [(launch.kernel.name, launch.plan.description) for launch in program.launches if launch.plan is not None]
         known = [(choice.name, plan.description) for choice in self._choices.values() for plan in choice.candidates]
-        known += [each for each in taken if each not in known]
+        known = list(dict.fromkeys((*known, *taken)))
         for name, text in self._plans:
             if (name, text) not in self._taken and not _has(taken, name, text):
                 problem, hint = _problem(known, name, text)

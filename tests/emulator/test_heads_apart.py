@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.families.gemm.heuristics import HEADS_APART
 from fusegen.families.gemm.plan import ContractionBody, ContractionPlan, FewRowsPlan, MmaPlan
 from fusegen.schedule.choices import Choice
@@ -105,11 +106,16 @@ def test_declared(function: Callable[..., Any], arguments: Sequence[Tensor]) -> 
     assert isinstance(matmul_plan(kernel.lower(*arguments, target="sm_90a").program), FewRowsPlan)
 
 
+def test_an_unknown_plan_lists_both_kernels() -> None:
+    with pytest.raises(ArgumentError, match=HEADS_APART.description):
+        fg.kernel(normed_heads, plan="bogus").lower(*inputs(3), target="sm_90a")
+
+
 def choices(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90a") -> list[Choice]:
     """The choices of a kernel between programs."""
     low = fg.kernel(function).lower(*arguments, target=target)
     asked: list[Choice] = []
-    low._compiled.specializer.at(low.sizes, lambda choice: asked.append(choice) or None)
+    low.program_by(lambda choice: asked.append(choice) or None)
     return [choice for choice in asked if LIBRARY in choice.candidates]
 
 

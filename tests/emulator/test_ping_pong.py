@@ -40,6 +40,11 @@ def test_more_steps_than_stages(tile_n: int, timing: EmulatedTiming, monkeypatch
     check(residual, randn(rows, depth), randn(columns, depth), randn(rows, columns), sms=2, timings=(timing,))
 
 
+def test_rows_that_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_turns(monkeypatch, 128)
+    check(residual, randn(72, 328), randn(392, 328), randn(72, 392), sms=2, timings=EVERY_TIMING[1:3])
+
+
 def test_tiles_with_one_step_and_other_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     takes_turns(monkeypatch, 128)
     x, w, r = randn(64, 264), randn(64, 200), randn(264, 200)

@@ -157,6 +157,7 @@ PACKED: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
     "bytes": (lambda w, s: w.to(s.dtype) * s, WHOLE.to(torch.int8)),
     "bytes that are not scaled": (lambda w, s: w.to(s.dtype), WHOLE.to(torch.int8)),
     "unsigned bytes": (lambda w, s: s * w.to(s.dtype), WHOLE.to(torch.uint8)),
+    "signed bytes as unsigned": (lambda w, s: (w.to(torch.int64) & 255).to(s.dtype) * s, WHOLE.to(torch.int8)),
     "unsigned bytes less a number": (lambda w, s: (w.to(s.dtype) - 100) * s, WHOLE.to(torch.uint8)),
     "upper bits": (lambda w, s: (w & 240).to(s.dtype) * s, WHOLE.to(torch.uint8)),
     "shifted bytes": (lambda w, s: (w >> 1).to(s.dtype) * s, WHOLE.to(torch.int8)),
@@ -203,6 +204,16 @@ def test_weights_that_words_of_two_elements_would_round() -> None:
     ):
         assert not is_packed(function, x, *others)
         agrees(function, x, *others)
+
+
+def test_bits_beyond_a_byte_are_those_of_its_sign() -> None:
+    x, w = randn(3, 64), numbers(COLUMNS, 64)
+    for function in (
+        lambda x, w: F.linear(x, ((w.to(torch.int64) >> 4) & 255).to(x.dtype)),
+        lambda x, w: F.linear(x, (w.to(torch.int64) & 511).to(x.dtype)),
+        lambda x, w: F.linear(x, ((w.to(torch.int64) & 1023) >> 2).to(x.dtype)),
+    ):
+        agrees(function, x, w)
 
 
 def test_elements_in_two_orders() -> None:

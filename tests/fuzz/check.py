@@ -170,7 +170,7 @@ def widened(bound: Value) -> Value:
 
 
 def _eager(prepared: Prepared) -> tuple[Tensor, ...]:
-    """What torch gives; on the CPU where its functions for the device do not take the dtypes.
+    """Returns torch's results; on the CPU where its functions for the device do not take the dtypes.
 
     Attention is in matmuls and a softmax: torch's kernel for CPUs gives 0 for a query whose scores are all NaN.
     """

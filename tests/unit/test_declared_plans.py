@@ -63,7 +63,8 @@ def test_a_declared_plan_decides_between_programs() -> None:
 def test_a_declared_plan_in_ranges_of_rows() -> None:
     kernel = fg.kernel(plan=TILES)(norm_linear)
     ranges = kernel.lower(*NORM_LINEAR, target="sm_90a").plans
-    assert len(ranges) == 1 and ranges[0].program.launches[1].plan.description == TILES
+    assert [form.program.launches[1].plan.description for form in ranges] == [TILES] * len(ranges)
+    assert (ranges[0].rows["x_dim0"].start, ranges[-1].rows["x_dim0"].stop) == (1, 65537)
     x, weight, bias = meta(8, 1024), meta(2048, 1024), meta(2048)
     (few,) = described(fg.kernel(linear_gelu), x, weight, bias)
     (only,) = fg.kernel(plan=few)(linear_gelu).lower(x, weight, bias, target="sm_90a").plans

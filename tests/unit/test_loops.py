@@ -16,11 +16,14 @@ import fusegen as fg
 from fusegen.compiler import specialize
 from fusegen.errors import BundleError
 from fusegen.extension import call_text
+from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.families.library import LOOP
 from fusegen.program import call
 from fusegen.program.call import Role
+from fusegen.schedule.program import LoopStep, Program
 from tests.unit.bundles import built
 from tests.unit.eager import randn
+from tests.unit.lowering import meta
 from tests.unit.test_bundle_hostile import rewrite
 from tests.unit.test_scatter import trained
 
@@ -220,3 +223,21 @@ def test_blocks_take_their_values_from_a_workspace() -> None:
         found = torch.autograd.grad(kernel(*inputs).sum(), inputs)
     assert all(map(torch.equal, found, wanted))
     assert (workspace.memory != 255).any()
+
+
+def test_loads_of_a_body_cover_the_rows_of_all_blocks() -> None:
+    """A program for all sizes loads all rows of a tile, other programs those of their class."""
+
+    def peaks(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.tanh(F.linear(x, w) / 30) * 30).softmax(-1).amax(-1)
+
+    def loaded(program: Program) -> list[int]:
+        bodies = [step.body for step in program.steps if isinstance(step, LoopStep)]
+        plans = [launch.plan for body in bodies for launch in body.launches]
+        return [plan.loaded_rows for plan in plans if isinstance(plan, ContractionPlan)]
+
+    kernel, weight = fg.kernel(peaks), meta(1 << 20, 64)
+    lows = [kernel.lower(meta(rows, 64), weight, target="sm_90a") for rows in (73, 70, 100)]
+    assert [loaded(low.program) for low in lows] == [[96], [96], [0]]
+    forms = [form.program for _, form in lows[1]._compiled.specializer.all(lows[1].sizes, is_general=True)]
+    assert forms and all(loaded(program) == [0] for program in forms)

@@ -368,7 +368,7 @@ _MARGIN = 0.97  # ratio of times below which the library is chosen; at about equ
 
 
 HEADS_APART = Implementation("heads reduced by a second kernel")
-"""The candidate for few rows: a tile that holds whole heads leaves most SMs idle."""
+"""A candidate for few rows: tiles that hold whole heads leave most SMs idle."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,7 @@ class MatmulChoice:
         if self.measured is not None:
             return self.measured == HEADS_APART
         others = [time for time in (self.generated_time, self.library_time) if time is not None]
-        return self.apart_time is not None and self.apart_time < min(others, default=math.inf)
+        return self.apart_time is not None and self.apart_time < _MARGIN * min(others, default=math.inf)
 
     def after(self, previous: MatmulChoice | None) -> MatmulChoice:
         """Returns the choice with the one that came before it in `whole`, if that left the heads to another kernel."""
@@ -455,6 +455,12 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
         library += sum(writing_time(costs, size) for size in shape.sizes)
     reducing = costs.epilogue_start + _epilogue_bytes(graph, group, shape) / costs.epilogue_bandwidth
     return MatmulChoice(plan, ours, library, few_rows_time(costs, shape.sizes) + reducing if may_be_apart else None)
+
+
+def choose_for_any_rows(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
+    """Chooses like `choose`, for a program that may be called with more rows than expected."""
+    choice = choose(graph, group, target, expected)
+    return replace(choice, plan=replace(choice.plan, loaded_rows=0)) if isinstance(choice.plan, ContractionPlan) else choice
 
 
 def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target) -> bool:

@@ -309,7 +309,7 @@ def _converted(context: Context, terms: Terms, position: int, bounds: tuple[int,
 
 def _bits(context: Context, terms: Terms, position: int) -> BufferRead | None:
     """Returns the bits of a byte that an integer is, less a number; None for other integers."""
-    shift, mask = 0, _BYTE
+    shift, mask = 0, -1  # all bits, also copies of the sign
     position, less = _without_numbers(context, terms, position)
     while (term := terms.items[position]).op in (Op.BITWISE_AND, Op.RIGHT_SHIFT):
         position, number = term.args
@@ -320,10 +320,10 @@ def _bits(context: Context, terms: Terms, position: int) -> BufferRead | None:
     if not isinstance(term.payload, BufferRead) or (dtype := context.dtype(term.payload.buffer)) not in _RANGES:
         return None
     own = _BYTE >> shift
-    if dtype is DType.UINT8 or mask < own:
+    if dtype is DType.UINT8 or 0 <= mask <= own:
         return replace(term.payload, bits=ByteBits(shift=shift, mask=mask & own, less=less)) if own else None
     bits = ByteBits(signed=True, shift=shift, mask=own, less=less + (_SIGN >> shift))
-    return replace(term.payload, bits=bits) if mask == _BYTE and own else None
+    return replace(term.payload, bits=bits) if mask == -1 and own else None
 
 
 def _without_numbers(context: Context, terms: Terms, position: int) -> tuple[int, int]:
