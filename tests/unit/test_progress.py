@@ -84,9 +84,12 @@ def test_a_bar_of_layers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "find it in the cache" not in said
 
 
-def test_a_stream_that_knows_no_terminal() -> None:
+def test_a_stream_without_isatty_shows_no_bar() -> None:
+    written: list[str] = []
+
     class Stream:
         def write(self, text: str) -> int:
+            written.append(text)
             return len(text)
 
         def flush(self) -> None: ...
@@ -94,6 +97,7 @@ def test_a_stream_that_knows_no_terminal() -> None:
     with redirect_stderr(cast(Any, Stream())):
         fg.kernel(lambda x: x.exp() + 3)(torch.ones(4))
         _said(io.StringIO())
+    assert "\x1b" not in "".join(written)
 
 
 def test_a_bar_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

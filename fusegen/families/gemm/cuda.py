@@ -352,7 +352,7 @@ def _packed_weight(dtype: DType, packed: PackedMath, windows: tuple[WindowView, 
         return name
 
     numbers = {"number": packed.number} | ({"zero": packed.zero} if packed.zero else {})
-    words = [named(name, each.read, _numbers(each, windows[each.read.window], dtype, text)) for name, each in numbers.items()]
+    words = [named(name, each.read, _integers_text(each, windows[each.read.window], dtype, text)) for name, each in numbers.items()]
     word = f"sub_{pair}({', '.join(words)})" if packed.zero else words[0]
     if packed.scale is not None:
         low, high = (f"u32({_whole(windows[packed.scale.window], text(index))}.bits)" for index in packed.scale.indices)
@@ -364,7 +364,7 @@ def _whole(window: WindowView, index: str) -> str:
     return f"{window.name}[{index}]" if window.count > 1 else f"stored.{window.name}"
 
 
-def _numbers(numbers: PackedNumbers, window: WindowView, dtype: DType, text: Callable[[Index], str]) -> str:
+def _integers_text(numbers: PackedNumbers, window: WindowView, dtype: DType, text: Callable[[Index], str]) -> str:
     """Prints two integers as a word: the ends of two 16-bit floats, from which a number is subtracted."""
     pair, first = f"{dtype.spelling}x2", _half_bits(ENDS[dtype], dtype)
     indices = [text(index) for index in numbers.read.indices]

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import cast
+from typing import TypeGuard, cast
 
 from fusegen.families.gemm.epilogue import plain_group
 from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
@@ -82,7 +82,8 @@ def _reads_stored_weights(launch: Launch) -> bool:
     return isinstance(body, ContractionBody) and _has_layouts(plan) and not any(part.weights for part in body.parts)
 
 
-def _has_layouts(plan: Plan | None) -> bool:
+def _has_layouts(plan: Plan | None) -> TypeGuard[FewRowsPlan]:
+    """True for a plan for few rows that deep fusion has layouts for."""
     return isinstance(plan, FewRowsPlan) and plan.b_major == "k" and plan.tile_m // _FRAGMENT in _LAYOUTS
 
 
@@ -90,7 +91,7 @@ def _few_rows_plan(program: Program, step: Step, group: Group, expected: Expecte
     if isinstance(step, Launch):
         return cast(FewRowsPlan, step.plan) if _reads_stored_weights(step) else None
     plans = candidates(shape_of(program.graph, group, expected), program.target)
-    return next((cast(FewRowsPlan, plan) for plan in plans if _has_layouts(plan)), None)
+    return next((plan for plan in plans if _has_layouts(plan)), None)
 
 
 def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]) -> Choice:

@@ -215,12 +215,8 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
 
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
-    if (
-        shape.rows > (_FEW_ROWS_WITH_COSTS if shape.has_costs else _FEW_ROWS)
-        or shape.a_major != "k"
-        or not _fits_slabs(shape)
-        or (shape.shift and shape.b_major != "k")
-    ):
+    most = _FEW_ROWS_WITH_COSTS if shape.has_costs else _FEW_ROWS
+    if shape.rows > most or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
         return ()
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
@@ -296,9 +292,9 @@ def _in_turns(shape: MatmulShape, widths: Sequence[int], target: Target) -> Iter
     needs_registers = shape.result_registers > 1 or (shape.epilogue.read > 0 and shape.epilogue.functions > 0)
     most = _FEWEST_IN_TURNS if needs_registers else _MOST_IN_TURNS
     for tile_n in sorted((*widths, *between), reverse=True):
-        plan = replace(_plan(shape, 2, tile_n, target), ping_pong=True)
+        plan = _plan(shape, 2, tile_n, target, ping_pong=True)
         if _FEWEST_IN_TURNS <= tile_n * shape.products <= most and _tiles(shape, plan) > target.sms:
-            yield replace(plan, stages=_stages(plan, target))
+            yield plan
 
 
 def _splits(shape: MatmulShape, plan: ContractionPlan, target: Target) -> int:
@@ -314,8 +310,8 @@ def _tiles(shape: MatmulShape, plan: ContractionPlan) -> int:
     return math.ceil(shape.rows / plan.tile_m) * sum(math.ceil(columns / plan.tile_n) for columns in shape.columns)
 
 
-def _plan(shape: MatmulShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:
-    plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products)
+def _plan(shape: MatmulShape, consumers: int, tile_n: int, target: Target, *, ping_pong: bool = False) -> ContractionPlan:
+    plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products, ping_pong=ping_pong)
     rows = math.ceil(shape.rows / _FRAGMENT_ROWS) * _FRAGMENT_ROWS
     loaded = rows if rows < plan.tile_m and shape.a_major == "k" else 0
     return replace(plan, stages=_stages(plan, target), loaded_rows=loaded)
@@ -448,7 +444,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     costs = COSTS[target.card]
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
     if isinstance(plan, ContractionPlan) and plan.consumers == 1 and written_by(graph, group):
-        ours += costs.epilogue_start  # of copies into arguments
+        ours += costs.epilogue_start  # copies into arguments
     ours += costs.whole_heads if may_be_apart else 0.0
     library = library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms)
     if shape.stored is not None:

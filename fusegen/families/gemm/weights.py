@@ -400,7 +400,7 @@ ENDS = {DType.BFLOAT16: 128, DType.FLOAT16: 1024}
 
 def _packed(context: Context, terms: Terms, roots: Sequence[int], dtype: DType, windows: _Windows) -> PackedMath | None:
     """Returns the math on a pair in words of two elements; None if the result may differ."""
-    first, second = (_factors(context, terms, root, dtype) for root in roots)
+    first, second = (_reads_of(context, terms, root, dtype) for root in roots)
     if first is None or second is None or first.keys() != second.keys():
         return None
     pairs = {name: (read, second[name]) for name, read in first.items()}
@@ -413,22 +413,22 @@ def _packed(context: Context, terms: Terms, roots: Sequence[int], dtype: DType, 
     return PackedMath(known[0], numbers.get("zero"), scale) if is_placed else None
 
 
-def _factors(context: Context, terms: Terms, root: int, dtype: DType) -> dict[str, BufferRead] | None:
+def _reads_of(context: Context, terms: Terms, root: int, dtype: DType) -> dict[str, BufferRead] | None:
     """Returns the reads of math of the form (number - zero) * scale, where all but the number are optional; None for other math."""
-    factors: dict[str, object] = {}
+    payloads: dict[str, object] = {}
     term = terms.items[root]
     if term.op is Op.MUL:
         a, b = (terms.items[a] for a in term.args)
         term, scale = (b, a) if _is_element(context, a, dtype) else (a, b)
         if not _is_element(context, scale, dtype):
             return None
-        factors["scale"] = scale.payload
+        payloads["scale"] = scale.payload
     if term.op is Op.SUB:
         term, zero = (terms.items[a] for a in term.args)
-        factors["zero"] = zero.payload
-    factors["number"] = term.payload
-    found = {name: read for name, read in factors.items() if isinstance(read, BufferRead)}
-    is_whole = len(found) == len(factors) and all(found[name].bits for name in found if name != "scale")
+        payloads["zero"] = zero.payload
+    payloads["number"] = term.payload
+    found = {name: read for name, read in payloads.items() if isinstance(read, BufferRead)}
+    is_whole = len(found) == len(payloads) and all(found[name].bits for name in found if name != "scale")
     return found if is_whole else None
 
 
