@@ -265,7 +265,7 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual + F.linear(x, weight)
 
 
-TABLE_ROWS = (1, 16, 64, 128, 512, 1024, 2048, 4096, 8192)
+TABLE_ROWS = (1, 16, 64, 128, 512, 2048, 8192)
 WIDTHS = ((1024, 4096), (2048, 8192), (3584, 18944), (4096, 14336), (5120, 13824), (8192, 28672))
 """Channels of models, and of the inner layer of their MLPs."""
 
