@@ -273,29 +273,29 @@ WIDTHS = ((1024, 4096), (2048, 8192), (3584, 18944), (4096, 14336), (5120, 13824
 def write_table(file: Path, device: torch.device) -> None:
     """Tunes, and writes the records of choices in which the default is clearly slower."""
     changed: set[TuningKey] = set()
-    for (width, inner), rows in itertools.product(WIDTHS, TABLE_ROWS):
-        for kernel, arguments in _calls_of_layer(rows, width, inner, device):
-            tuning = fg.tune(kernel, *arguments)
-            matmuls = [launch for launch in tuning.launches if len(launch.key.extents) == 3]
-            changed |= {launch.key for launch in matmuls if launch.plan != launch.candidates[0].plan}
-            print(kernel.function.__name__, rows, width, inner, len(changed), file=sys.stderr)
+    for kernel, arguments in calls_of_layers(device):
+        tuning = fg.tune(kernel, *arguments)
+        matmuls = [launch for launch in tuning.launches if len(launch.key.extents) == 3]
+        changed |= {launch.key for launch in matmuls if launch.plan != launch.candidates[0].plan}
+        print(kernel.function.__name__, *arguments[0].shape, *arguments[1].shape, len(changed), file=sys.stderr)
     export_records(file)
     first, *records, last = file.read_text().splitlines()
     kept = [each.removesuffix(",") for each in records if _key_of(json.loads(each.removesuffix(","))) in changed]
     write_atomically(file, "\n".join([first, ",\n".join(kept), last, ""]).encode())
 
 
-def _calls_of_layer(rows: int, width: int, inner: int, device: torch.device) -> Iterator[tuple[fg.Kernel[..., Any], list[Tensor]]]:
-    """The matmuls of a layer, with their arguments."""
+def calls_of_layers(device: torch.device) -> Iterator[tuple[fg.Kernel[..., Any], list[Tensor]]]:
+    """The matmuls of layers of models, with their arguments."""
 
     def drawn(*shape: int) -> Tensor:
         return _random(*shape, device=device) / shape[-1] ** 0.5
 
-    x, hidden, up, down = drawn(rows, width), drawn(rows, inner), drawn(inner, width), drawn(width, inner)
-    yield gated, [x, up, drawn(inner, width)]
-    yield linear_gelu, [x, up, drawn(inner)]
-    yield linear_add, [hidden, down, x]
-    yield linear_add, [x, drawn(width, width), x]
+    for (width, inner), rows in itertools.product(WIDTHS, TABLE_ROWS):
+        x, hidden, up, down = drawn(rows, width), drawn(rows, inner), drawn(inner, width), drawn(width, inner)
+        yield gated, [x, up, drawn(inner, width)]
+        yield linear_gelu, [x, up, drawn(inner)]
+        yield linear_add, [hidden, down, x]
+        yield linear_add, [x, drawn(width, width), x]
 
 
 def _key_of(document: dict[str, Any]) -> TuningKey:
