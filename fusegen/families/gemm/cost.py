@@ -34,7 +34,7 @@ class MatmulCosts:
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
         few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
-        few_rows_more: the factor of the time for each further 8 rows; that from 16 to 24 is `few_rows_many`.
+        few_rows_factors: the time of up to 8, 16, 24 ... 64 rows, without the start-up, relative to that of up to 8.
         whole_heads: extra time of few rows whose tiles hold whole heads, to reduce them.
         few_rows_computed: elements per µs of second operands that are computed on load.
     """
@@ -57,8 +57,7 @@ class MatmulCosts:
     epilogue_bandwidth: float
     few_rows_start: float
     few_rows_bandwidth: float
-    few_rows_more: float
-    few_rows_many: float
+    few_rows_factors: tuple[float, ...]
     whole_heads: float
     few_rows_computed: float
 
@@ -100,8 +99,8 @@ H200 = MatmulCosts(
     epilogue_bandwidth=3.0e6,
     few_rows_start=2.9,
     few_rows_bandwidth=4.05e6,
-    few_rows_more=1.06,
-    few_rows_many=1.18,  # 4096 x 4096 takes 12.1 µs at 16 rows and 14.0 at 24; 7040 x 2368 12.8 at 24
+    # 4096 x 4096 takes 12.1 µs at 16 rows and 14.0 at 24; 7040 x 2368 12.8 at 24
+    few_rows_factors=(1.0, 1.06, 1.251, 1.326, 1.405, 1.49, 1.579, 1.674),
     whole_heads=1.5,  # norms and rotations of Qwen3's queries and keys: 2560 channels took 14.9 µs at one row, 12.8 were expected
     few_rows_computed=3e6,  # int8 and int4, up to 16 rows: 14336 x 4096 elements take 22 to 28 us
 )
@@ -174,12 +173,10 @@ def _at(values: Mapping[tuple[int, int], float], kind: tuple[int, int]) -> float
 
 def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], *, computes: bool = False) -> float:
     """Returns the time of one launch for few rows, which is bound by moving all matrices once, or by computing the second one."""
-    fragments = math.ceil(sizes[0].rows / 8)
-    many = costs.few_rows_many / costs.few_rows_more if fragments > 2 else 1.0
-    more = many * costs.few_rows_more ** (fragments - 1)
+    factor = costs.few_rows_factors[math.ceil(sizes[0].rows / 8) - 1]
     moving = sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
     computing = sum(size.depth * size.columns for size in sizes) / costs.few_rows_computed if computes else 0.0
-    return costs.few_rows_start + more * max(moving, computing)
+    return costs.few_rows_start + factor * max(moving, computing)
 
 
 def writing_time(costs: MatmulCosts, size: MatmulSize) -> float:
