@@ -189,8 +189,8 @@ _LEAST_TILES = 2  # of keys per block: joining costs about as much as reading on
 
 
 def evenly_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
-    """Returns the candidate of a target without measured costs: the one with the most splits whose blocks run in one wave and have a
-    few tiles of keys each, else the one without splits."""
+    """Returns the candidate of a target without measured costs: the one with the most splits whose blocks run in one wave and have
+    at least `_LEAST_TILES` of keys each, else the one without splits."""
     batch, heads, queries, keys = (extra(sizes) for extra in launch.extra[:4])
 
     def is_even(plan: Plan) -> bool:

@@ -67,8 +67,8 @@ class AttentionPlan(Plan):
 class FewQueriesPlan(Plan):
     """Attention of few queries, bound by the bandwidth of reading keys and values.
 
-    The queries of all heads of a GQA group are the rows of one tile, so that keys and values are read once. `splits` blocks
-    share the keys of a tile. They join their results in the distributed shared memory of a cluster; without clusters, they store them,
+    The queries of all heads of a GQA group are the rows of one tile, so that keys and values are read once. `splits` blocks share
+    the keys of a tile. They join their results in the distributed shared memory of a cluster; without clusters, they store them,
     and further blocks of the launch join them.
 
     Attributes:
