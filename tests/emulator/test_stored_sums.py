@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import ops
-from fusegen.compiler import specialize
+from fusegen.compiler import backends, specialize
 from fusegen.compiler.backends import emulated_machine, size_places_of
 from fusegen.errors import EmulationError
 from fusegen.extension.unit import unit_of
@@ -23,6 +23,7 @@ from fusegen.runtime.execute import bound_call
 from fusegen.schedule import context
 from fusegen.schedule.kernel import Plan
 from fusegen.target import target
+from tests.candidates import measure_only
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, Ready, check, lowered, run
 from tests.emulator.test_copied_queries import OLD, capped
 from tests.emulator.test_pages import paged
@@ -53,9 +54,9 @@ def cache_of(keys: int, width: int = 64, dtype: torch.dtype = torch.bfloat16) ->
 
 @pytest.mark.parametrize("splits", [2, 8])
 def test_every_timing(take: Take, splits: int) -> None:
-    """Of 8 blocks that share 200 keys, 4 have none."""
+    """Of 8 blocks that share 130 keys, 5 have none."""
     take(splits)
-    check(capped, *cache_of(200), target=OLD, timings=EVERY_TIMING)
+    check(capped, *cache_of(130), target=OLD, timings=EVERY_TIMING)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,25 @@ def test_a_declared_plan() -> None:
     (launch,) = fg.kernel(capped, plan=text).lower(*cache_of(70), target=OLD).program.launches
     assert launch.plan is not None and launch.plan.description == text
     assert {plan.splits for plan in launch.candidates if isinstance(plan, FewQueriesPlan)} == {1, 2, 4, 8, 16, 32, 64}
+
+
+@pytest.mark.usefixtures("own_cache", "emulated", "made_up_times")
+def test_calls_and_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates with and without splits are compared; calls on a workspace have the same bits."""
+    monkeypatch.setattr(backends, "_EMULATED", target(OLD))
+    measure_only(monkeypatch, lambda choice: [plan for plan in choice.candidates if splits_of(plan) in (1, 4)])
+    kernel, inputs = fg.kernel(capped), cache_of(600)
+    expected = capped(*(x.double() for x in inputs))
+    got = kernel(*inputs)
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
+    with fg.Workspace(kernel.lower(*inputs).workspace_bytes, "cpu"):
+        assert torch.equal(kernel(*inputs), got) and torch.equal(kernel(*inputs), got)
+    (launch,) = fg.tune(kernel, *inputs).launches
+    assert [splits_of(each.plan) for each in launch.candidates] == [4, 1]
+
+
+def splits_of(plan: Plan) -> int:
+    return plan.splits if isinstance(plan, FewQueriesPlan) else 0
 
 
 def test_the_launch() -> None:
