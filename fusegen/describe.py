@@ -127,7 +127,7 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     layout = f"grid {step.grid(sizes)}, block {step.block}"
     layout += f", {human_bytes(step.shared_bytes)} shared" if step.shared_bytes else ""
     layout += ", starts during the end of the previous launch" if step.overlaps and not step.waits else ""
-    layout += ", waits for the blocks of the part before" if step.waits else ""
+    layout += ", waits for the blocks of the part before" if step.waits and step.part else ""
     return [layout, traffic, work, *([step.group.reason] if step.group.reason else [])]
 
 

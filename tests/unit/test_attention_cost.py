@@ -6,6 +6,7 @@ import json
 import statistics
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,6 +53,28 @@ def test_few_queries_and_whole_sequences_have_plans_of_their_own() -> None:
         q, k, v = (torch.empty(4, n, m, 128, dtype=torch.bfloat16, device="meta") for n, m in ((16, queries), (4, 4096), (4, 4096)))
         (launch,) = attention.lower(q, k, v, target="sm_90a").program.launches
         assert isinstance(launch.plan, kind)
+
+
+@pytest.mark.parametrize(
+    ("machine", "batch", "kv_heads", "keys", "splits"),
+    [
+        ("sm_80", 1, 8, 8192, 16),
+        ("sm_80", 4, 8, 4096, 4),
+        ("sm_80", 1, 4, 100000, 32),
+        ("sm_80", 64, 8, 8192, 1),
+        ("sm_80", 1, 8, 300, 2),
+        ("sm_80", 1, 8, 255, 1),
+        ("sm_86", 1, 8, 8192, 8),
+        ("sm_120", 1, 8, 8192, 8),
+        ("sm_100", 1, 8, 8192, 16),
+    ],
+)
+def test_without_measured_costs_blocks_fill_a_wave(machine: str, batch: int, kv_heads: int, keys: int, splits: int) -> None:
+    """With two tiles of keys or more for each block; of 128 channels, an SM of sm_86 holds one block, one of sm_80 two."""
+    q, cache = (torch.empty(batch, n, m, 128, dtype=torch.bfloat16, device="meta") for n, m in ((32, 1), (kv_heads, keys)))
+    lengths = torch.empty(batch, dtype=torch.int32, device="meta")
+    (launch,) = ops.cached_attention.lower(q, cache, cache, lengths, target=machine).program.launches
+    assert isinstance(launch.plan, FewQueriesPlan) and launch.plan.splits == splits
 
 
 def test_lengths_of_sequences_do_not_slow_a_block() -> None:

@@ -115,7 +115,8 @@ def test_plans_of_attention_fit_the_machine(head_dim: int, value_dim: int) -> No
             assert few.blocks_per_sm * few.shared_bytes <= machine.shared_bytes and few.splits <= machine.cluster
     for older, group in itertools.product([t for t in cuda_targets() if not t.wgmma], (1, 4, 16, 64)):
         for few in attention_plans(head_dim, value_dim, group, 1, older):
-            assert few.copies and few.rows == group and few.shared_bytes <= older.shared_bytes and few.splits <= older.cluster
+            assert few.copies and few.rows == group and few.shared_bytes <= older.shared_bytes
+            assert few.joins_in_memory == (older.cluster == 1 and few.splits > 1) == (few.splits > older.cluster)
         assert group > 16 or attention_plans(head_dim, value_dim, group, 1, older)
     plan, *_ = attention_plans(head_dim, value_dim, 1, None, machine)
     of_launch(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from fusegen.families.attention.cost import plan_times
+from fusegen.families.attention.cost import evenly_split, plan_times
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
 from fusegen.families.attention.match import ATTENTION, attention_group, match_recurrence, rejection_reason
@@ -42,6 +42,9 @@ class AttentionFamily(KernelFamily):
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
         return {} if len(launch.candidates) < 2 or not target.wgmma else plan_times(launch, sizes, target)
+
+    def preferred(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
+        return super().preferred(launch, sizes, target) if target.wgmma else evenly_split(launch, sizes, target)
 
     def contenders(self, launch: Launch, sizes: Mapping[str, int]) -> Sequence[Plan]:
         """Returns the candidates without tiles that hold more queries than the smallest one that holds all: they read the same

@@ -185,6 +185,27 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     return {candidate: time(candidate) for candidate in launch.candidates}
 
 
+_LEAST_TILES = 2  # of keys per block: joining costs about as much as reading one
+
+
+def evenly_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
+    """Returns the candidate of a target without measured costs: the one with the most splits whose blocks run in one wave and have
+    at least `_LEAST_TILES` of keys each, else the one without splits."""
+    batch, heads, queries, keys = (extra(sizes) for extra in launch.extra[:4])
+
+    def is_even(plan: Plan) -> bool:
+        assert isinstance(plan, FewQueriesPlan)
+        blocks = batch * heads // plan.gqa_group * math.ceil(queries / plan.queries) * plan.splits
+        resident = target.sms * max(1, min(plan.blocks_per_sm, target.shared_bytes // plan.shared_bytes))
+        return blocks <= resident and plan.splits * plan.tile_k * _LEAST_TILES <= keys
+
+    return max(filter(is_even, launch.candidates), key=_splits, default=next(iter(launch.candidates), None))
+
+
+def _splits(plan: Plan) -> int:
+    return plan.splits if isinstance(plan, FewQueriesPlan) else 1
+
+
 def few_queries_time(
     size: AttentionSize, queries: int, splits: int, target: Target, *, reads_scores: bool = False, page: int | None = None
 ) -> float:

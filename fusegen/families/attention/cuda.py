@@ -13,6 +13,7 @@ from fusegen.emit.views import cuda_offsets, entry
 from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan, PagedKeys
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index
+from fusegen.program.call import COUNTERS
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch
@@ -43,7 +44,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     operands = replace(kernel, pointers=tuple(p for p in kernel.pointers if p not in by_address))
     fields, parameters, values = operand_parts(operands, "i64" if kernel.index64 else "i32")
     names = {p.buffer: p.name for p in kernel.pointers if not p.writable}
-    (out,) = (p for p in kernel.pointers if p.writable)
+    out, *sums = (p.name for p in kernel.pointers if p.writable)
     template = "few_queries" if isinstance(body.plan, FewQueriesPlan) else "attention"
     pipeline = render(
         f"cuda/{template}.cu.jinja",
@@ -56,7 +57,9 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
         matrices=[names[buffer] for buffer in body.matrices],
         operand_arguments=values,
-        out=out.name,
+        out=out,
+        sums=next(iter(sums), ""),
+        counters=COUNTERS,
         plan=body.plan,
         is_bounded=body.visible_keys is not None,
         is_windowed=body.first_key is not None,

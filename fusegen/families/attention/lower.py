@@ -106,8 +106,17 @@ def lower_attention(context: Context) -> Sequence[Step]:
     integers = [body.visible_keys, body.first_key, body.present_keys, None if body.pages is None else body.pages.number]
     read = [integer for integer in integers if integer is not None]
     buffers = (*body.matrices, *loaded_buffers(read))
-    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), [body.out_offset, *read], buffers)
+    written = placement.buffer, *_sums(context, recurrence.scores, plan)
+    kernel = lane_kernel(context, body, (score, finish), written, [body.out_offset, *read], buffers)
     return [_launch(context, kernel, match, body), *placement.copies]
+
+
+def _sums(context: Context, scores: int, plan: StreamingPlan) -> tuple[int, ...]:
+    """Adds the buffer that blocks store their results in, if they join them in memory."""
+    if not isinstance(plan, FewQueriesPlan) or not plan.joins_in_memory:
+        return ()
+    batches, heads, queries, _ = context.graph.nodes[scores].shape
+    return (context.memory.add("sums", DType.FLOAT32, (_tiles(batches, heads, queries, plan) * plan.stored,)),)
 
 
 def _pages(context: Context, table: PageTable, axes: Axes, plan: StreamingPlan) -> PagedKeys:
@@ -216,6 +225,7 @@ def _launch(context: Context, kernel: LoweredKernel, match: AttentionMatch, body
         traffic=context.traffic(),
         extra=tuple(map(formula, (batches, heads, queries, keys, *pages, *strides))),
         candidates=context.candidates,
+        waits=isinstance(plan, FewQueriesPlan) and plan.joins_in_memory,
     )
 
 
@@ -231,11 +241,16 @@ def _maps(context: Context, operands: AttentionOperands, body: AttentionBody) ->
 
 
 def _grid(batches: Index, heads: Index, queries: Index, plan: StreamingPlan, sms: int) -> Formula:
-    """Returns the number of blocks: persistent ones that loop over tiles of queries, or a cluster for each tile of few queries."""
+    """Returns the number of blocks: persistent ones that loop over tiles of queries, or those of each tile of few queries."""
     if isinstance(plan, AttentionPlan):
         return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), sms)
+    return _tiles(batches, heads, queries, plan) * (plan.splits + plan.joiners)
+
+
+def _tiles(batches: Index, heads: Index, queries: Index, plan: FewQueriesPlan) -> Formula:
+    """Returns the number of tiles of few queries."""
     kv_heads = simplify_dim(sympy.sympify(heads) / plan.gqa_group)
-    return formula(product((batches, kv_heads))) * ceil_div(queries, plan.queries) * plan.splits
+    return formula(product((batches, kv_heads))) * ceil_div(queries, plan.queries)
 
 
 # The weights of a streaming recurrence, relative to an anchor, as functions of scores.

@@ -67,8 +67,9 @@ class AttentionPlan(Plan):
 class FewQueriesPlan(Plan):
     """Attention of few queries, bound by the bandwidth of reading keys and values.
 
-    The queries of all heads of a GQA group are the rows of one tile, so that keys and values are read once. A cluster of `splits`
-    blocks shares the keys of a tile, and joins its results in distributed shared memory.
+    The queries of all heads of a GQA group are the rows of one tile, so that keys and values are read once. `splits` blocks share
+    the keys of a tile. They join their results in the distributed shared memory of a cluster; without clusters, they store them,
+    and further blocks of the launch join them.
 
     Attributes:
         head_dim, value_dim: as in `AttentionPlan`.
@@ -79,6 +80,7 @@ class FewQueriesPlan(Plan):
         blocks_per_sm: blocks per SM that registers must leave room for.
         copies: True if all threads copy tiles by address; else a further warp loads them with TMA.
         itemsize: bytes of an element of keys and values in memory.
+        joins_in_memory: True if blocks that share keys store their results in global memory.
     """
 
     head_dim: int
@@ -91,6 +93,7 @@ class FewQueriesPlan(Plan):
     blocks_per_sm: int = 1
     copies: bool = False
     itemsize: int = 2
+    joins_in_memory: bool = False
 
     @property
     def description(self) -> str:
@@ -116,6 +119,16 @@ class FewQueriesPlan(Plan):
         return 32 * (self.warps + (not self.copies))
 
     @property
+    def joiners(self) -> int:
+        """Blocks that join the stored results of a tile: a thread computes four pairs of channels."""
+        return -(-self.rows * self.value_dim // (8 * self.threads)) if self.joins_in_memory else 0
+
+    @property
+    def stored(self) -> int:
+        """Floats that the blocks of a tile store: sums of all channels and two statistics of each row."""
+        return self.splits * self.rows * (self.value_dim + 2) if self.joins_in_memory else 0
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of tiles in whole lines and of their barriers; afterwards, of the sums of the warps and of the block."""
         queries, lines = -(-self.head_dim // _LINE), [-(-width * self.itemsize // 128) for width in (self.head_dim, self.value_dim)]
@@ -129,7 +142,8 @@ class FewQueriesPlan(Plan):
 MOST_ROWS = 64
 """Rows of a tile of few queries."""
 SPLITS = (1, 2, 4, 8, 16)
-"""Blocks that share the keys of a tile of few queries."""
+"""Blocks that share the keys of a tile of few queries, in a cluster."""
+_STORED_SPLITS = (*SPLITS, 32, 64)  # without clusters
 
 StreamingPlan: TypeAlias = AttentionPlan | FewQueriesPlan
 
@@ -190,7 +204,7 @@ class AttentionBody(Body):
 
     @property
     def cluster(self) -> int:
-        return self.plan.splits if isinstance(self.plan, FewQueriesPlan) else 1
+        return self.plan.splits if isinstance(self.plan, FewQueriesPlan) and not self.plan.joins_in_memory else 1
 
     @property
     def blocks_per_sm(self) -> int:
@@ -207,7 +221,8 @@ class AttentionBody(Body):
         cache = f", keys and values {' '.join(stored)}" if stored else ""
         if not isinstance(self.plan, FewQueriesPlan):
             return f"{kind}{cache}"
-        split = f", keys split over a cluster of {self.plan.splits} blocks" if self.plan.splits > 1 else ""
+        blocks = "" if self.plan.joins_in_memory else "a cluster of "
+        split = f", keys split over {blocks}{self.plan.splits} blocks" if self.plan.splits > 1 else ""
         return f"{kind}, few queries{cache}{split}"
 
 
@@ -247,7 +262,7 @@ def attention_plans(
     tiles = [n for n in (1, 2, 4, 8, 16) if n * gqa_group <= MOST_ROWS]
     if queries is not None:
         tiles = [next((n for n in tiles if n >= queries), 0)]
-    splits = [each for each in SPLITS if each <= target.cluster]
+    splits = _STORED_SPLITS if target.cluster == 1 else [each for each in SPLITS if each <= target.cluster]
     few = [_few_queries_plan(plan, n, each, target, itemsize) for n in tiles if n for each in splits]
     if not target.wgmma:
         return tuple(each for each in few if each.shared_bytes <= target.shared_bytes)
@@ -260,4 +275,5 @@ def _few_queries_plan(plan: AttentionPlan, queries: int, splits: int, target: Ta
     tile_k = 64 if slabs <= 2 and lines * 2 <= 4 * itemsize else 32
     stages = max(2, (_RING if target.wgmma else _COPIED_RING) // (128 * lines * tile_k))
     few = FewQueriesPlan(plan.head_dim, plan.value_dim, plan.gqa_group, queries, splits, tile_k, stages)
-    return replace(few, blocks_per_sm=2 if slabs == 1 else 1, copies=not target.wgmma, itemsize=itemsize)
+    few = replace(few, blocks_per_sm=2 if slabs == 1 else 1, copies=not target.wgmma, itemsize=itemsize)
+    return replace(few, joins_in_memory=splits > 1 and target.cluster == 1)
