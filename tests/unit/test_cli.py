@@ -86,7 +86,7 @@ def test_list(run: Run) -> None:
     assert result.code == 0
     for spec in SPECS.values():
         assert spec.name in result.out and spec.formula in result.out
-    assert "H100" in result.out and "gemma" in result.out
+    assert "H200" in result.out and "gemma" in result.out
     family = run("list", "--family", "rotary")
     assert "rotary_position_ids" in family.out and "layer_norm" not in family.out
 
