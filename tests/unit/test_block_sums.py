@@ -13,8 +13,10 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import specialize
 from fusegen.compiler.passes import forget_programs
+from fusegen.dtypes import DType
+from fusegen.lowered import Lowered
 from fusegen.program import call
-from fusegen.schedule.program import LoopStep, Program
+from fusegen.schedule.program import LibraryMatmul, LoopStep, Program
 
 Function = Callable[..., Tensor]
 SEEDS = range(4)
@@ -45,8 +47,14 @@ def operands_of_attention(seed: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(*shape, generator=g) for shape in ((2, 2, 32, 16), (2, 2, 48, 16), (2, 2, 48, 16), (2, 1, 48)))
 
 
+def operands_of_few_rows(seed: int) -> tuple[Tensor, ...]:
+    h, w, b, t = operands_of_loss(seed)
+    return h[:64], w, b, t[:64]
+
+
 CASES: dict[str, tuple[Function, Callable[[int], tuple[Tensor, ...]]]] = {
     "a loss": (loss, operands_of_loss),
+    "a loss of few rows": (loss, operands_of_few_rows),
     "a bias of heads": (attention, operands_of_attention),
 }
 
@@ -127,3 +135,43 @@ def test_sums_over_blocks_are_deterministic(in_blocks: Callable[[int], None]) ->
     in_blocks(16)
     arguments, kernel = converted(operands_of_loss(0), torch.bfloat16), fg.kernel(loss)
     assert all(map(torch.equal, gradients(kernel, arguments), gradients(kernel, arguments)))
+
+
+def passes_of_rows(rows: int) -> tuple[Lowered, Lowered]:
+    h, w = (torch.empty(extent, 512, dtype=torch.bfloat16, device="meta") for extent in (rows, 128256))
+    t = torch.empty(rows, dtype=torch.long, device="meta")
+    passes = fg.vjp(fg.kernel(lambda h, w, t: F.cross_entropy(F.linear(h, w), t)), h, w, t, wrt=("h", "w"), target="sm_90a")
+    return passes.forward.lower(), passes.backward.lower()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_few_rows_are_accurate(dtype: torch.dtype, in_blocks: Callable[[int], None]) -> None:
+    """Even if there is hardly memory for blocks."""
+    in_blocks(4)
+    found, eager = errors(fg.kernel(loss), "a loss of few rows", dtype), errors_of_eager("a loss of few rows", dtype)
+    assert all(ours <= 1.1 * theirs for ours, theirs in zip(found, eager, strict=True))
+
+
+def test_logits_of_few_rows_are_computed_once_and_saved() -> None:
+    """While they and their gradient are smaller than gradients in float32 and in 16 bits."""
+    forward, backward = passes_of_rows(768)
+    assert not loops(forward.program) and not loops(backward.program)
+    assert [sum(isinstance(step, LibraryMatmul) for step in low.program.steps) for low in (forward, backward)] == [1, 2]
+    assert any(spec.donated and spec.shape == (768, 128256) for spec in backward.graph.inputs)
+
+
+def test_more_rows_are_computed_in_blocks() -> None:
+    forward, backward = passes_of_rows(1024)
+    assert loops(forward.program) and not loops(backward.program)
+    assert [spec.dtype for spec in backward.graph.inputs if spec.shape == (128256, 512)] == [DType.FLOAT32]
+
+
+def test_large_logits_that_differ_little_lose_no_digits(in_blocks: Callable[[int], None]) -> None:
+    """The loss is the log of a sum less a difference, neither of which contains the common offset."""
+    g = torch.Generator().manual_seed(0)
+    h, w = (torch.randint(-3, 4, shape, generator=g) / 16 for shape in ((256, 64), (192, 64)))
+    arguments = h, w, torch.full((192,), 1000.0), torch.randint(0, 192, (256,), generator=g)
+    assert torch.equal(F.linear(*arguments[:3]).double(), F.linear(*(a.double() for a in arguments[:3]))), "exact logits"
+    in_blocks(4)
+    exact = loss(*converted(arguments, torch.float64))
+    torch.testing.assert_close(fg.kernel(loss)(*arguments).double(), exact, rtol=1e-6, atol=0)
