@@ -14,7 +14,7 @@ from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node, dependent
 from fusegen.ir.index_map import row_major
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import literal, nominal, product, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.rewrite import copy_after_operands, rebuilt, rewritten
@@ -57,13 +57,17 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
     """
     key = names("random_key") if draws(graph) else None
     primitives = rewritten(graph if key is None else with_random_key(graph, key), _expand_unruled)
-    joint = _Joint(primitives, wrt, names, is_early=recompute == "auto" and _is_loss_of_logits(primitives))
+    expanded = rewritten(primitives, expand)
+    logits = _logits_of_loss(expanded) if recompute == "auto" else frozenset()
+    has_few_rows = _has_few_rows(expanded, logits, wrt)
+    has_halves = any(expanded.nodes[p].dtype is DType.FLOAT16 for p in logits)
+    joint = _Joint(primitives, wrt, names, is_early=bool(logits) and not has_few_rows and not has_halves)
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
     joined = rewritten(joint.builder.build([*joint.results, *gradients]), expand)
     results, requested = joined.outputs[: len(joint.results)], joined.outputs[len(joint.results) :]
     gradient_inputs = {p for p, node in joined if node.op is Op.INPUT and node.attr("name") in joint.gradient_names}
-    saved = saved_values(joined, results, gradient_inputs, requested, recompute)
+    saved = saved_values(joined, results, gradient_inputs, requested, recompute, saves_matmuls=has_few_rows)
     forward_inputs = [spec for spec in joined.inputs if spec.name not in joint.gradient_names]
     backward_inputs = [spec for spec in joined.inputs if spec.name in joint.gradient_names]
     computed = list(dict.fromkeys(p for p in requested if joined.nodes[p].op is not Op.INPUT))
@@ -83,18 +87,31 @@ def _expand_unruled(value: Value) -> Value:
     return value if value.node.op in RULES else expand(value)
 
 
-def _is_loss_of_logits(graph: Graph) -> bool:
-    """True if the only float result is a loss of values that are never materialized whole, e.g. logits.
+def _logits_of_loss(graph: Graph) -> frozenset[int]:
+    """Returns the values that are never materialized whole, e.g. logits, if the only float result is a loss of them; else none.
 
     All gradients are then multiples of the loss's gradient, so the forward pass computes them for a gradient of 1 while it holds a
-    block of these values. False in float16, since small gradients would underflow without the GradScaler's factor.
+    block of these values. It does not in float16, since small gradients would underflow without the GradScaler's factor, nor for
+    few rows.
     """
     floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
-    if len(floats) != 1 or not all(same(dim, 1) for dim in graph.nodes[floats[0]].shape):
+    is_loss = len(floats) == 1 and all(same(dim, 1) for dim in graph.nodes[floats[0]].shape)
+    return large_values(graph, graph.outputs) if is_loss else frozenset()
+
+
+def _has_few_rows(graph: Graph, large: Collection[int], wrt: Collection[str]) -> bool:
+    """True if logits of all rows and their gradient take no more memory than the gradients of the matmul's operands: those that
+    blocks of rows accumulate in the computing type, and the rounded ones. Then the logits are saved, and there are no blocks."""
+    matmuls = [graph.nodes[p] for p in large if graph.nodes[p].op is Op.MATMUL]
+    if len(matmuls) != 1 or len(matmuls[0].shape) != 2:
         return False
-    primitive = rewritten(graph, expand)
-    dtypes = {primitive.nodes[p].dtype for p in large_values(primitive, primitive.outputs)}
-    return bool(dtypes) and DType.FLOAT16 not in dtypes
+    (logits,) = matmuls
+    active = dependent(graph, {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt})
+    operands = [graph.nodes[a] for a in logits.args if a in active]
+    if any(literal(dim) is None for node in (logits, *operands) for dim in node.shape):
+        return False
+    gradients = sum(nominal(product(node.shape)) * (node.dtype.compute.itemsize + node.dtype.itemsize) for node in operands)
+    return 2 * nominal(product(logits.shape)) * logits.dtype.itemsize <= gradients
 
 
 class _Joint:

@@ -10,7 +10,7 @@ then the set with the least recomputation. Exceptions:
   rounds to 16 bits is no substitute.
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
   saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
-  gradients are saved in their computing type.
+  gradients are saved in their computing type. Logits of few rows are saved if that takes less memory.
 - A maximum or minimum is always recomputed: it is compared with its elements, and a rounded one may equal none of them.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
@@ -61,6 +61,8 @@ def saved_values(
     gradients: Collection[int],
     requested: Collection[int],
     recompute: Recompute = "auto",
+    *,
+    saves_matmuls: bool = False,
 ) -> tuple[SavedValue, ...]:
     """Returns the values of the forward pass that the backward pass reads, in the order of the graph.
 
@@ -68,12 +70,14 @@ def saved_values(
         graph: both passes, in primitives.
         gradients: the backward pass's inputs that are gradients of the results.
         requested: results of the backward pass.
+        saves_matmuls: whether large matmuls are saved like others.
     """
     backward = _dependents(graph, gradients)
     leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)
     computable = _dependents(graph, {p for p, node in graph if node.op in leaves}) - backward
     needed = {a for p in _producers(graph, requested) & backward for a in graph.nodes[p].args}.union(requested) & computable
     large = large_values(graph, results) if recompute == "auto" else frozenset()
+    large = frozenset(p for p in large if not saves_matmuls or graph.nodes[p].op is not Op.MATMUL)
     values = _Values(graph, frozenset(results), recompute, large)
     cut = _cut(values, computable, needed)
     if cut is None:

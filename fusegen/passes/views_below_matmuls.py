@@ -28,8 +28,9 @@ def _moved_below(graph: Graph, builder: GraphBuilder, indices: Sequence[int], po
     return _RowView(graph, builder, position).over(node.args[0], indices[node.args[0]])
 
 
-def _keeps_columns(left: Shape, right: Shape) -> bool:
-    return len(left) > 1 and len(right) > 1 and same(left[-1], right[-1])
+def _keeps_columns(view: Shape, viewed: Shape) -> bool:
+    """True for a view of rows, unless it splits them: a loop over blocks could not compute the matmul's row dims."""
+    return 1 < len(view) <= len(viewed) and same(view[-1], viewed[-1])
 
 
 class _RowView:

@@ -99,6 +99,17 @@ def test_gradients_are_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", [name for name, (f, arguments) in CASES.items() if arguments[2] is T and f is not of_tokens])
+def test_gradients_of_so_few_rows_that_logits_are_saved(name: str) -> None:
+    function, (h, w, t, *others) = CASES[name]
+    arguments = h[:4], w, t[4:8], *others
+    exact = trained(function, *(a.double() if a.is_floating_point() else a for a in arguments))
+    found = [f.double() for f in trained(fg.kernel(function), *arguments)]
+    bounds = {"rtol": 2e-2, "atol": 2e-2} if name == "halves" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(found, exact, **bounds)
+
+
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("name", CASES)
 def test_no_pass_has_memory_for_all(name: str) -> None:
     function, arguments = CASES[name]
@@ -107,6 +118,25 @@ def test_no_pass_has_memory_for_all(name: str) -> None:
     for low in (passes.forward.lower(), passes.backward.lower()):
         memory = (b for b in low.program.call.buffers if b.role is not Role.RANDOM)
         assert max(math.prod(extent(low.sizes) for extent in b.shape) for b in memory) < whole
+
+
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("length", [None, 9])
+def test_numbers_of_rows_may_change(length: int | None) -> None:
+    """Targets have the rows of the logits, also where both have a dim for sequences."""
+
+    def loss(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(h, w).view(-1, 64), t.view(-1))
+
+    kernel = fg.kernel(loss)
+    for rows in (36, 45):
+        shape = (rows,) if length is None else (rows // length, length)
+        arguments = randn(*shape, 8).bfloat16(), W.bfloat16(), torch.randint(0, 64, shape)
+        passes = fg.vjp(kernel, *arguments)
+        for low in (passes.forward.lower(), passes.backward.lower()):
+            memory = (b for b in low.program.call.buffers if b.role is not Role.RANDOM)
+            assert max(math.prod(extent(low.sizes) for extent in b.shape) for b in memory) < rows * 64
+        torch.testing.assert_close(trained(kernel, *arguments), trained(loss, *arguments), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.usefixtures("few_rows")
@@ -139,10 +169,12 @@ def test_gradients_of_a_loss_come_from_the_forward_pass() -> None:
 
 
 @pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("rows", [45, 8])
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 2.0**15), (torch.bfloat16, 2.0**-20)])
-def test_the_gradient_by_a_loss_may_be_large_or_small(dtype: torch.dtype, scale: float) -> None:
-    """As a GradScaler's factor is, which keeps gradients in float16 from 0."""
-    function, arguments = CASES["a loss"]
+def test_the_gradient_by_a_loss_may_be_large_or_small(dtype: torch.dtype, scale: float, rows: int) -> None:
+    """As a GradScaler's factor is, which keeps gradients in float16 from 0. The logits of 8 rows are saved."""
+    function, (h, *others, t) = CASES["a loss"]
+    arguments = h[:rows], *others, t[:rows]
     given = [(a / 64).to(dtype) if a.is_floating_point() else a for a in arguments]
 
     def scaled(h: Tensor, w: Tensor, t: Tensor, loss: Callable[..., Tensor]) -> list[Tensor]:

@@ -60,11 +60,11 @@ class _Body:
         return self.builder.add(Op.PUT, [target, self._cast(self._blocks[position], dtype)], shape=node.shape)
 
     def _is_read_unrounded(self, position: int) -> bool:
-        """True if all users of a 16-bit matmul cast it back to the computing type."""
+        """True if all users of a 16-bit matmul or sum cast it back to the computing type, e.g. a sum over enclosing blocks."""
         node = self.graph.nodes[position]
         users = [self.graph.nodes[u] for u in self.graph.users[position] if u not in self._blocks]
         is_cast = all(user.op is Op.CAST and user.dtype is node.dtype.compute for user in users)
-        return node.op is Op.MATMUL and node.dtype.is_half and is_cast and position not in self.graph.outputs
+        return node.op in (Op.MATMUL, Op.SUM) and node.dtype.is_half and is_cast and position not in self.graph.outputs
 
     def put_sum(self, position: int) -> int:
         """Accumulates a value in its computing type."""

@@ -198,9 +198,11 @@ def holds(tracer: Tracer, relation: Any) -> bool:
 
 
 def require_shape(name: str, x: TracedTensor, expected: Sequence[Dim]) -> None:
-    """Requires a shape; equal symbolic sizes become guards."""
+    """Requires a shape. Two symbols become one if that makes the sizes equal; other equal sizes become guards."""
     shape, tracer = x._node.shape, x._tracer
-    pairs = zip(shape, expected, strict=True) if len(shape) == len(expected) else [(0, 1)]
+    pairs = list(zip(shape, expected, strict=True)) if len(shape) == len(expected) else [(0, 1)]
+    ratios = [(sympy.sympify(a) / b).as_numer_denom() for a, b in pairs if not same(a, b)]
+    tracer.require_equal([(a, b) for a, b in ratios if a.is_Symbol and b.is_Symbol])
     if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
         text = f"{name} has shape {shape_text(shape)}, but must have {shape_text(tuple(expected))}"
         raise ShapeError(text, hint="give it that shape, as in torch")
