@@ -19,6 +19,7 @@ from fusegen.families.attention.cost import attention_choice, attentions_of, tak
 from fusegen.families.attention.match import extents_of_attention
 from fusegen.families.gemm.choice import MatmulChoice, choose, choose_for_any_rows, measured_choice
 from fusegen.families.gemm.deep import measured_fusions, with_fusions
+from fusegen.families.gemm.deferred import deferrable_norms, is_fused
 from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
 from fusegen.families.gemm.pipelines import MatmulMarks, weight_on_load
 from fusegen.families.gemm.weights import supported_weights
@@ -189,7 +190,7 @@ class GraphPlanner:
         default: Specialization | None,
     ) -> MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
-        faster than that."""
+        faster than that. Norms are deferred only if that is measured to be faster."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         default_names = () if default is None else names_of(default)
@@ -207,12 +208,17 @@ class GraphPlanner:
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
                     if key not in known:
+                        may_defer = bool(self._consumers_of_norm(marks, fused, group))
                         known[key] = measured_choice(
-                            names[group], fused.graph, group, self._target, expected, sizes, choice, measured
+                            names[group], fused.graph, group, self._target, expected, sizes, choice, measured, may_defer=may_defer
                         )
                     launches[group] = known[key]
             by_matmul = {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             choices |= {p: choice.after(choices.get(p)) for p, choice in by_matmul.items()}
+            deferred = [self._consumers_of_norm(marks, fused, g) for g, choice in launches.items() if choice.takes_deferred]
+            if deferred:
+                marks = replace(marks, scaled=marks.scaled.union(*deferred))
+                continue
             slower = {p for p, choice in by_matmul.items() if choice.takes_library}
             apart = {p for p, choice in by_matmul.items() if choice.takes_apart}
             if not slower and not apart:
@@ -221,6 +227,21 @@ class GraphPlanner:
                 others = default_names if has_others else ()
                 return MatmulDecision(marks, fused, plans, choices, default=others)
             marks = replace(marks, library=marks.library | slower, apart=marks.apart | apart)
+
+    @cached_property
+    def _norms(self) -> dict[int, frozenset[int]]:
+        """Maps each matmul whose first operand is a norm that may be deferred to all matmuls of that norm."""
+        norms = deferrable_norms(self.graph, self._target)
+        return {matmul: frozenset(norm.consumers) for norm in norms for matmul in norm.consumers}
+
+    def _consumers_of_norm(self, marks: MatmulMarks, fused: FusedGraph, group: Group) -> frozenset[int]:
+        """The matmuls of the norm that a launch reads, if generated kernels can compute it together with them; none otherwise."""
+        matmul = self._matmuls[fused.matmuls.index(group.core_nodes[0])]
+        consumers = self._norms.get(matmul, frozenset()) - marks.scaled
+        if not consumers.isdisjoint(marks.on_load):
+            return frozenset()
+        deferred = self._fuse(replace(marks, scaled=marks.scaled | consumers))
+        return consumers if is_fused(deferred.graph, deferred.groups) else frozenset()
 
     def _fuse(self, marks: MatmulMarks) -> FusedGraph:
         if marks not in self._fused:

@@ -18,6 +18,7 @@ from fusegen.families.gemm.heuristics import (
     shape_of,
     shift_of,
 )
+from fusegen.families.gemm.pipelines import is_scaled, is_summed
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan
 from fusegen.fusion.groups import Group, computed
 from fusegen.fusion.order import written_by
@@ -32,6 +33,9 @@ _MARGIN = 0.97  # ratio of times below which the library is chosen; at about equ
 
 HEADS_APART = Implementation("heads reduced by a second kernel")
 """A candidate for few rows: tiles that hold whole heads leave most SMs idle."""
+
+NORM_DEFERRED = Implementation("norm deferred behind the matmuls")
+"""A candidate for matmuls of normed rows: the epilogues before and behind them compute the norm (`families.gemm.deferred`)."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class MatmulChoice:
         return self.library_time < _MARGIN * self.generated_time
 
     @property
+    def takes_deferred(self) -> bool:
+        return self.measured == NORM_DEFERRED
+
+    @property
     def takes_apart(self) -> bool:
         if self.measured is not None:
             return self.measured == HEADS_APART
@@ -85,15 +93,19 @@ def measured_choice(
     sizes: Mapping[str, int],
     default: MatmulChoice,
     measured: Measured,
+    *,
+    may_defer: bool = False,
 ) -> MatmulChoice:
     """Chooses the measured candidate: a plan of a generated kernel, two kernels, or the library. Without one, returns the
-    default."""
+    default. With `may_defer`, the norm of the first operand may be deferred."""
     shape = shape_of(graph, group, expected)
     plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
     plans += [] if shape.has_costs or shape.stored is not None else [GENERATED]
     plans += [HEADS_APART] if _may_be_apart(graph, group, shape, target) else []
+    plans += [NORM_DEFERRED] if may_defer else []
+    plans += [] if _is_beside_norm(graph, group) else [LIBRARY]
     first = LIBRARY if default.takes_library else HEADS_APART if default.takes_apart else None
-    choice = choice_of(name, graph, group, sizes, sorted((*plans, LIBRARY), key=lambda plan: plan != first))
+    choice = choice_of(name, graph, group, sizes, sorted(plans, key=lambda plan: plan != first))
     if GENERATED in plans:  # the launch's plan is a choice of its own
         choice = replace(choice, digest=f"{choice.digest} implementation")
     candidate = measured(choice)
@@ -106,6 +118,8 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     shape = shape_of(graph, group, expected)
     plan = contraction_plan(shape, target)
     may_be_apart = _may_be_apart(graph, group, shape, target)
+    if _is_beside_norm(graph, group):
+        return MatmulChoice(plan, measured=plan)
     if plan is None or not shape.has_costs:
         return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
     costs = COSTS[target.card]
@@ -126,13 +140,18 @@ def choose_for_any_rows(graph: Graph, group: Group, target: Target, expected: Ex
     return replace(choice, plan=replace(choice.plan, loaded_rows=0)) if isinstance(choice.plan, ContractionPlan) else choice
 
 
+def _is_beside_norm(graph: Graph, group: Group) -> bool:
+    """True if a generated kernel must compute the matmuls, since they are next to a deferred norm."""
+    return any(is_scaled(graph, matmul) or is_summed(graph, matmul) for matmul in group.core_nodes)
+
+
 def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target) -> bool:
     """True if a launch for few rows can compute the matmuls, and another kernel the reductions over their heads. A single matmul
     would be the library's, unless it computes its weight on load."""
     reductions = [p for p in computed(graph, group) if graph.nodes[p].family is Family.REDUCTION]
     reduced = {matmul for p in reductions for matmul in graph.ancestors[p].intersection(group.core_nodes)}
     others = [part for part in group.parts if reduced.isdisjoint(part.products)]
-    if not reduced or (len(group.core_nodes) == 1 and shape.stored is None):
+    if not reduced or _is_beside_norm(graph, group) or (len(group.core_nodes) == 1 and shape.stored is None):
         return False
     apart = replace(shape, products=1, head=math.lcm(*(part.head for part in others)), shift=shift_of(others))
     return bool(plans_for_few_rows(apart, target))

@@ -15,7 +15,7 @@ from fusegen.families.gemm.cost import (
     few_rows_time,
     matmul_time,
 )
-from fusegen.families.gemm.epilogue import operands_in_memory
+from fusegen.families.gemm.epilogue import has_element_per_head, operands_in_memory
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
 from fusegen.families.gemm.weights import FEW_ROWS_ON_LOAD
@@ -75,6 +75,7 @@ class MatmulShape:
         shift: the distance between these columns; None for several distances, or reductions over them.
         stored: the storage of second operands that are computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
+        reduced_registers: the part of them for results of one element per head, which a wide tile may spill.
         pipeline: the pipeline of the launch.
         aligned: True if lines of operands start at multiples of 16 bytes, and the columns are multiples of 8.
     """
@@ -89,6 +90,7 @@ class MatmulShape:
     shift: int | None = 0
     stored: StoredWeight | None = None
     result_registers: int = 1
+    reduced_registers: int = 0
     epilogue: EpilogueSize = NO_EPILOGUE
     pipeline: str = WGMMA.name
     aligned: bool = True
@@ -117,11 +119,20 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         head=math.lcm(*(part.head for part in group.parts)),
         shift=shift_of(group.parts),
         stored=operands.b if isinstance(operands.b, StoredWeight) else None,
-        result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
+        result_registers=max(_registers(graph, part.outputs) for part in group.parts),
+        reduced_registers=max(_registers(graph, [o for o in part.outputs if _is_reduced(graph, part, o)]) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
         pipeline=group.pipeline,
         aligned=all(_is_aligned(graph, product, operands) for product, operands in group.match.items()),
     )
+
+
+def _registers(graph: Graph, outputs: Sequence[int]) -> int:
+    return sum(max(1, graph.nodes[output].dtype.itemsize // 2) for output in outputs)
+
+
+def _is_reduced(graph: Graph, part: EpiloguePart, output: int) -> bool:
+    return has_element_per_head(graph.nodes[output].shape, part.domain)
 
 
 def _is_aligned(graph: Graph, matmul: int, operands: MatmulOperands) -> bool:
@@ -168,9 +179,15 @@ def rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
 
 
 def ranked(shape: MatmulShape, target: Target) -> Sequence[CostedPlan]:
-    """Returns the candidates of a launch, by expected time if a cost model covers it."""
+    """Returns the candidates of a launch, by expected time if a cost model covers it; those that may spill registers come last."""
     plans = candidates(shape, target)
-    return sorted(plans, key=lambda plan: expected_time(shape, plan, target)) if shape.has_costs else plans
+    if not shape.has_costs:
+        return plans
+    return sorted(plans, key=lambda plan: (_may_spill(shape, plan), expected_time(shape, plan, target)))
+
+
+def _may_spill(shape: MatmulShape, plan: CostedPlan) -> bool:
+    return shape.reduced_registers > 0 and plan.tile_n // 4 * shape.result_registers > _MOST_RESULT_REGISTERS
 
 
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
@@ -274,7 +291,8 @@ def _fits_slabs(shape: MatmulShape) -> bool:
 
 def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
     allowed = WGMMA.tile_widths(shape.head, shape.products)
-    widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
+    registers = shape.result_registers - shape.reduced_registers
+    widths = [w for w in allowed if w // 4 * registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
     plans = [_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths]
     split = [replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1]
     return (*plans, *split, *_in_turns(shape, widths, target))
