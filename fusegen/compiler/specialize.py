@@ -238,7 +238,7 @@ class GraphPlanner:
         """The matmuls of the norm that a launch reads, if generated kernels can compute it together with them; none otherwise."""
         matmul = self._matmuls[fused.matmuls.index(group.core_nodes[0])]
         consumers = self._norms.get(matmul, frozenset()) - marks.scaled
-        if not consumers.isdisjoint(marks.on_load):
+        if not consumers or not consumers.isdisjoint(marks.on_load):
             return frozenset()
         deferred = self._fuse(replace(marks, scaled=marks.scaled | consumers))
         return consumers if is_fused(deferred.graph, deferred.groups) else frozenset()

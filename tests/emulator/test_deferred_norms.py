@@ -42,7 +42,7 @@ def gemma(h: Tensor, weight: Tensor) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + scale)).to(h.dtype)
 
 
-def unweighted(h: Tensor, weight: Tensor) -> Tensor:
+def unweighted(h: Tensor, _: Tensor) -> Tensor:
     return F.rms_norm(h, h.shape[-1:], None, 1e-6)
 
 
@@ -146,9 +146,9 @@ HARD: dict[str, Callable[[Tensor], Tensor]] = {
 def test_hard_rows(rows: str) -> None:
     """About the error of a norm kernel, pooled: with a massive channel, one rounding decides the error of a row."""
     function, errors = gated(rms), []
-    for seed in range(8):
+    for seed in range(4):
         torch.manual_seed(seed)
-        x, o, r, *others = of_gated(128)
+        x, o, r, *others = of_gated(96)
         arguments = (x * 1e-4 if rows == "tiny" else x, o, HARD[rows](r), *others)
         exact = function(*wide(arguments))[1]
         errors += [[error(kernel(*arguments)[1], exact) for kernel in (deferred(function), fg.kernel(function))]]
@@ -192,7 +192,7 @@ def wide_rows(x: Tensor, o: Tensor, r: Tensor, g: Tensor, gate: Tensor, up: Tens
     return F.silu(F.linear(y, gate)) * F.linear(y, up)
 
 
-def of_arguments(x: Tensor, o: Tensor, r: Tensor, g: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+def of_arguments(_x: Tensor, _o: Tensor, r: Tensor, g: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     """No matmul computes the rows."""
     y = rms(r, g)
     return F.silu(F.linear(y, gate)) * F.linear(y, up)
@@ -238,8 +238,7 @@ def assert_stays(function: Callable[..., Any], *arguments: Tensor) -> None:
 def test_it_is_taken_if_it_is_declared_or_measured_only() -> None:
     function, arguments = gated(rms), shapes()
     usual, declared = (kernel.lower(*arguments, target="sm_90a").program for kernel in (fg.kernel(function), deferred(function)))
-    assert not any("squares" in source.kernel_text for source in fg.kernel(function).lower(*arguments, target="sm_90a").sources)
-    assert usual != declared
+    assert usual.steps != declared.steps and [type(step) for step in usual.steps] == [type(step) for step in declared.steps]
     measured = (
         fg.kernel(function)
         .lower(*arguments, target="sm_90a")
@@ -261,7 +260,8 @@ def test_the_library_computes_no_matmul_beside_a_deferred_norm(target: str) -> N
 def test_wide_tiles_are_candidates_for_rows_with_sums() -> None:
     """They may spill registers, so that no plan but the measured one has them."""
     arguments = [meta(8192, 4096), meta(4096, 4096), meta(8192, 4096), meta(4096), meta(14336, 4096), meta(14336, 4096)]
-    rows = asked(fg.kernel(gated(rms)), *arguments)[-2]
+    choices = asked(fg.kernel(gated(rms)), *arguments)
+    rows = [choice for choice in choices if choice.name == choices[0].name][-1]
     plans = [plan for plan in rows.candidates if isinstance(plan, ContractionPlan)]
     assert 256 in {plan.tile_n for plan in plans} and plans[0].tile_n == 128
 

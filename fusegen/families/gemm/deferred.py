@@ -15,10 +15,10 @@ from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.partials import TILES, products_of
 from fusegen.families.gemm.pipelines import is_scaled, is_summed, supporting_pipeline, weight_on_load, with_sums
 from fusegen.fusion.accumulator import WIDEST
-from fusegen.fusion.groups import Group, computed, matmuls_of
+from fusegen.fusion.groups import Group, computed, matmuls_of, strip_views
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import literal, product, same
+from fusegen.ir.symbolic import Shape, literal, product, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Target
@@ -52,7 +52,7 @@ class DeferrableNorm:
 def deferrable_norms(graph: Graph, target: Target) -> Iterator[DeferrableNorm]:
     """Yields the norms that could be deferred."""
     sums = {position: rows for position, _ in graph if (rows := _squared_rows(graph, position)) is not None}
-    for normed in dict.fromkeys(graph.nodes[matmul].args[0] for matmul in matmuls_of(graph)) if sums else ():
+    for normed in dict.fromkeys(_before_reshapes(graph, graph.nodes[m].args[0]) for m in matmuls_of(graph)) if sums else ():
         norm = _norm_at(graph, normed, sums, target)
         if norm is not None:
             yield norm
@@ -73,7 +73,7 @@ def is_fused(graph: Graph, groups: Sequence[Group]) -> bool:
     launches = [group for group in groups if group.kind is CONTRACTION]
     scaled = {matmul for matmul in matmuls_of(graph) if is_scaled(graph, matmul)}
     unrounded = {matmul for group in launches for matmul in group.core_nodes if matmul not in group.outputs}
-    operands = {graph.nodes[matmul].args[0] for matmul in scaled}
+    operands = {strip_views(graph, graph.nodes[matmul].args[0]) for matmul in scaled}
     writers = [group for group in launches if any(is_summed(graph, matmul) for matmul in group.core_nodes)]
     summing = [group for group in writers if any(graph.nodes[p].family is Family.REDUCTION for p in computed(graph, group))]
     return scaled <= unrounded and operands <= {output for group in summing for output in group.outputs}
@@ -96,9 +96,8 @@ def _before_casts(graph: Graph, position: int) -> int:
 
 
 def _norm_at(graph: Graph, normed: int, sums: dict[int, int], target: Target) -> DeferrableNorm | None:
-    node, consumers = graph.nodes[normed], graph.users[normed]
-    is_alone = normed not in graph.outputs and all(_is_first(graph, m, normed, target) for m in consumers)
-    if node.dtype is not DType.BFLOAT16 or not is_alone:
+    node, consumers = graph.nodes[normed], _consumers(graph, normed)
+    if node.dtype is not DType.BFLOAT16 or not consumers or not all(_is_supported(graph, m, target) for m in consumers):
         return None
     factors = list(_factors(graph, normed, {*sums.values()}))
     rows = [p for p in factors if p in sums.values()]
@@ -125,22 +124,49 @@ def _may_be_wider(graph: Graph, statistic: int) -> bool:
     return dtype is DType.FLOAT32 or (dtype is DType.BFLOAT16 and is_inner)
 
 
-def _is_first(graph: Graph, matmul: int, operand: int, target: Target) -> bool:
-    """True for a matmul of a generated kernel whose first operand this is, and not the second."""
-    node = graph.nodes[matmul]
-    if node.op is not Op.MATMUL or node.args[0] != operand or node.args[1] == operand or weight_on_load(graph, matmul):
-        return False
-    return supporting_pipeline(graph, matmul, matmul, target) is not None
+def _before_reshapes(graph: Graph, position: int) -> int:
+    """Returns a value before reshapes of its rows."""
+    while graph.nodes[position].op is Op.RESHAPE and _keeps_columns(graph, position):
+        (position,) = graph.nodes[position].args
+    return position
+
+
+def _keeps_columns(graph: Graph, position: int) -> bool:
+    return same(graph.nodes[position].shape[-1], graph.operands(position)[0].shape[-1])
+
+
+def _consumers(graph: Graph, normed: int) -> tuple[int, ...]:
+    """Returns the matmuls whose first operand a value is; none if anything else reads it."""
+    consumers: list[int] = []
+    stack = [normed]
+    while stack:
+        position = stack.pop()
+        if position in graph.outputs:
+            return ()
+        for user in graph.users[position]:
+            node = graph.nodes[user]
+            if node.op is Op.RESHAPE and _keeps_columns(graph, user):
+                stack.append(user)
+            elif node.op is Op.MATMUL and node.args[0] == position and node.args[1] != position:
+                consumers.append(user)
+            else:
+                return ()
+    return tuple(consumers)
+
+
+def _is_supported(graph: Graph, matmul: int, target: Target) -> bool:
+    """True if a generated kernel can compute a matmul from operands in memory."""
+    return weight_on_load(graph, matmul) is None and supporting_pipeline(graph, matmul, matmul, target) is not None
 
 
 def _factors(graph: Graph, normed: int, rows: Iterable[int]) -> Iterator[int]:
-    """Yields the factors of a product, through casts to bfloat16 and float32."""
+    """Yields the factors of a product. Rounding between two factors of its size is left out."""
     stack = [normed]
     while stack:
         position = stack.pop()
         node = graph.nodes[position]
         is_cast = node.op is Op.CAST and node.dtype in (DType.BFLOAT16, DType.FLOAT32)
-        if position not in rows and node.dtype.is_float and (node.op is Op.MUL or is_cast):
+        if position not in rows and node.shape == graph.nodes[normed].shape and (node.op is Op.MUL or is_cast):
             stack += node.args
         else:
             yield position
@@ -198,10 +224,16 @@ class _Deferral:
             operand = operand * Value(builder, renamed[weight], location)
         if operand.dtype is not DType.BFLOAT16:
             operand = operand.apply(Op.CAST, dtype=DType.BFLOAT16)
+        operand = _reshaped(operand, self.graph.nodes[node.args[0]].shape)
         result = builder.add_node(replace(node, args=(operand.position, renamed[node.args[1]])), location)
-        for scale in self.norm.scales:
-            result = builder.add_node(Node(Op.MUL, (result, renamed[scale]), (), node.shape, node.dtype), location)
+        for position in self.norm.scales:
+            scale = _reshaped(Value(builder, renamed[position], location), (*node.shape[:-1], 1))
+            result = builder.add_node(Node(Op.MUL, (result, scale.position), (), node.shape, node.dtype), location)
         return result
+
+
+def _reshaped(value: Value, shape: Shape) -> Value:
+    return value if value.node.shape == shape else value.apply(Op.RESHAPE, shape=shape)
 
 
 def _stored(rows: Value) -> Value:
