@@ -17,7 +17,7 @@ from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.attention.match import extents_of_attention
-from fusegen.families.gemm.choice import MatmulChoice, choose, choose_for_any_rows, measured_choice
+from fusegen.families.gemm.choice import MatmulChoice, choose, choose_for_any_rows, defers_norm, measured_choice
 from fusegen.families.gemm.deep import measured_fusions, with_fusions
 from fusegen.families.gemm.deferred import deferrable_norms, is_fused
 from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
@@ -205,20 +205,19 @@ class GraphPlanner:
                 continue
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
+                norms = {group: consumers for group in launches if (consumers := self._consumers_of_norm(marks, fused, group))}
+                if deferred := [norms[g] for g in norms if defers_norm(names[g], fused.graph, g, sizes, measured)]:
+                    marks = replace(marks, scaled=marks.scaled.union(*deferred))
+                    continue
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
                     if key not in known:
-                        may_defer = bool(self._consumers_of_norm(marks, fused, group))
                         known[key] = measured_choice(
-                            names[group], fused.graph, group, self._target, expected, sizes, choice, measured, may_defer=may_defer
+                            names[group], fused.graph, group, self._target, expected, sizes, choice, measured
                         )
                     launches[group] = known[key]
             by_matmul = {origin[p]: choice for group, choice in launches.items() for p in group.core_nodes}
             choices |= {p: choice.after(choices.get(p)) for p, choice in by_matmul.items()}
-            deferred = [self._consumers_of_norm(marks, fused, g) for g, choice in launches.items() if choice.takes_deferred]
-            if deferred:
-                marks = replace(marks, scaled=marks.scaled.union(*deferred))
-                continue
             slower = {p for p, choice in by_matmul.items() if choice.takes_library}
             apart = {p for p, choice in by_matmul.items() if choice.takes_apart}
             if not slower and not apart:

@@ -34,8 +34,8 @@ _MARGIN = 0.97  # ratio of times below which the library is chosen; at about equ
 HEADS_APART = Implementation("heads reduced by a second kernel")
 """A candidate for few rows: tiles that hold whole heads leave most SMs idle."""
 
-NORM_DEFERRED = Implementation("norm deferred behind the matmuls")
-"""A candidate for matmuls of normed rows: the epilogues before and behind them compute the norm (`families.gemm.deferred`)."""
+NORM_KEPT, NORM_DEFERRED = Implementation("norm in a kernel of its own"), Implementation("norm deferred behind the matmuls")
+"""Candidates for matmuls of normed rows; in the second, epilogues compute the norm (`families.gemm.deferred`)."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,6 @@ class MatmulChoice:
         return self.library_time < _MARGIN * self.generated_time
 
     @property
-    def takes_deferred(self) -> bool:
-        return self.measured == NORM_DEFERRED
-
-    @property
     def takes_apart(self) -> bool:
         if self.measured is not None:
             return self.measured == HEADS_APART
@@ -93,16 +89,13 @@ def measured_choice(
     sizes: Mapping[str, int],
     default: MatmulChoice,
     measured: Measured,
-    *,
-    may_defer: bool = False,
 ) -> MatmulChoice:
     """Chooses the measured candidate: a plan of a generated kernel, two kernels, or the library. Without one, returns the
-    default. With `may_defer`, the norm of the first operand may be deferred."""
+    default."""
     shape = shape_of(graph, group, expected)
     plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
     plans += [] if shape.has_costs or shape.stored is not None else [GENERATED]
     plans += [HEADS_APART] if _may_be_apart(graph, group, shape, target) else []
-    plans += [NORM_DEFERRED] if may_defer else []
     plans += [] if _is_beside_norm(graph, group) else [LIBRARY]
     first = LIBRARY if default.takes_library else HEADS_APART if default.takes_apart else None
     choice = choice_of(name, graph, group, sizes, sorted(plans, key=lambda plan: plan != first))
@@ -110,6 +103,12 @@ def measured_choice(
         choice = replace(choice, digest=f"{choice.digest} implementation")
     candidate = measured(choice)
     return default if candidate is None or candidate not in choice.candidates else default.with_measured(candidate)
+
+
+def defers_norm(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], measured: Measured) -> bool:
+    """True if it is measured or declared that the norm of the first operand is deferred."""
+    choice = choice_of(name, graph, group, sizes, (NORM_KEPT, NORM_DEFERRED))
+    return measured(replace(choice, digest=f"{choice.digest} norm")) == NORM_DEFERRED
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
