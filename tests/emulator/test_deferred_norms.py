@@ -133,7 +133,9 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 def massive(r: Tensor) -> Tensor:
-    r[..., 7] = 3000 * (1 + torch.rand(r.shape[:-1]))
+    """A channel of each row: one for all rows would have the same rounded norm in each of them."""
+    rows = torch.arange(len(r))
+    r[rows, rows * 7 % WIDTH] = 3000 * (1 + torch.rand(len(r))).to(r.dtype)
     return r
 
 
@@ -147,9 +149,9 @@ HARD: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.usefixtures("own_cache", "emulated")
 @pytest.mark.parametrize("rows", HARD)
 def test_hard_rows(rows: str) -> None:
-    """About the error of a norm kernel, pooled: with a massive channel, one rounding decides the error of a row."""
+    """About the error of a norm kernel, pooled over seeds: with a massive channel, one rounding decides the error of a row."""
     function, errors = gated(rms), []
-    for seed in range(3):
+    for seed in range(4):
         torch.manual_seed(seed)
         x, o, r, *others = of_gated(96)
         arguments = (x * 1e-4 if rows == "tiny" else x, o, HARD[rows](r), *others)
