@@ -109,12 +109,25 @@ def wide(arguments: tuple[Tensor, ...]) -> list[Tensor]:
 @pytest.mark.usefixtures("own_cache", "emulated")
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
-    """Three launches: rows with sums of tiles, their sums, and the scaled matmuls. Two runs are equal in every bit."""
+    """Three launches: rows with sums of tiles, their sums, and the scaled matmuls."""
     function, arguments = CASES[name]
     kernel = deferred(function)
     low = kernel.lower(*arguments, target="sm_90a")
     assert len(low.program.steps) == len(low.program.launches) == 3
     assert kinds(low)[0] is kinds(low)[2] is CONTRACTION
+    compare(kernel, arguments)
+
+
+@pytest.mark.usefixtures("own_cache", "emulated")
+def test_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_EMULATED", targets.target("sm_80"))
+    function, arguments = CASES["queries, keys and values"]
+    compare(deferred(function), arguments)
+
+
+def compare(kernel: fg.Kernel[..., Any], arguments: tuple[Tensor, ...]) -> None:
+    """Two runs are equal in every bit, and within the rule of accuracy."""
+    function = kernel.function
     got, exact, eager, again = (
         results(f) for f in (kernel(*arguments), function(*wide(arguments)), function(*arguments), kernel(*arguments))
     )
