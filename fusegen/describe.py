@@ -14,7 +14,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.emit.environment import html_environment
 from fusegen.families import expected_times
-from fusegen.families.gemm.heuristics import MatmulChoice
+from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.families.roofline import roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, type_text

@@ -10,7 +10,7 @@ from fusegen.compiler.compile import CompiledGraph
 from fusegen.compiler.lower import Specialization
 from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
-from fusegen.families.gemm.heuristics import MatmulChoice
+from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc

@@ -5,31 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import RLock
 from typing import TypeAlias, cast
 
 from fusegen import families
-from fusegen.compiler.lower import KernelNames, Specialization, kernel_names, lower, names_of, with_equal_blocks
+from fusegen.compiler.lower import Specialization, kernel_names, lower, names_of, with_equal_blocks
+from fusegen.compiler.matmuls import FusedGraph, MatmulDecision, MatmulKey
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.attention.match import extents_of_attention
-from fusegen.families.gemm.deep import DeepFusion, measured_fusions, with_fusions
-from fusegen.families.gemm.epilogue import CONTRACTION
-from fusegen.families.gemm.heuristics import (
-    CLASSES,
-    ExpectedSizes,
-    MatmulChoice,
-    choose,
-    choose_for_any_rows,
-    class_of,
-    measured_choice,
-    rows_and_depth,
-)
+from fusegen.families.gemm.choice import MatmulChoice, choose, choose_for_any_rows, defers_norm, measured_choice
+from fusegen.families.gemm.deep import measured_fusions, with_fusions
+from fusegen.families.gemm.deferred import deferrable_norms, is_fused
+from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
 from fusegen.families.gemm.pipelines import MatmulMarks, weight_on_load
-from fusegen.families.gemm.plan import CostedPlan
 from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
@@ -51,7 +43,6 @@ from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[MatmulMarks, tuple[CostedPlan, ...], frozenset[DeepFusion], KernelNames]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -63,62 +54,6 @@ Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice
 
 
 # One graph: the library or a generated kernel for each matmul, and the plan of each launch.
-
-
-@dataclass(frozen=True)
-class _Fused:
-    """A graph after fusion. The library computes some of its matmuls.
-
-    Attributes:
-        graph: has the matmuls of the original graph, in the same order.
-        groups: its groups, in the order of their launches.
-        kind: equal for graphs with the same operations at the same positions.
-    """
-
-    graph: Graph
-    groups: tuple[Group, ...]
-    kind: int
-
-    @property
-    def matmul_launches(self) -> tuple[Group, ...]:
-        """The matmuls that generated kernels compute."""
-        return tuple(group for group in self.groups if group.kind is CONTRACTION)
-
-    @cached_property
-    def matmuls(self) -> tuple[int, ...]:
-        """All matmuls of the graph."""
-        return matmuls_of(self.graph)
-
-    def key(self, group: Group, expected: ExpectedSizes) -> tuple[int, Group, int, int]:
-        """The key of a matmul launch's choices: they depend only on its own rows and depth."""
-        rows, depth = rows_and_depth(self.graph, group.core_nodes[0])
-        return self.kind, group, expected.size_of(rows), expected.size_of(depth)
-
-
-@dataclass(frozen=True)
-class _MatmulDecision:
-    """The implementation of each matmul.
-
-    Attributes:
-        marks: matmuls that are computed in another way because that is expected to be faster.
-        fused: the graph with these marks, fused.
-        plans: plans of the other matmul launches, by their matmuls in the fused graph.
-        choices: choices by matmul, including those left to the library.
-        deep: pairs of matmul launches that are measured to be faster as one.
-        default: the names of the default program's kernels; empty if it has the same groups.
-    """
-
-    marks: MatmulMarks
-    fused: _Fused
-    plans: Mapping[tuple[int, ...], CostedPlan]
-    choices: Mapping[int, MatmulChoice]
-    deep: frozenset[DeepFusion] = frozenset()
-    default: KernelNames = ()
-
-    @property
-    def key(self) -> MatmulKey:
-        """The part of the decision that determines the program."""
-        return self.marks, tuple(self.plans.values()), self.deep, self.default
 
 
 class GraphPlanner:
@@ -145,10 +80,10 @@ class GraphPlanner:
         self._lock = lock or new_lock()
         self.graph, self._target, self._index64, self._choose, self._bodies = graph, target, index64, choose, bodies
         self._specializations: dict[tuple[object, ...], Specialization] = {}
-        self._decisions: dict[tuple[int, ...], _MatmulDecision] = {}
+        self._decisions: dict[tuple[int, ...], MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
         self._weights = supported_weights(graph, target)
-        self._fused: dict[MatmulMarks, _Fused] = {}
+        self._fused: dict[MatmulMarks, FusedGraph] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: MatmulChoices = {}
 
@@ -202,20 +137,20 @@ class GraphPlanner:
         fusions = frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
         return self._with_pins(replace(decision, deep=fusions), split, bodies, plans, pins) if fusions else planned
 
-    def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
+    def _with_pins(self, decision: MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
         """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""
         specialization = self._specialization(decision, split, bodies, {**plans, **pins})
         equal = with_equal_blocks(specialization.program.steps, self._target)
         unpinned = {outputs: plan for outputs, plan in equal.items() if outputs not in pins}
         return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}) if unpinned else specialization
 
-    def _specialization(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
+    def _specialization(self, decision: MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
         key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
         if key not in self._specializations:
             self._specializations[key] = self._lowered(decision, split, bodies, pins)
         return self._specializations[key]
 
-    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
+    def _lowered(self, decision: MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
         groups = with_fusions(itertools.chain.from_iterable(parts), decision.deep)
@@ -237,7 +172,7 @@ class GraphPlanner:
 
     def _decided(
         self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices | None = None
-    ) -> _MatmulDecision:
+    ) -> MatmulDecision:
         """The decision for some classes; ``known`` has measured choices of the same sizes, and gets those of this decision."""
         if measured is not None:
             default = self._planned(classes, sizes)
@@ -253,9 +188,9 @@ class GraphPlanner:
         measured: Measured | None,
         known: MatmulChoices,
         default: Specialization | None,
-    ) -> _MatmulDecision:
+    ) -> MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
-        faster than that."""
+        faster than that. Norms are deferred only if that is measured to be faster."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         default_names = () if default is None else names_of(default)
@@ -270,6 +205,10 @@ class GraphPlanner:
                 continue
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
+                norms = {group: consumers for group in launches if (consumers := self._consumers_of_norm(marks, fused, group))}
+                if deferred := [norms[g] for g in norms if defers_norm(names[g], fused.graph, g, sizes, measured)]:
+                    marks = replace(marks, scaled=marks.scaled.union(*deferred))
+                    continue
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
                     if key not in known:
@@ -285,17 +224,32 @@ class GraphPlanner:
                 plans = {group.core_nodes: choice.plan for group, choice in launches.items() if choice.plan is not None}
                 has_others = default is not None and default.graph is not fused.graph
                 others = default_names if has_others else ()
-                return _MatmulDecision(marks, fused, plans, choices, default=others)
+                return MatmulDecision(marks, fused, plans, choices, default=others)
             marks = replace(marks, library=marks.library | slower, apart=marks.apart | apart)
 
-    def _fuse(self, marks: MatmulMarks) -> _Fused:
+    @cached_property
+    def _norms(self) -> dict[int, frozenset[int]]:
+        """Maps each matmul whose first operand is a norm that may be deferred to all matmuls of that norm."""
+        norms = deferrable_norms(self.graph, self._target)
+        return {matmul: frozenset(norm.consumers) for norm in norms for matmul in norm.consumers}
+
+    def _consumers_of_norm(self, marks: MatmulMarks, fused: FusedGraph, group: Group) -> frozenset[int]:
+        """The matmuls of the norm that a launch reads, if generated kernels can compute it together with them; none otherwise."""
+        matmul = self._matmuls[fused.matmuls.index(group.core_nodes[0])]
+        consumers = self._norms.get(matmul, frozenset()) - marks.scaled
+        if not consumers or not consumers.isdisjoint(marks.on_load):
+            return frozenset()
+        deferred = self._fuse(replace(marks, scaled=marks.scaled | consumers))
+        return consumers if is_fused(deferred.graph, deferred.groups) else frozenset()
+
+    def _fuse(self, marks: MatmulMarks) -> FusedGraph:
         if marks not in self._fused:
             graph = run(marks.marked(self._weights.marked(marks.on_load)), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[marks] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
+            self._fused[marks] = FusedGraph(graph, fuse(graph, self._target, families.FAMILIES), kind)
         return self._fused[marks]
 
-    def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
+    def _choice(self, fused: FusedGraph, group: Group, expected: ExpectedSizes) -> MatmulChoice:
         key = fused.key(group, expected)
         if key not in self._choices:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)

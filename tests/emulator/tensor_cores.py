@@ -16,7 +16,8 @@ from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
 from fusegen.compiler.specialize import GraphPlanner, _fact
 from fusegen.families.attention.match import extents_of_attention
-from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, choose
+from fusegen.families.gemm.choice import MatmulChoice, choose
+from fusegen.families.gemm.heuristics import ExpectedSizes
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.runtime.bound import scalars_of

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.families.gemm.heuristics import MatmulChoice
+from fusegen.families.gemm.choice import MatmulChoice
 from tests.emulator.tensor_cores import load_together, run
 from tests.naming import case
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.families.gemm.heuristics import HEADS_APART
+from fusegen.families.gemm.choice import HEADS_APART
 from fusegen.families.gemm.plan import ContractionBody, ContractionPlan, FewRowsPlan, MmaPlan
 from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import LIBRARY

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from fusegen import target as targets
 from fusegen.compiler.emulator import EmulatedTiming
-from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, MatmulShape, candidates, contraction_plan, shape_of
+from fusegen.families.gemm.choice import MatmulChoice
+from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulShape, candidates, contraction_plan, shape_of
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph

@@ -18,7 +18,8 @@ import fusegen as fg
 from fusegen.compiler import specialize
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.plan import _PLANS, FewQueriesPlan
-from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
+from fusegen.families.gemm.choice import MatmulChoice
+from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.families.gemm.heuristics import ExpectedSizes, MatmulChoice, candidates, shape_of
+from fusegen.families.gemm.choice import MatmulChoice
+from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph

@@ -31,7 +31,8 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.specialize import Choose, GraphPlanner
 from fusegen.compiler.tuned import TuningKey, export_records
-from fusegen.families.gemm.heuristics import MatmulChoice, candidates, shape_of
+from fusegen.families.gemm.choice import MatmulChoice
+from fusegen.families.gemm.heuristics import candidates, shape_of
 from fusegen.families.gemm.plan import CostedPlan, FewRowsPlan
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner

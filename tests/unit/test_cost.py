@@ -19,9 +19,10 @@ from fusegen import tuning
 from fusegen.compiler import tuned
 from fusegen.compiler.compile import specializations_of
 from fusegen.families.attention.cost import _READ as READS
+from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.families.gemm.cost import COSTS as MODELS
 from fusegen.families.gemm.cost import EpilogueSize, library_time
-from fusegen.families.gemm.heuristics import MatmulChoice, MatmulShape, candidates, expected_time, shape_of
+from fusegen.families.gemm.heuristics import MatmulShape, candidates, expected_time, shape_of
 from fusegen.families.gemm.plan import CostedPlan, FewRowsPlan
 from fusegen.families.rows.cost import LANE_COSTS
 from fusegen.target import _CARDS, Target, on_card, target

@@ -14,7 +14,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import VerificationError
 from fusegen.families.attention.plan import AttentionPlan, attention_plans
-from fusegen.families.gemm.heuristics import CLASSES, MatmulChoice, MatmulShape, candidates, contraction_plan, measured_choice
+from fusegen.families.gemm.choice import MatmulChoice, measured_choice
+from fusegen.families.gemm.heuristics import CLASSES, MatmulShape, candidates, contraction_plan
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.plan import Persistence, RowPlan

@@ -19,8 +19,8 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import VerificationError
 from fusegen.families.attention.plan import AttentionPlan, FewQueriesPlan
+from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.families.gemm.deep import SEPARATE
-from fusegen.families.gemm.heuristics import MatmulChoice
 from fusegen.families.gemm.plan import ContractionPlan, DeepPlan, FewRowsPlan, MmaPlan
 from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan

@@ -12,23 +12,17 @@ from fusegen.families.gemm.cost import (
     NO_EPILOGUE,
     EpilogueSize,
     MatmulSize,
-    drawing_time,
     few_rows_time,
-    library_time,
     matmul_time,
-    writing_time,
 )
-from fusegen.families.gemm.epilogue import CONTRACTION, operands_in_memory
+from fusegen.families.gemm.epilogue import has_element_per_head, operands_in_memory
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
 from fusegen.families.gemm.weights import FEW_ROWS_ON_LOAD
 from fusegen.fusion.groups import EpiloguePart, Group, computed, strip_views
-from fusegen.fusion.order import written_by
 from fusegen.ir.graph import Graph
-from fusegen.ir.ops import Family, Op
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
-from fusegen.schedule.choices import Measured, choice_of
-from fusegen.schedule.kernel import GENERATED, LIBRARY, Implementation, Plan
 from fusegen.target import PORTABLE_CLUSTER, Target
 
 # Classes of row counts: a plan depends on the class alone, so that few programs serve all sizes. A class covers the counts above
@@ -81,6 +75,7 @@ class MatmulShape:
         shift: the distance between these columns; None for several distances, or reductions over them.
         stored: the storage of second operands that are computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
+        reduced_registers: the part of them for results of one element per head, which a wide tile may spill.
         pipeline: the pipeline of the launch.
         aligned: True if lines of operands start at multiples of 16 bytes, and the columns are multiples of 8.
     """
@@ -95,6 +90,7 @@ class MatmulShape:
     shift: int | None = 0
     stored: StoredWeight | None = None
     result_registers: int = 1
+    reduced_registers: int = 0
     epilogue: EpilogueSize = NO_EPILOGUE
     pipeline: str = WGMMA.name
     aligned: bool = True
@@ -121,13 +117,22 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         operands.b_major,
         products=len(group.parts[0].products),
         head=math.lcm(*(part.head for part in group.parts)),
-        shift=_shift_of(group.parts),
+        shift=shift_of(group.parts),
         stored=operands.b if isinstance(operands.b, StoredWeight) else None,
-        result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
+        result_registers=max(_registers(graph, part.outputs) for part in group.parts),
+        reduced_registers=max(_registers(graph, [o for o in part.outputs if _is_reduced(graph, part, o)]) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
         pipeline=group.pipeline,
         aligned=all(_is_aligned(graph, product, operands) for product, operands in group.match.items()),
     )
+
+
+def _registers(graph: Graph, outputs: Sequence[int]) -> int:
+    return sum(max(1, graph.nodes[output].dtype.itemsize // 2) for output in outputs)
+
+
+def _is_reduced(graph: Graph, part: EpiloguePart, output: int) -> bool:
+    return has_element_per_head(graph.nodes[output].shape, part.domain)
 
 
 def _is_aligned(graph: Graph, matmul: int, operands: MatmulOperands) -> bool:
@@ -136,7 +141,7 @@ def _is_aligned(graph: Graph, matmul: int, operands: MatmulOperands) -> bool:
     return columns is not None and columns % WGMMA.column_multiple == 0 and WGMMA.operands(graph, matmul) == operands
 
 
-def _shift_of(parts: Sequence[EpiloguePart]) -> int | None:
+def shift_of(parts: Sequence[EpiloguePart]) -> int | None:
     """Returns the distance between the columns that the epilogues of a launch combine; None unless it is equal for all, and heads
     consist of blocks of two distances."""
     shifts = {part.shift if not part.shift or part.head % (2 * part.shift) == 0 else None for part in parts} - {0}
@@ -174,9 +179,15 @@ def rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
 
 
 def ranked(shape: MatmulShape, target: Target) -> Sequence[CostedPlan]:
-    """Returns the candidates of a launch, by expected time if a cost model covers it."""
+    """Returns the candidates of a launch, by expected time if a cost model covers it; those that may spill registers come last."""
     plans = candidates(shape, target)
-    return sorted(plans, key=lambda plan: expected_time(shape, plan, target)) if shape.has_costs else plans
+    if not shape.has_costs:
+        return plans
+    return sorted(plans, key=lambda plan: (_may_spill(shape, plan), expected_time(shape, plan, target)))
+
+
+def _may_spill(shape: MatmulShape, plan: CostedPlan) -> bool:
+    return shape.reduced_registers > 0 and plan.tile_n // 4 * shape.result_registers > _MOST_RESULT_REGISTERS
 
 
 def contraction_plan(shape: MatmulShape, target: Target) -> CostedPlan | None:
@@ -192,11 +203,11 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
 
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
-    few = _plans_for_few_rows(shape, target)
+    few = plans_for_few_rows(shape, target)
     return (*few, *_warpgroup_plans(shape, target)) if shape.has_costs and shape.stored is None else few
 
 
-def _plans_for_few_rows(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
+def plans_for_few_rows(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
     few = _few_rows_plans(shape, target) if shape.stored is None else _stored_plans(shape, shape.stored, target)
     return tuple(plan for plan in few if shape.aligned and plan.shared_bytes <= target.shared_bytes)
 
@@ -280,7 +291,8 @@ def _fits_slabs(shape: MatmulShape) -> bool:
 
 def _warpgroup_plans(shape: MatmulShape, target: Target) -> tuple[ContractionPlan, ...]:
     allowed = WGMMA.tile_widths(shape.head, shape.products)
-    widths = [w for w in allowed if w // 4 * shape.result_registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
+    registers = shape.result_registers - shape.reduced_registers
+    widths = [w for w in allowed if w // 4 * registers <= _MOST_RESULT_REGISTERS] or allowed[-1:]
     plans = [_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths]
     split = [replace(plan, splits=splits) for plan in plans if (splits := _splits(shape, plan, target)) > 1]
     return (*plans, *split, *_in_turns(shape, widths, target))
@@ -358,143 +370,3 @@ def _mma_time(shape: MatmulShape, plan: MmaPlan, sms: int) -> float:
     reads += _GLOBAL_READS * (1 / plan.tile_m + 1 / columns)
     tiles = sum(-(-c // plan.tile_n) for c in shape.columns) * -(-shape.rows // plan.tile_m)
     return -(-tiles // sms) * plan.tile_m * columns * (1 + reads)
-
-
-_MARGIN = 0.97  # ratio of times below which the library is chosen; at about equal times, one generated launch is preferred
-
-
-HEADS_APART = Implementation("heads reduced by a second kernel")
-"""A candidate for few rows: tiles that hold whole heads leave most SMs idle."""
-
-
-@dataclass(frozen=True)
-class MatmulChoice:
-    """The choice between generated kernels and the library, with estimated times in µs; None if not estimated.
-
-    Attributes:
-        plan: the best plan of a generated kernel; None if its lowering chooses, or if it cannot compute its weights on load.
-        apart_time: the time of a kernel for few rows and of another one that reduces heads.
-        measured: the measured, pinned or only candidate, which takes precedence over estimates.
-        whole: the choice that left the heads of these matmuls to another kernel.
-    """
-
-    plan: CostedPlan | None
-    generated_time: float | None = None
-    library_time: float | None = None
-    apart_time: float | None = None
-    measured: Plan | None = None
-    whole: MatmulChoice | None = None
-
-    @property
-    def takes_library(self) -> bool:
-        if self.measured is not None:
-            return self.measured == LIBRARY
-        if self.takes_apart or self.generated_time is None or self.library_time is None:
-            return False
-        return self.library_time < _MARGIN * self.generated_time
-
-    @property
-    def takes_apart(self) -> bool:
-        if self.measured is not None:
-            return self.measured == HEADS_APART
-        others = [time for time in (self.generated_time, self.library_time) if time is not None]
-        return self.apart_time is not None and self.apart_time < _MARGIN * min(others, default=math.inf)
-
-    def after(self, previous: MatmulChoice | None) -> MatmulChoice:
-        """Returns the choice with the one that came before it in `whole`, if that left the heads to another kernel."""
-        return self if previous is None else replace(self, whole=previous if previous.takes_apart else previous.whole)
-
-    def with_measured(self, candidate: Plan) -> MatmulChoice:
-        plan = candidate if isinstance(candidate, CostedPlan) else None if candidate == GENERATED else self.plan
-        return replace(self, plan=plan, measured=candidate)
-
-
-def measured_choice(
-    name: str,
-    graph: Graph,
-    group: Group,
-    target: Target,
-    expected: ExpectedSizes,
-    sizes: Mapping[str, int],
-    default: MatmulChoice,
-    measured: Measured,
-) -> MatmulChoice:
-    """Chooses the measured candidate: a plan of a generated kernel, two kernels, or the library. Without one, returns the
-    default."""
-    shape = shape_of(graph, group, expected)
-    plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
-    plans += [] if shape.has_costs or shape.stored is not None else [GENERATED]
-    plans += [HEADS_APART] if _may_be_apart(graph, group, shape, target) else []
-    first = LIBRARY if default.takes_library else HEADS_APART if default.takes_apart else None
-    choice = choice_of(name, graph, group, sizes, sorted((*plans, LIBRARY), key=lambda plan: plan != first))
-    if GENERATED in plans:  # the launch's plan is a choice of its own
-        choice = replace(choice, digest=f"{choice.digest} implementation")
-    candidate = measured(choice)
-    return default if candidate is None or candidate not in choice.candidates else default.with_measured(candidate)
-
-
-def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
-    """Chooses between the library, the best plan of a generated kernel, and two kernels; without a cost model, the second."""
-    assert group.kind is CONTRACTION
-    shape = shape_of(graph, group, expected)
-    plan = contraction_plan(shape, target)
-    may_be_apart = _may_be_apart(graph, group, shape, target)
-    if plan is None or not shape.has_costs:
-        return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
-    costs = COSTS[target.card]
-    ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
-    if isinstance(plan, ContractionPlan) and plan.consumers == 1 and written_by(graph, group):
-        ours += costs.epilogue_start  # copies into arguments
-    ours += costs.whole_heads if may_be_apart else 0.0
-    library = library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.sms)
-    if shape.stored is not None:
-        library += sum(writing_time(costs, size) for size in shape.sizes)
-    reducing = costs.epilogue_start + _epilogue_bytes(graph, group, shape) / costs.epilogue_bandwidth
-    return MatmulChoice(plan, ours, library, few_rows_time(costs, shape.sizes) + reducing if may_be_apart else None)
-
-
-def choose_for_any_rows(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
-    """Chooses like `choose`, for a program that may be called with more rows than expected."""
-    choice = choose(graph, group, target, expected)
-    return replace(choice, plan=replace(choice.plan, loaded_rows=0)) if isinstance(choice.plan, ContractionPlan) else choice
-
-
-def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target) -> bool:
-    """True if a launch for few rows can compute the matmuls, and another kernel the reductions over their heads. A single matmul
-    would be the library's, unless it computes its weight on load."""
-    reductions = [p for p in computed(graph, group) if graph.nodes[p].family is Family.REDUCTION]
-    reduced = {matmul for p in reductions for matmul in graph.ancestors[p].intersection(group.core_nodes)}
-    others = [part for part in group.parts if reduced.isdisjoint(part.products)]
-    if not reduced or (len(group.core_nodes) == 1 and shape.stored is None):
-        return False
-    apart = replace(shape, products=1, head=math.lcm(*(part.head for part in others)), shift=_shift_of(others))
-    return bool(_plans_for_few_rows(apart, target))
-
-
-def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
-    """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
-    plain = [output in group.core_nodes and _is_used_unpermuted(graph, output) for output in group.outputs]
-    if all(plain):
-        return 0
-    values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)
-    return round(2 * values * sum(shape.columns) * shape.rows)
-
-
-def _random_elements(graph: Graph, group: Group, shape: MatmulShape) -> int:
-    tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
-    return tensors * sum(size.rows * size.columns for size in shape.sizes)
-
-
-def _is_used_unpermuted(graph: Graph, product: int) -> bool:
-    """True if a matmul's result is used without a permutation."""
-    return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
-
-
-def _users(graph: Graph, position: int) -> list[int]:
-    """Returns the readers of a value, through reshapes."""
-    readers: list[int] = []
-    stack = [position]
-    while stack:
-        for user in graph.users[stack.pop()]:
-            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else readers).append(user)
-    return readers

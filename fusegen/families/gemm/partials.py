@@ -23,7 +23,7 @@ from fusegen.passes.moments import Deviations, deviations
 from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Target
 
-_TILES = (128, 96, 64, 32)  # columns that accumulators of every pipeline can hold
+TILES = (128, 96, 64, 32)  # columns that accumulators of every pipeline can hold
 
 _Rule = Callable[["_Tiles"], Value]
 
@@ -31,7 +31,7 @@ _Rule = Callable[["_Tiles"], Value]
 def reduce_tiles_in_epilogue(graph: Graph, target: Target, families: Sequence[Matcher]) -> Graph:
     """Splits reductions of wide rows into reductions of tiles in matmul epilogues, if it saves bytes without more kernels."""
     reductions = _accepted(
-        graph, target, families, {position: _TILES for position, node in graph if node.family is Family.REDUCTION}
+        graph, target, families, {position: TILES for position, node in graph if node.family is Family.REDUCTION}
     )
     of_product: dict[int, dict[int, Sequence[int]]] = {}
     for position, wide in reductions.items():
@@ -93,7 +93,7 @@ def _wide_reductions(graph: Graph, target: Target, widths: Mapping[int, Sequence
     wide = {position: reduction for position, allowed in widths.items() if (reduction := _wide(graph, position, allowed))}
     way = frozenset().union(*(reduction.way for reduction in wide.values()))
     alone = {position: reduction for position, reduction in wide.items() if _has_no_row_users(graph, position, way)}
-    complete = {position: replace(match, products=_products_of(graph, match.operand, target)) for position, match in alone.items()}
+    complete = {position: replace(match, products=products_of(graph, match.operand, target)) for position, match in alone.items()}
     return {position: match for position, match in complete.items() if match.products}
 
 
@@ -123,7 +123,7 @@ def _squared_deviations(graph: Graph, position: int) -> Deviations | None:
     return match if is_alone else None
 
 
-def _products_of(graph: Graph, rows: int, target: Target) -> frozenset[int]:
+def products_of(graph: Graph, rows: int, target: Target) -> frozenset[int]:
     """Returns the matmuls that rows depend on pointwise and that generated kernels support; none if a reduction is in between."""
     stack, seen = [rows], set[int]()
     products: set[int] = set()

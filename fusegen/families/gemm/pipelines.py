@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import sympy
@@ -22,6 +22,8 @@ from fusegen.target import Target
 _LIBRARY = "library"  # the attribute of a matmul that is left to the library by choice
 _STORED = "stored"  # the attribute of a matmul that computes its second operand on load
 _APART = "apart"  # the attribute of a matmul whose heads another kernel reduces
+_SCALED = "scaled"  # the attribute of a matmul whose rows are scaled by a deferred norm
+_SUMMED = "summed"  # the attribute of a matmul whose epilogue sums the squares for a deferred norm
 _TMA_ALIGNMENT = 16  # bytes, for addresses and for strides of outer dims
 _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, more than smaller matmuls save by padded rows
 
@@ -73,16 +75,19 @@ class MatmulMarks:
         library: left to the library, although a generated kernel could compute them.
         on_load: compute their second operand on load.
         apart: leave the reductions over their heads to another kernel.
+        scaled: scale their rows by the norm of their first operand (`families.gemm.deferred`).
     """
 
     library: frozenset[int] = frozenset()
     on_load: frozenset[int] = frozenset()
     apart: frozenset[int] = frozenset()
+    scaled: frozenset[int] = frozenset()
 
     def marked(self, graph: Graph) -> Graph:
         """Returns the graph with these matmuls marked, except those that compute their second operand on load."""
         marked = _with_attribute(graph, _LIBRARY, dict.fromkeys(self.library, True))
-        return _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
+        marked = _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
+        return _with_attribute(marked, _SCALED, dict.fromkeys(self.scaled, True))
 
 
 def compute_on_load(graph: Graph, weights: Mapping[int, StoredWeight]) -> Graph:
@@ -111,6 +116,21 @@ def is_left_to_library(graph: Graph, matmul: int) -> bool:
 def leaves_heads_apart(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked for another kernel to reduce its heads."""
     return bool(dict(graph.nodes[matmul].attrs).get(_APART))
+
+
+def is_scaled(graph: Graph, matmul: int) -> bool:
+    """True if a matmul is marked to scale its rows by a deferred norm."""
+    return bool(dict(graph.nodes[matmul].attrs).get(_SCALED))
+
+
+def is_summed(graph: Graph, matmul: int) -> bool:
+    """True if a matmul is marked to sum the squares for a deferred norm."""
+    return bool(dict(graph.nodes[matmul].attrs).get(_SUMMED))
+
+
+def with_sums(graph: Graph, matmuls: Iterable[int]) -> Graph:
+    """Marks matmuls whose epilogue sums the squares for a deferred norm."""
+    return _with_attribute(graph, _SUMMED, dict.fromkeys(matmuls, True))
 
 
 def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> MatmulOperands | None:
