@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import RLock
 from typing import TypeAlias, cast
 
 from fusegen import families
-from fusegen.compiler.lower import KernelNames, Specialization, kernel_names, lower, names_of, with_equal_blocks
+from fusegen.compiler.decision import FusedGraph, MatmulDecision, MatmulKey
+from fusegen.compiler.lower import Specialization, kernel_names, lower, names_of, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.attention.match import extents_of_attention
-from fusegen.families.gemm.deep import DeepFusion, measured_fusions, with_fusions
-from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.gemm.deep import measured_fusions, with_fusions
 from fusegen.families.gemm.heuristics import (
     CLASSES,
     ExpectedSizes,
@@ -28,8 +28,8 @@ from fusegen.families.gemm.heuristics import (
     measured_choice,
     rows_and_depth,
 )
-from fusegen.families.gemm.pipelines import MatmulMarks, weight_on_load
-from fusegen.families.gemm.plan import CostedPlan
+from fusegen.families.gemm.pipelines import MatmulMarks, computes_on_load
+from fusegen.families.gemm.rows_choice import takes_rows_on_load
 from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
@@ -51,7 +51,6 @@ from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-MatmulKey: TypeAlias = tuple[MatmulMarks, tuple[CostedPlan, ...], frozenset[DeepFusion], KernelNames]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -63,62 +62,6 @@ Choose: TypeAlias = Callable[[Graph, Group, Target, ExpectedSizes], MatmulChoice
 
 
 # One graph: the library or a generated kernel for each matmul, and the plan of each launch.
-
-
-@dataclass(frozen=True)
-class _Fused:
-    """A graph after fusion. The library computes some of its matmuls.
-
-    Attributes:
-        graph: has the matmuls of the original graph, in the same order.
-        groups: its groups, in the order of their launches.
-        kind: equal for graphs with the same operations at the same positions.
-    """
-
-    graph: Graph
-    groups: tuple[Group, ...]
-    kind: int
-
-    @property
-    def matmul_launches(self) -> tuple[Group, ...]:
-        """The matmuls that generated kernels compute."""
-        return tuple(group for group in self.groups if group.kind is CONTRACTION)
-
-    @cached_property
-    def matmuls(self) -> tuple[int, ...]:
-        """All matmuls of the graph."""
-        return matmuls_of(self.graph)
-
-    def key(self, group: Group, expected: ExpectedSizes) -> tuple[int, Group, int, int]:
-        """The key of a matmul launch's choices: they depend only on its own rows and depth."""
-        rows, depth = rows_and_depth(self.graph, group.core_nodes[0])
-        return self.kind, group, expected.size_of(rows), expected.size_of(depth)
-
-
-@dataclass(frozen=True)
-class _MatmulDecision:
-    """The implementation of each matmul.
-
-    Attributes:
-        marks: matmuls that are computed in another way because that is expected to be faster.
-        fused: the graph with these marks, fused.
-        plans: plans of the other matmul launches, by their matmuls in the fused graph.
-        choices: choices by matmul, including those left to the library.
-        deep: pairs of matmul launches that are measured to be faster as one.
-        default: the names of the default program's kernels; empty if it has the same groups.
-    """
-
-    marks: MatmulMarks
-    fused: _Fused
-    plans: Mapping[tuple[int, ...], CostedPlan]
-    choices: Mapping[int, MatmulChoice]
-    deep: frozenset[DeepFusion] = frozenset()
-    default: KernelNames = ()
-
-    @property
-    def key(self) -> MatmulKey:
-        """The part of the decision that determines the program."""
-        return self.marks, tuple(self.plans.values()), self.deep, self.default
 
 
 class GraphPlanner:
@@ -145,10 +88,10 @@ class GraphPlanner:
         self._lock = lock or new_lock()
         self.graph, self._target, self._index64, self._choose, self._bodies = graph, target, index64, choose, bodies
         self._specializations: dict[tuple[object, ...], Specialization] = {}
-        self._decisions: dict[tuple[int, ...], _MatmulDecision] = {}
+        self._decisions: dict[tuple[int, ...], MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
         self._weights = supported_weights(graph, target)
-        self._fused: dict[MatmulMarks, _Fused] = {}
+        self._fused: dict[MatmulMarks, FusedGraph] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: MatmulChoices = {}
 
@@ -176,10 +119,12 @@ class GraphPlanner:
     ) -> Iterator[tuple[RowRanges, Specialization, DeclaredPlans | None]]:
         """One specialization for each way to compute the matmuls, without deep fusion, the ranges of rows that select it, and the
         declared plans that it takes. The last range includes all larger numbers. The sizes plan all other launches."""
-        for ranges in itertools.product(*self._ranges(sizes, declared and copy(declared))):
+        all_ranges = self._ranges(sizes, declared and copy(declared))
+        several = [dim for dim, ranges in zip(self._rows, all_ranges, strict=True) if dim in self._always or len(ranges) > 1]
+        for ranges in itertools.product(*all_ranges):
             own = declared and copy(declared)
             planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
-            yield dict(zip(self._rows, ranges, strict=True)), planned, own
+            yield {dim: r for dim, r in zip(self._rows, ranges, strict=True) if dim in several}, planned, own
 
     # Plans of launches.
 
@@ -202,20 +147,20 @@ class GraphPlanner:
         fusions = frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
         return self._with_pins(replace(decision, deep=fusions), split, bodies, plans, pins) if fusions else planned
 
-    def _with_pins(self, decision: _MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
+    def _with_pins(self, decision: MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
         """The specialization with some plans. Those that are not pinned may change for horizontal fusion."""
         specialization = self._specialization(decision, split, bodies, {**plans, **pins})
         equal = with_equal_blocks(specialization.program.steps, self._target)
         unpinned = {outputs: plan for outputs, plan in equal.items() if outputs not in pins}
         return self._specialization(decision, split, bodies, {**plans, **pins, **unpinned}) if unpinned else specialization
 
-    def _specialization(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
+    def _specialization(self, decision: MatmulDecision, split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
         key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
         if key not in self._specializations:
             self._specializations[key] = self._lowered(decision, split, bodies, pins)
         return self._specializations[key]
 
-    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
+    def _lowered(self, decision: MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph = decision.fused.graph
         parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
         groups = with_fusions(itertools.chain.from_iterable(parts), decision.deep)
@@ -237,7 +182,7 @@ class GraphPlanner:
 
     def _decided(
         self, classes: tuple[int, ...], sizes: Mapping[str, int], measured: Measured | None, known: MatmulChoices | None = None
-    ) -> _MatmulDecision:
+    ) -> MatmulDecision:
         """The decision for some classes; ``known`` has measured choices of the same sizes, and gets those of this decision."""
         if measured is not None:
             default = self._planned(classes, sizes)
@@ -253,7 +198,7 @@ class GraphPlanner:
         measured: Measured | None,
         known: MatmulChoices,
         default: Specialization | None,
-    ) -> _MatmulDecision:
+    ) -> MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
         faster than that."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
@@ -265,11 +210,16 @@ class GraphPlanner:
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
             launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
             unplanned = [group for group, choice in launches.items() if choice.plan is None and not choice.takes_apart]
-            if refused := {origin[p] for group in unplanned for p in group.core_nodes if weight_on_load(fused.graph, p)}:
+            if refused := {origin[p] for group in unplanned for p in group.core_nodes if computes_on_load(fused.graph, p)}:
                 in_memory |= refused
+                marks = replace(marks, rows=marks.rows - refused)
                 continue
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
+                on_load = self._with_rows_on_load(fused, names, expected, sizes, measured)
+                if rows := {origin[p] for p in on_load} - in_memory:
+                    marks = replace(marks, rows=marks.rows | rows)
+                    continue
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
                     if key not in known:
@@ -285,17 +235,25 @@ class GraphPlanner:
                 plans = {group.core_nodes: choice.plan for group, choice in launches.items() if choice.plan is not None}
                 has_others = default is not None and default.graph is not fused.graph
                 others = default_names if has_others else ()
-                return _MatmulDecision(marks, fused, plans, choices, default=others)
+                return MatmulDecision(marks, fused, plans, choices, default=others)
             marks = replace(marks, library=marks.library | slower, apart=marks.apart | apart)
 
-    def _fuse(self, marks: MatmulMarks) -> _Fused:
+    def _with_rows_on_load(
+        self, fused: FusedGraph, names: Mapping[Group, str], expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
+    ) -> Iterator[int]:
+        """The matmuls that are measured or pinned to compute their first operand."""
+        for group, launch in fused.row_launches.items():
+            if takes_rows_on_load(names[group], fused.graph, launch, self._target, expected, sizes, measured):
+                yield from launch.core_nodes
+
+    def _fuse(self, marks: MatmulMarks) -> FusedGraph:
         if marks not in self._fused:
             graph = run(marks.marked(self._weights.marked(marks.on_load)), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[marks] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
+            self._fused[marks] = FusedGraph(graph, fuse(graph, self._target, families.FAMILIES), self._target, kind)
         return self._fused[marks]
 
-    def _choice(self, fused: _Fused, group: Group, expected: ExpectedSizes) -> MatmulChoice:
+    def _choice(self, fused: FusedGraph, group: Group, expected: ExpectedSizes) -> MatmulChoice:
         key = fused.key(group, expected)
         if key not in self._choices:
             self._choices[key] = self._choose(fused.graph, group, self._target, expected)
@@ -305,12 +263,19 @@ class GraphPlanner:
 
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
-        """Symbolic rows and depths of matmul launches, each as a formula."""
+        """Symbolic rows and depths of matmul launches, and of matmuls that could be one, each as a formula."""
+        fused = self._fuse(MatmulMarks())
+        possible = (rows_and_depth(fused.graph, launch.core_nodes[0]) for launch in fused.row_launches.values())
+        dims = dict.fromkeys((*self._always, *itertools.chain.from_iterable(possible)))
+        return {dim: formula(dim) for dim in dims if literal(dim) is None}
+
+    @cached_property
+    def _always(self) -> tuple[Dim, ...]:
+        """Rows and depths of matmul launches."""
         graph = self._fuse(MatmulMarks()).graph
         launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
         on_load = [(self.graph, m) for m in self._weights.weights]
-        dims = dict.fromkeys(dim for each in (*launches, *on_load) for dim in rows_and_depth(*each))
-        return {dim: formula(dim) for dim in dims if literal(dim) is None}
+        return tuple(dim for each in (*launches, *on_load) for dim in rows_and_depth(*each))
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._matmuls else ()

@@ -18,8 +18,8 @@ from fusegen.families.gemm.cost import (
     matmul_time,
     writing_time,
 )
-from fusegen.families.gemm.epilogue import CONTRACTION, operands_in_memory
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
+from fusegen.families.gemm.epilogue import CONTRACTION, is_used_unpermuted, operands_in_memory
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight, computes_rows
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
 from fusegen.families.gemm.weights import FEW_ROWS_ON_LOAD
 from fusegen.fusion.groups import EpiloguePart, Group, computed, strip_views
@@ -80,6 +80,7 @@ class MatmulShape:
         head: the number of columns that one tile must hold together, because the epilogue combines them.
         shift: the distance between these columns; None for several distances, or reductions over them.
         stored: the storage of second operands that are computed on load.
+        computes_rows: True if the first operand is computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
         pipeline: the pipeline of the launch.
         aligned: True if lines of operands start at multiples of 16 bytes, and the columns are multiples of 8.
@@ -94,6 +95,7 @@ class MatmulShape:
     head: int = 1
     shift: int | None = 0
     stored: StoredWeight | None = None
+    computes_rows: bool = False
     result_registers: int = 1
     epilogue: EpilogueSize = NO_EPILOGUE
     pipeline: str = WGMMA.name
@@ -103,6 +105,10 @@ class MatmulShape:
     def has_costs(self) -> bool:
         """True if a cost model covers the launch, as opposed to `mma.sync` launches, which take their first candidate."""
         return self.pipeline == WGMMA.name
+
+    @property
+    def computes_on_load(self) -> bool:
+        return self.stored is not None or self.computes_rows
 
     @property
     def sizes(self) -> tuple[MatmulSize, ...]:
@@ -123,6 +129,7 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         head=math.lcm(*(part.head for part in group.parts)),
         shift=_shift_of(group.parts),
         stored=operands.b if isinstance(operands.b, StoredWeight) else None,
+        computes_rows=computes_rows(graph, first),
         result_registers=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
         pipeline=group.pipeline,
@@ -193,7 +200,7 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
     few = _plans_for_few_rows(shape, target)
-    return (*few, *_warpgroup_plans(shape, target)) if shape.has_costs and shape.stored is None else few
+    return (*few, *_warpgroup_plans(shape, target)) if shape.has_costs and not shape.computes_on_load else few
 
 
 def _plans_for_few_rows(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
@@ -423,10 +430,11 @@ def measured_choice(
     default."""
     shape = shape_of(graph, group, expected)
     plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
-    plans += [] if shape.has_costs or shape.stored is not None else [GENERATED]
+    plans += [] if shape.has_costs or shape.computes_on_load else [GENERATED]
     plans += [HEADS_APART] if _may_be_apart(graph, group, shape, target) else []
     first = LIBRARY if default.takes_library else HEADS_APART if default.takes_apart else None
-    choice = choice_of(name, graph, group, sizes, sorted((*plans, LIBRARY), key=lambda plan: plan != first))
+    plans += [] if shape.computes_rows else [LIBRARY]
+    choice = choice_of(name, graph, group, sizes, sorted(plans, key=lambda plan: plan != first))
     if GENERATED in plans:  # the launch's plan is a choice of its own
         choice = replace(choice, digest=f"{choice.digest} implementation")
     candidate = measured(choice)
@@ -439,7 +447,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     shape = shape_of(graph, group, expected)
     plan = contraction_plan(shape, target)
     may_be_apart = _may_be_apart(graph, group, shape, target)
-    if plan is None or not shape.has_costs:
+    if plan is None or not shape.has_costs or shape.computes_rows:
         return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
     costs = COSTS[target.card]
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
@@ -473,7 +481,7 @@ def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target
 
 def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
     """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
-    plain = [output in group.core_nodes and _is_used_unpermuted(graph, output) for output in group.outputs]
+    plain = [output in group.core_nodes and is_used_unpermuted(graph, output) for output in group.outputs]
     if all(plain):
         return 0
     values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)
@@ -483,18 +491,3 @@ def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
 def _random_elements(graph: Graph, group: Group, shape: MatmulShape) -> int:
     tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
     return tensors * sum(size.rows * size.columns for size in shape.sizes)
-
-
-def _is_used_unpermuted(graph: Graph, product: int) -> bool:
-    """True if a matmul's result is used without a permutation."""
-    return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
-
-
-def _users(graph: Graph, position: int) -> list[int]:
-    """Returns the readers of a value, through reshapes."""
-    readers: list[int] = []
-    stack = [position]
-    while stack:
-        for user in graph.users[stack.pop()]:
-            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else readers).append(user)
-    return readers

@@ -22,6 +22,7 @@ from fusegen.target import Target
 _LIBRARY = "library"  # the attribute of a matmul that is left to the library by choice
 _STORED = "stored"  # the attribute of a matmul that computes its second operand on load
 _APART = "apart"  # the attribute of a matmul whose heads another kernel reduces
+_ROWS = "rows"  # the attribute of a matmul that computes its first operand on load
 _TMA_ALIGNMENT = 16  # bytes, for addresses and for strides of outer dims
 _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, more than smaller matmuls save by padded rows
 
@@ -73,16 +74,19 @@ class MatmulMarks:
         library: left to the library, although a generated kernel could compute them.
         on_load: compute their second operand on load.
         apart: leave the reductions over their heads to another kernel.
+        rows: compute their first operand on load.
     """
 
     library: frozenset[int] = frozenset()
     on_load: frozenset[int] = frozenset()
     apart: frozenset[int] = frozenset()
+    rows: frozenset[int] = frozenset()
 
     def marked(self, graph: Graph) -> Graph:
         """Returns the graph with these matmuls marked, except those that compute their second operand on load."""
         marked = _with_attribute(graph, _LIBRARY, dict.fromkeys(self.library, True))
-        return _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
+        marked = _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
+        return _with_attribute(marked, _ROWS, dict.fromkeys(self.rows, True))
 
 
 def compute_on_load(graph: Graph, weights: Mapping[int, StoredWeight]) -> Graph:
@@ -111,6 +115,16 @@ def is_left_to_library(graph: Graph, matmul: int) -> bool:
 def leaves_heads_apart(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked for another kernel to reduce its heads."""
     return bool(dict(graph.nodes[matmul].attrs).get(_APART))
+
+
+def computes_rows(graph: Graph, matmul: int) -> bool:
+    """True if a matmul computes its first operand on load."""
+    return bool(dict(graph.nodes[matmul].attrs).get(_ROWS))
+
+
+def computes_on_load(graph: Graph, matmul: int) -> bool:
+    """True if a matmul computes one of its operands on load."""
+    return weight_on_load(graph, matmul) is not None or computes_rows(graph, matmul)
 
 
 def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> MatmulOperands | None:
