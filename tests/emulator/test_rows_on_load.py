@@ -18,6 +18,7 @@ from fusegen.families.gemm.rows_choice import ROWS_IN_MEMORY, ROWS_ON_LOAD
 from fusegen.schedule.choices import Choice
 from fusegen.schedule.program import Launch
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, results
+from tests.emulator.test_epilogues import heads, rotary
 from tests.naming import case
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -196,15 +197,17 @@ def after_a_sum(x: Tensor, y: Tensor, g: Tensor, w: Tensor, u: Tensor) -> tuple[
     return s, gated(s, g, w, u)
 
 
-def several_agree(function: Callable[..., Any], arguments: Sequence[Tensor], steps: int) -> None:
+def several_agree(
+    function: Callable[..., Any], arguments: Sequence[Any], steps: int, timings: Sequence[Any] = EVERY_TIMING
+) -> None:
     kernel = fg.kernel(function, plan=PLAN)
     program = kernel.lower(*arguments, target="sm_90a").program
     assert len(program.steps) == steps
     assert body_of(program.steps[-1]).rows is not None
-    wanted = function(*(a.double() for a in arguments))
-    for _, got in results({kernel: arguments}, "sm_90a", 1, EVERY_TIMING):
-        for a, b in zip(got, wanted, strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-2)
+    wanted = function(*(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments))
+    for _, got in results({kernel: arguments}, "sm_90a", 1, timings):
+        for a, b in zip(*((v,) if isinstance(v, Tensor) else v for v in (got, wanted)), strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=2e-2, atol=2e-2)
 
 
 def test_several_matmuls_share_a_launch() -> None:
@@ -214,6 +217,51 @@ def test_several_matmuls_share_a_launch() -> None:
 
 def test_rows_that_the_launch_before_writes() -> None:
     several_agree(after_a_sum, (randn(3, 64), randn(3, 64), randn(64), weight(24, 64), weight(24, 64)), 2)
+
+
+def with_a_scalar(x: Tensor, g: Tensor, w: Tensor, s: float) -> Tensor:
+    return F.linear(F.rms_norm(x, x.shape[-1:], g, 1e-6) * s, w).float()
+
+
+def looked_up(at: Tensor, table: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(F.linear(F.rms_norm(table[at], table.shape[-1:], g, 1e-6), w))
+
+
+def rotated_queries(x: Tensor, g: Tensor, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    h = F.rms_norm(x, x.shape[-1:], g, 1e-6)
+    return rotary(h, q, cos, sin), heads(F.linear(h, k))
+
+
+def softmaxed(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(F.linear(F.softmax(x, -1), w))
+
+
+def test_other_operands() -> None:
+    """Run-time scalars, accurate results, gathered rows, rotated heads, and an extreme with a sum."""
+    x, g, w, table = randn(1, 3, 64), randn(64), weight(128, 64), randn(9, 64)
+    cases: dict[Callable[..., Any], tuple[tuple[Any, ...], int]] = {
+        with_a_scalar: ((x, g, w, 0.7), 1),
+        looked_up: ((torch.tensor([1, 8, 3]), table, g, w), 2),
+        rotated_queries: ((x, g, w, w, randn(3, 64), randn(3, 64)), 1),
+        softmaxed: ((x, w), 1),
+    }
+    for function, (arguments, steps) in cases.items():
+        with case(function.__name__):
+            several_agree(function, arguments, steps, ONCE)
+
+
+def test_rows_that_the_launch_overwrites() -> None:
+    """The blocks read all rows; another one may be done."""
+
+    def in_place(x: Tensor, g: Tensor, w: Tensor) -> None:
+        x.add_(F.linear(F.rms_norm(x, x.shape[-1:], g, 1e-6), w))
+
+    arguments = randn(3, 64), randn(64), weight(64, 64)
+    kernel = fg.kernel(in_place, mutates=("x",), plan=PLAN)
+    wanted, given = ([a.clone() for a in arguments] for _ in range(2))
+    in_place(*wanted)
+    for _ in results({kernel: given}, "sm_90a", 1, ONCE):
+        torch.testing.assert_close(given[0], wanted[0], rtol=2e-2, atol=2e-2)
 
 
 # The choice.

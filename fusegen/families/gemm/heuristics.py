@@ -228,7 +228,8 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
     slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
-    warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if fragments == 1 else 2)
+    many = 2 if fragments > 1 else 3 if shape.computes_rows else 4  # math on rows takes registers
+    warps, blocks = (16, 1) if tiles <= target.sms else (8, many)
     stages = 2 if warps == 16 and fragments == 1 else 1
     tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
     rows = fragments * _FRAGMENT_ROWS
