@@ -10,18 +10,25 @@ from threading import RLock
 from typing import TypeAlias, cast
 
 from fusegen import families
+from fusegen.compiler.decision import FusedGraph, MatmulDecision, MatmulKey
 from fusegen.compiler.lower import Specialization, kernel_names, lower, names_of, with_equal_blocks
-from fusegen.compiler.matmuls import FusedGraph, MatmulDecision, MatmulKey
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
 from fusegen.families.attention.cost import attention_choice, attentions_of, takes_library
 from fusegen.families.attention.match import extents_of_attention
-from fusegen.families.gemm.choice import MatmulChoice, choose, choose_for_any_rows, defers_norm, measured_choice
+from fusegen.families.gemm.choice import (
+    MatmulChoice,
+    choose,
+    choose_for_any_rows,
+    measured_choice,
+    takes_deferred_norm,
+    takes_rows_on_load,
+)
 from fusegen.families.gemm.deep import measured_fusions, with_fusions
 from fusegen.families.gemm.deferred import deferrable_norms, is_fused
 from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
-from fusegen.families.gemm.pipelines import MatmulMarks, weight_on_load
+from fusegen.families.gemm.pipelines import MatmulMarks, computes_on_load
 from fusegen.families.gemm.weights import supported_weights
 from fusegen.families.rows import is_faster_split
 from fusegen.families.rows.match import split_rows_and_columns
@@ -111,10 +118,12 @@ class GraphPlanner:
     ) -> Iterator[tuple[RowRanges, Specialization, DeclaredPlans | None]]:
         """One specialization for each way to compute the matmuls, without deep fusion, the ranges of rows that select it, and the
         declared plans that it takes. The last range includes all larger numbers. The sizes plan all other launches."""
-        for ranges in itertools.product(*self._ranges(sizes, declared and copy(declared))):
+        all_ranges = self._ranges(sizes, declared and copy(declared))
+        several = [dim for dim, ranges in zip(self._rows, all_ranges, strict=True) if dim in self._always or len(ranges) > 1]
+        for ranges in itertools.product(*all_ranges):
             own = declared and copy(declared)
             planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
-            yield dict(zip(self._rows, ranges, strict=True)), planned, own
+            yield {dim: r for dim, r in zip(self._rows, ranges, strict=True) if dim in several}, planned, own
 
     # Plans of launches.
 
@@ -200,14 +209,19 @@ class GraphPlanner:
             origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
             launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
             unplanned = [group for group, choice in launches.items() if choice.plan is None and not choice.takes_apart]
-            if refused := {origin[p] for group in unplanned for p in group.core_nodes if weight_on_load(fused.graph, p)}:
+            if refused := {origin[p] for group in unplanned for p in group.core_nodes if computes_on_load(fused.graph, p)}:
                 in_memory |= refused
+                marks = replace(marks, rows=marks.rows - refused)
                 continue
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
                 norms = {group: consumers for group in launches if (consumers := self._consumers_of_norm(marks, fused, group))}
-                if deferred := [norms[g] for g in norms if defers_norm(names[g], fused.graph, g, sizes, measured)]:
+                if deferred := [norms[g] for g in norms if takes_deferred_norm(names[g], fused.graph, g, sizes, measured)]:
                     marks = replace(marks, scaled=marks.scaled.union(*deferred))
+                    continue
+                on_load = self._with_rows_on_load(fused, names, expected, sizes, measured)
+                if rows := {origin[p] for p in on_load} - in_memory:
+                    marks = replace(marks, rows=marks.rows | rows)
                     continue
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
@@ -237,16 +251,24 @@ class GraphPlanner:
         """The matmuls of the norm that a launch reads, if generated kernels can compute it together with them; none otherwise."""
         matmul = self._matmuls[fused.matmuls.index(group.core_nodes[0])]
         consumers = self._norms.get(matmul, frozenset()) - marks.scaled
-        if not consumers or not consumers.isdisjoint(marks.on_load):
+        if not consumers or not consumers.isdisjoint(marks.on_load | marks.rows):
             return frozenset()
         deferred = self._fuse(replace(marks, scaled=marks.scaled | consumers))
         return consumers if is_fused(deferred.graph, deferred.groups) else frozenset()
+
+    def _with_rows_on_load(
+        self, fused: FusedGraph, names: Mapping[Group, str], expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
+    ) -> Iterator[int]:
+        """The matmuls that are measured or pinned to compute their first operand."""
+        for group, launch in fused.row_launches.items():
+            if takes_rows_on_load(names[group], fused.graph, launch, self._target, expected, sizes, measured):
+                yield from launch.core_nodes
 
     def _fuse(self, marks: MatmulMarks) -> FusedGraph:
         if marks not in self._fused:
             graph = run(marks.marked(self._weights.marked(marks.on_load)), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[marks] = FusedGraph(graph, fuse(graph, self._target, families.FAMILIES), kind)
+            self._fused[marks] = FusedGraph(graph, fuse(graph, self._target, families.FAMILIES), self._target, kind)
         return self._fused[marks]
 
     def _choice(self, fused: FusedGraph, group: Group, expected: ExpectedSizes) -> MatmulChoice:
@@ -259,12 +281,19 @@ class GraphPlanner:
 
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
-        """Symbolic rows and depths of matmul launches, each as a formula."""
+        """Symbolic rows and depths of matmul launches, and of matmuls that could be one, each as a formula."""
+        fused = self._fuse(MatmulMarks())
+        possible = (rows_and_depth(fused.graph, launch.core_nodes[0]) for launch in fused.row_launches.values())
+        dims = dict.fromkeys((*self._always, *itertools.chain.from_iterable(possible)))
+        return {dim: formula(dim) for dim in dims if literal(dim) is None}
+
+    @cached_property
+    def _always(self) -> tuple[Dim, ...]:
+        """Rows and depths of matmul launches."""
         graph = self._fuse(MatmulMarks()).graph
         launches = [(graph, group.core_nodes[0]) for group in self.matmul_launches]
         on_load = [(self.graph, m) for m in self._weights.weights]
-        dims = dict.fromkeys(dim for each in (*launches, *on_load) for dim in rows_and_depth(*each))
-        return {dim: formula(dim) for dim in dims if literal(dim) is None}
+        return tuple(dim for each in (*launches, *on_load) for dim in rows_and_depth(*each))
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._matmuls else ()

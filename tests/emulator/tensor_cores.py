@@ -21,6 +21,7 @@ from fusegen.families.gemm.heuristics import ExpectedSizes
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.runtime.bound import scalars_of
+from fusegen.schedule.choices import DeclaredPlans
 from fusegen.source import Source
 from fusegen.target import Target
 from tests.naming import case
@@ -72,7 +73,8 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     graph = variant.specializer.base.graph
     graph = graph.with_facts(tuple(_fact(extent, sizes, of) for extent, of in extents_of_attention(graph, target).items()))
     planner = GraphPlanner(graph, target, index64=variant.request.index64, choose=ours)
-    variant = variant.with_specialization(planner.at(sizes))
+    declared = DeclaredPlans(graph.plans) if graph.plans else None
+    variant = variant.with_specialization(planner.at(sizes, declared))
     assert len(variant.program.launches) == len(variant.program.steps)
     return Ready(variant, values, sizes, dispatcher.parameters.emitted_names, device)
 

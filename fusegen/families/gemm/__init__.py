@@ -18,7 +18,7 @@ from fusegen.families.gemm.epilogue import (
     with_outputs,
 )
 from fusegen.families.gemm.lower import lower_contraction
-from fusegen.families.gemm.pipelines import pipeline_named, weight_on_load
+from fusegen.families.gemm.pipelines import computes_on_load, pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, matmuls_of
@@ -96,11 +96,11 @@ class GemmFamily(KernelFamily):
 
 def _claim_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     ends = elementwise_ends(graph, product)
-    computes = weight_on_load(graph, product) is not None
+    computes = computes_on_load(graph, product)
     for end in (*ends, *([product] if computes or _is_returned_permuted(graph, product) else [])):
         group = group_ending_at(graph, end, target, claims.ends)
         if group is not None and product in group.core_nodes:
-            claims.operands.update({p: operands_in_memory(graph, p) for p in group.core_nodes if weight_on_load(graph, p)})
+            claims.operands.update({p: operands_in_memory(graph, p) for p in group.core_nodes if computes_on_load(graph, p)})
             claims.ends.add(end)
             claims.epilogues.add(end)
             claims.fused_matmuls.update(group.core_nodes)

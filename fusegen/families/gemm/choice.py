@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.families.gemm.cost import COSTS, drawing_time, few_rows_time, library_time, writing_time
-from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.gemm.epilogue import CONTRACTION, is_used_unpermuted, plain_group
+from fusegen.families.gemm.first_operands import can_compute_rows
 from fusegen.families.gemm.heuristics import (
     ExpectedSizes,
     MatmulShape,
+    candidates,
     contraction_plan,
     expected_time,
     plans_for_few_rows,
@@ -18,8 +20,8 @@ from fusegen.families.gemm.heuristics import (
     shape_of,
     shift_of,
 )
-from fusegen.families.gemm.pipelines import is_scaled, is_summed
-from fusegen.families.gemm.plan import ContractionPlan, CostedPlan
+from fusegen.families.gemm.pipelines import computes_on_load, is_scaled, is_summed
+from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan
 from fusegen.fusion.groups import Group, computed
 from fusegen.fusion.order import written_by
 from fusegen.ir.graph import Graph
@@ -36,6 +38,9 @@ HEADS_APART = Implementation("heads reduced by a second kernel")
 
 NORM_KEPT, NORM_DEFERRED = Implementation("norm in a kernel of its own"), Implementation("norm deferred behind the matmuls")
 """Candidates for matmuls of normed rows; in the second, epilogues compute the norm (`families.gemm.deferred`)."""
+
+ROWS_IN_MEMORY, ROWS_ON_LOAD = Implementation("first operand in memory"), Implementation("first operand computed on load")
+"""The second is a candidate for few rows, e.g. of a norm: one launch less, but each block computes the operand."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,9 @@ def measured_choice(
     default."""
     shape = shape_of(graph, group, expected)
     plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
-    plans += [] if shape.has_costs or shape.stored is not None else [GENERATED]
+    plans += [] if shape.has_costs or shape.computes_on_load else [GENERATED]
     plans += [HEADS_APART] if _may_be_apart(graph, group, shape, target) else []
-    plans += [] if _is_beside_norm(graph, group) else [LIBRARY]
+    plans += [] if shape.computes_rows or _is_beside_norm(graph, group) else [LIBRARY]
     first = LIBRARY if default.takes_library else HEADS_APART if default.takes_apart else None
     choice = choice_of(name, graph, group, sizes, sorted(plans, key=lambda plan: plan != first))
     if GENERATED in plans:  # the launch's plan is a choice of its own
@@ -105,10 +110,37 @@ def measured_choice(
     return default if candidate is None or candidate not in choice.candidates else default.with_measured(candidate)
 
 
-def defers_norm(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], measured: Measured) -> bool:
+def takes_deferred_norm(name: str, graph: Graph, group: Group, sizes: Mapping[str, int], measured: Measured) -> bool:
     """True if it is measured or declared that the norm of the first operand is deferred."""
     choice = choice_of(name, graph, group, sizes, (NORM_KEPT, NORM_DEFERRED))
     return measured(replace(choice, digest=f"{choice.digest} norm")) == NORM_DEFERRED
+
+
+def row_launches(graph: Graph, groups: Sequence[Group], target: Target) -> Iterator[tuple[Group, Group]]:
+    """Yields the groups of matmuls whose first operand a kernel for few rows can compute, as fused and as launches of matmuls."""
+    for group in groups:
+        is_plain = group.kind.is_library and len(group.core_nodes) == 1 and group.outputs == group.core_nodes
+        launch = group if group.kind is CONTRACTION else plain_group(graph, group.outputs[0], target) if is_plain else None
+        if launch is None or any(computes_on_load(graph, p) or is_scaled(graph, p) for p in launch.core_nodes):
+            continue
+        if can_compute_rows(graph, launch.core_nodes):
+            yield group, launch
+
+
+def takes_rows_on_load(
+    name: str,
+    graph: Graph,
+    launch: Group,
+    target: Target,
+    expected: ExpectedSizes,
+    sizes: Mapping[str, int],
+    measured: Measured,
+) -> bool:
+    """True if a launch of few rows is measured or pinned to compute its first operand."""
+    if not any(isinstance(plan, FewRowsPlan) for plan in candidates(shape_of(graph, launch, expected), target)):
+        return False
+    choice = choice_of(name, graph, launch, sizes, (ROWS_IN_MEMORY, ROWS_ON_LOAD))
+    return measured(replace(choice, digest=f"{choice.digest} first operand")) == ROWS_ON_LOAD
 
 
 def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
@@ -119,7 +151,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     may_be_apart = _may_be_apart(graph, group, shape, target)
     if _is_beside_norm(graph, group):
         return MatmulChoice(plan, measured=plan)
-    if plan is None or not shape.has_costs:
+    if plan is None or not shape.has_costs or shape.computes_rows:
         return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
     costs = COSTS[target.card]
     ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
@@ -158,7 +190,7 @@ def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target
 
 def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
     """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
-    plain = [output in group.core_nodes and _is_used_unpermuted(graph, output) for output in group.outputs]
+    plain = [output in group.core_nodes and is_used_unpermuted(graph, output) for output in group.outputs]
     if all(plain):
         return 0
     values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)
@@ -168,18 +200,3 @@ def _epilogue_bytes(graph: Graph, group: Group, shape: MatmulShape) -> int:
 def _random_elements(graph: Graph, group: Group, shape: MatmulShape) -> int:
     tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
     return tensors * sum(size.rows * size.columns for size in shape.sizes)
-
-
-def _is_used_unpermuted(graph: Graph, product: int) -> bool:
-    """True if a matmul's result is used without a permutation."""
-    return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
-
-
-def _users(graph: Graph, position: int) -> list[int]:
-    """Returns the readers of a value, through reshapes."""
-    readers: list[int] = []
-    stack = [position]
-    while stack:
-        for user in graph.users[stack.pop()]:
-            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else readers).append(user)
-    return readers

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
-import torch
-
-from fusegen.dtypes import DType
 from fusegen.emit.column_pairs import (
     PairCoordinates,
     Wrapper,
-    argument_text,
-    index_text,
     offset_text,
     operand_parts,
     operands_text,
@@ -23,28 +16,25 @@ from fusegen.emit.column_pairs import (
 )
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.views import Offsets, ReductionView, cuda_offsets, kinds, reduction_functions, view
+from fusegen.emit.views import ReductionView, cuda_offsets, kinds, reduction_functions, view
+from fusegen.families.gemm.first_operands import ROW_COORDINATES
+from fusegen.families.gemm.operands_cuda import OperandView, operand_view
 from fusegen.families.gemm.plan import (
     AccumulatorPair,
     ComputedOperand,
+    ComputedRows,
     ContractionBody,
     ContractionPlan,
     FewRowsPlan,
     HeadStatistic,
     MatmulPart,
     MmaPlan,
-    PackedMath,
-    PackedNumbers,
     PartResult,
-    StoredRead,
-    Window,
 )
-from fusegen.families.gemm.weights import COORDINATES, ENDS
-from fusegen.ir.symbolic import Axes, Index
+from fusegen.families.gemm.weights import COORDINATES
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import LaneFunction, Origin
 from fusegen.schedule.program import Launch
-from fusegen.schedule.terms import ByteBits
 from fusegen.source import Source
 from fusegen.target import Target
 
@@ -128,41 +118,25 @@ class StatisticView:
 
 
 @dataclass(frozen=True)
-class WindowView:
-    """Stored elements of a unit as the template sees them.
+class RowValueView:
+    """Values of a first operand's rows as the template sees them: the operand itself, or those that are reduced to a statistic.
 
     Attributes:
-        chunks: 16-byte accesses that stream them; 0 for accesses that the cache serves.
-        width: elements of one access.
-        elements: True if the math reads elements of an array; else it reads their words, or the only element.
+        name: the statistic; empty for the operand.
+        before: the statistics that the math reads.
     """
 
     name: str
-    type: str
-    count: int
-    words: int
-    chunks: int
-    width: int
-    pointer: str
-    offset: str
-    elements: bool
+    math: OperandView
+    before: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class WeightView:
-    """The math of a second operand that is computed on load, as the template sees it.
+class RowsView:
+    """A first operand that is computed on load as the template sees it, with the statistics of its rows."""
 
-    Attributes:
-        windows: its windows.
-        shared: statements that convert the elements that all pairs read.
-        lines: statements that compute a pair.
-        word: both elements of the pair in a word.
-    """
-
-    windows: tuple[WindowView, ...]
-    shared: tuple[str, ...]
-    lines: tuple[str, ...]
-    word: str
+    operand: RowValueView
+    statistics: tuple[tuple[ReductionView, RowValueView], ...]
 
 
 @dataclass(frozen=True)
@@ -188,7 +162,7 @@ class PartView:
     statistics: tuple[StatisticView, ...] = ()
     taken: tuple[str, ...] = ()
     matrices: tuple[MatrixView, ...] = ()
-    weights: tuple[WeightView, ...] = ()
+    weights: tuple[OperandView, ...] = ()
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -197,8 +171,10 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     views = _views(kernel, body)
     by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - _read(body)]
     fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), _index(kernel))
-    reductions = [s.reduction for part in body.parts for s in part.statistics]
+    reductions = [s.reduction for s in (body.rows.statistics if body.rows else ())]
+    reductions += [s.reduction for part in body.parts for s in part.statistics]
     text = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
+    text += [math_text([function.function]) for function in (body.rows.functions if body.rows else ())]
     for part, part_view in zip(body.parts, views, strict=True):
         text += _part_math(kernel, part, part_view)
     template, extra = _PIPELINES[type(body.plan)]
@@ -220,7 +196,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _read(body: ContractionBody) -> set[int]:
-    return {read.buffer for part in body.parts for function in part.functions for read in function.reads}
+    return {read.buffer for function in body.functions for read in function.reads}
 
 
 def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
@@ -234,7 +210,7 @@ def _map_variables(launch: Launch, body: ContractionBody, views: Sequence[PartVi
 
 def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """Returns the additional template variables of warps: the first operand."""
-    return {"a": _matrix(launch.kernel, body.matrices[0], "a")}
+    return {"a": None if body.rows else _matrix(launch.kernel, body.matrices[0], "a")}
 
 
 _WIDE_UNIT = 8  # of wide types, or of many rows; their registers leave no room for more
@@ -244,14 +220,29 @@ def _few_rows_variables(launch: Launch, body: ContractionBody, views: Sequence[P
     """Returns the additional template variables of few rows: also if all second operands can be read before the wait for the
     previous launch, and if blocks wait for others of the launch."""
     weights = [weight for part in body.parts for weight in part.weights]
-    read = {*body.matrices[1:], *(window.buffer for weight in weights for window in weight.windows)}
+    read = {*body.second_matrices, *(window.buffer for weight in weights for window in weight.windows)}
     return {
         **_address_variables(launch, body, views),
         "early": launch.overlaps and launch.early_reads >= read,
         "waits": launch.waits,
         "computes": bool(weights),
+        "rows": _rows_view(launch.kernel, body.rows),
         "keeps_columns": isinstance(body.plan, FewRowsPlan) and body.plan.unit > _WIDE_UNIT,
     }
+
+
+def _rows_view(kernel: LoweredKernel, rows: ComputedRows | None) -> RowsView | None:
+    """Returns the view of a first operand that is computed on load; None for one in memory."""
+    if rows is None:
+        return None
+    names = [s.name for s in rows.statistics]
+
+    def named(operand: ComputedOperand, name: str) -> RowValueView:
+        read = {a.name for a in operand.function.arguments if a.origin is Origin.VALUE}
+        return RowValueView(name, operand_view(kernel, operand, ROW_COORDINATES), tuple(n for n in names if n in read))
+
+    statistics = tuple((view(s.reduction), named(s.element, s.name)) for s in rows.statistics)
+    return RowsView(named(rows.operand, ""), statistics)
 
 
 _PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
@@ -265,7 +256,7 @@ _PIPELINES: dict[type, tuple[str, Callable[[Launch, ContractionBody, Sequence[Pa
 def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
     views: list[PartView] = []
     first = 0
-    matrices = iter(body.matrices[1:])
+    matrices = iter(body.second_matrices)
     for number, part in enumerate(body.parts):
         suffix = f"_{number}" if len(body.parts) > 1 else ""
         names = _B_NAMES[: part.products]
@@ -282,127 +273,11 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
                 statistics=_statistics(part, suffix),
                 taken=_statistics_read(part, part.epilogue),
                 matrices=matrices_read,
-                weights=tuple(_weight(kernel, weight) for weight in part.weights),
+                weights=tuple(operand_view(kernel, weight, COORDINATES) for weight in part.weights),
             )
         )
         first += -(-part.columns // body.plan.tile_n)
     return views
-
-
-_BYTE_MASK = 255
-_END_OF_BYTES = 1 << 23  # the float that ends in a byte
-_BOTH = 0x00010001  # repeats 16 bits
-_STREAMED = 16  # bytes of an access that displaces nothing from the cache
-
-
-def _weight(kernel: LoweredKernel, weight: ComputedOperand) -> WeightView:
-    coordinates, axes, function = _unit_coordinates(kernel), weight.function.axes, weight.function
-    offsets = cuda_offsets(kernel, prefix="operands.")
-    whole = {stored.window for read, stored in zip(function.reads, weight.reads, strict=True) if read.bits is None}
-    windows = tuple(_window(w, offsets, axes, coordinates, number in whole) for number, w in enumerate(weight.windows))
-    if weight.packed is not None:
-        return _packed_weight(weight.dtype, weight.packed, windows, lambda index: index_text(index, offsets, axes, coordinates))
-    shared: list[str] = []
-    reads: list[str] = []
-    types = {p.name: p.dtype.spelling for p in function.function.parameters}
-    for read, stored in zip(function.reads, weight.reads, strict=True):
-        window = windows[stored.window]
-        indices = [index_text(index, offsets, axes, coordinates) for index in stored.indices]
-        values = ", ".join(_element(window, read.bits, index) for index in indices)
-        name, value = (read.name, values) if len(indices) == 1 else (f"{read.name}[2]", f"{{{values}}}")
-        (shared if window.count == 1 else reads).append(f"const {types[read.name]} {name} = {value};")
-    arguments = [argument_text(a, function, offsets, coordinates) for a in function.arguments]
-    name = function.function.name
-    each = f"for (i32 v = 0; v < 2; ++v) b[v] = {name}({', '.join(arguments)});"
-    call = each if function.lanewise else f"{name}({', '.join([*arguments, 'b[0]', 'b[1]'])});"
-    return WeightView(windows, tuple(shared), (*reads, "float b[2];", call), f"cvt_{weight.dtype.spelling}x2(b[0], b[1])")
-
-
-def _element(window: WindowView, bits: ByteBits | None, index: str) -> str:
-    """Prints an element of a window in its computing type."""
-    if bits is None:
-        return f"widen({_whole(window, index)})"
-    word = _masked(_word(window, bits, index, flips=bits.signed), bits)
-    return f"byte_to_float({word}, {_byte(window, index)}, {_END_OF_BYTES + bits.less}.0f)"
-
-
-def _word(window: WindowView, bits: ByteBits, index: str, *, flips: bool) -> str:
-    """Prints the word of a byte whose last bits are the ones that are read; `flips` inverts the sign bit first."""
-    word = f"stored.{window.name}[({index}) / 4]" if window.count > 1 else f"u32(u8(stored.{window.name}))"
-    word = f"({word} ^ 0x80808080u)" if flips else word
-    return f"{word} >> {bits.shift}" if bits.shift else word
-
-
-def _masked(word: str, bits: ByteBits) -> str:
-    return f"{word} & {bits.mask * 0x01010101:#010x}u" if bits.mask < _BYTE_MASK else word
-
-
-def _byte(window: WindowView, index: str) -> str:
-    """Prints the number of a byte within its word."""
-    return f"({index}) % 4" if window.count > 1 else "0"
-
-
-def _packed_weight(dtype: DType, packed: PackedMath, windows: tuple[WindowView, ...], text: Callable[[Index], str]) -> WeightView:
-    """Prints the math on a pair as operations on words of two 16-bit floats."""
-    pair = f"{dtype.spelling}x2"
-    shared, reads = list[str](), list[str]()
-
-    def named(name: str, read: StoredRead, value: str) -> str:
-        (shared if windows[read.window].count == 1 else reads).append(f"const u32 {name} = {value};")
-        return name
-
-    numbers = {"number": packed.number} | ({"zero": packed.zero} if packed.zero else {})
-    words = [named(name, each.read, _integers_text(each, windows[each.read.window], dtype, text)) for name, each in numbers.items()]
-    word = f"sub_{pair}({', '.join(words)})" if packed.zero else words[0]
-    if packed.scale is not None:
-        low, high = (f"u32({_whole(windows[packed.scale.window], text(index))}.bits)" for index in packed.scale.indices)
-        word = f"mul_{pair}({word}, {named('scale', packed.scale, f'{low} | {high} << 16')})"
-    return WeightView(windows, tuple(shared), tuple(reads), word)
-
-
-def _whole(window: WindowView, index: str) -> str:
-    return f"{window.name}[{index}]" if window.count > 1 else f"stored.{window.name}"
-
-
-def _integers_text(numbers: PackedNumbers, window: WindowView, dtype: DType, text: Callable[[Index], str]) -> str:
-    """Prints two integers as a word: the ends of two 16-bit floats, from which a number is subtracted."""
-    pair, first = f"{dtype.spelling}x2", _half_bits(ENDS[dtype], dtype)
-    indices = [text(index) for index in numbers.read.indices]
-    flips = numbers.bits[0].signed != numbers.is_byte
-    words = [_word(window, bits, index, flips=flips) for bits, index in zip(numbers.bits, indices, strict=True)]
-    low, high = (_byte(window, index) for index in indices)
-    if numbers.in_word:
-        ends = f"permute_bytes({_masked(words[0], numbers.bits[0])}, {first >> 8:#x}u, 0x4040u | {low} | {high} << 8)"
-    else:
-        mask, start = numbers.bits[0].mask * _BOTH, first * _BOTH
-        ends = f"and_or(permute_bytes({', '.join(words)}, 0x0400u | {low} | {high} << 8), {mask:#010x}u, {start:#010x}u)"
-    ends = f"bytes_to_{pair}({ends})" if numbers.is_byte else ends
-    return f"sub_{pair}({ends}, {_half_bits(numbers.less, dtype) * _BOTH:#010x}u)" if numbers.less else ends
-
-
-def _half_bits(number: int, dtype: DType) -> int:
-    return int(torch.tensor(number, dtype=dtype.torch).view(torch.uint16).item())
-
-
-def _unit_coordinates(kernel: LoweredKernel) -> PairCoordinates:
-    column, unit, lane = COORDINATES
-    return PairCoordinates(((column, 1), (unit, 1)), lane, _index(kernel))
-
-
-def _window(window: Window, offsets: Offsets, axes: Axes, coordinates: PairCoordinates, whole: bool) -> WindowView:
-    size = window.count * window.dtype.itemsize
-    streamed = math.gcd(size, window.aligned) % _STREAMED == 0 and sympy.sympify(window.offset).has(axes.symbols[0])
-    return WindowView(
-        window.name,
-        window.dtype.spelling,
-        window.count,
-        -(-size // 4),
-        size // _STREAMED if streamed else 0,
-        window.count if window.aligned >= min(size & -size, _STREAMED) else 1,
-        f"operands.{offsets.pointers[window.buffer].name}",
-        index_text(window.offset, offsets, axes, coordinates),
-        whole and window.count > 1,
-    )
 
 
 def _accumulator_views(accumulated: Sequence[AccumulatorPair]) -> tuple[tuple[str, int, int], ...]:

@@ -77,9 +77,11 @@ def _second(program: Program, step: Step) -> Group | None:
 
 
 def _reads_stored_weights(launch: Launch) -> bool:
-    """True for a matmul of few rows whose weights are stored along the depth, and are not computed on load."""
+    """True for a matmul of few rows whose weights are stored along the depth, and that computes no operand on load."""
     plan, body = launch.plan, launch.kernel.body
-    return isinstance(body, ContractionBody) and _has_layouts(plan) and not any(part.weights for part in body.parts)
+    if not isinstance(body, ContractionBody) or body.rows is not None:
+        return False
+    return _has_layouts(plan) and not any(part.weights for part in body.parts)
 
 
 def _has_layouts(plan: Plan | None) -> TypeGuard[FewRowsPlan]:

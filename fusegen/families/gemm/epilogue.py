@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
+from fusegen.families.gemm.first_operands import row_math
 from fusegen.families.gemm.pipelines import (
     Pipeline,
+    computes_rows,
     leaves_heads_apart,
     pipeline_named,
     pipelines_of,
@@ -136,6 +138,21 @@ def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: It
     return not any(p in graph.outputs or set(graph.users[p]) - path - set(roots) for p in between)
 
 
+def is_used_unpermuted(graph: Graph, product: int) -> bool:
+    """True if a matmul's result is used without a permutation."""
+    return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
+
+
+def _users(graph: Graph, position: int) -> list[int]:
+    """Returns the readers of a value, through reshapes."""
+    readers: list[int] = []
+    stack = [position]
+    while stack:
+        for user in graph.users[stack.pop()]:
+            (stack if graph.nodes[user].op is Op.RESHAPE and user not in graph.outputs else readers).append(user)
+    return readers
+
+
 def _before_roots(graph: Graph, matmul: int, roots: Sequence[int]) -> set[int]:
     """Returns a matmul and the values that depend on it but on none of the roots."""
     stack, values = [matmul], set[int]()
@@ -215,8 +232,10 @@ def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[i
 def operands_in_memory(graph: Graph, matmul: int) -> tuple[int, ...]:
     """Returns the values that a matmul reads from memory."""
     a, b = graph.nodes[matmul].args
+    math = row_math(graph, matmul) if computes_rows(graph, matmul) else None
     stored = None if weight_on_load(graph, matmul) is None else stored_leaves(graph, matmul)
-    return (operand_base(graph, a), *((operand_base(graph, b),) if stored is None else stored))
+    first = (operand_base(graph, a),) if math is None else math.leaves
+    return (*first, *((operand_base(graph, b),) if stored is None else stored))
 
 
 def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:

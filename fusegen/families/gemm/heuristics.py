@@ -16,7 +16,7 @@ from fusegen.families.gemm.cost import (
     matmul_time,
 )
 from fusegen.families.gemm.epilogue import has_element_per_head, operands_in_memory
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight, computes_rows
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan, MmaPlan
 from fusegen.families.gemm.weights import FEW_ROWS_ON_LOAD
 from fusegen.fusion.groups import EpiloguePart, Group, computed, strip_views
@@ -74,6 +74,7 @@ class MatmulShape:
         head: the number of columns that one tile must hold together, because the epilogue combines them.
         shift: the distance between these columns; None for several distances, or reductions over them.
         stored: the storage of second operands that are computed on load.
+        computes_rows: True if the first operand is computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
         reduced_registers: the part of them for results of one element per head, which a wide tile may spill.
         pipeline: the pipeline of the launch.
@@ -89,6 +90,7 @@ class MatmulShape:
     head: int = 1
     shift: int | None = 0
     stored: StoredWeight | None = None
+    computes_rows: bool = False
     result_registers: int = 1
     reduced_registers: int = 0
     epilogue: EpilogueSize = NO_EPILOGUE
@@ -99,6 +101,10 @@ class MatmulShape:
     def has_costs(self) -> bool:
         """True if a cost model covers the launch, as opposed to `mma.sync` launches, which take their first candidate."""
         return self.pipeline == WGMMA.name
+
+    @property
+    def computes_on_load(self) -> bool:
+        return self.stored is not None or self.computes_rows
 
     @property
     def sizes(self) -> tuple[MatmulSize, ...]:
@@ -119,6 +125,7 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         head=math.lcm(*(part.head for part in group.parts)),
         shift=shift_of(group.parts),
         stored=operands.b if isinstance(operands.b, StoredWeight) else None,
+        computes_rows=computes_rows(graph, first),
         result_registers=max(_registers(graph, part.outputs) for part in group.parts),
         reduced_registers=max(_registers(graph, [o for o in part.outputs if _is_reduced(graph, part, o)]) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
@@ -204,7 +211,7 @@ def expected_time(shape: MatmulShape, plan: CostedPlan, target: Target) -> float
 
 def candidates(shape: MatmulShape, target: Target) -> tuple[CostedPlan, ...]:
     few = plans_for_few_rows(shape, target)
-    return (*few, *_warpgroup_plans(shape, target)) if shape.has_costs and shape.stored is None else few
+    return (*few, *_warpgroup_plans(shape, target)) if shape.has_costs and not shape.computes_on_load else few
 
 
 def plans_for_few_rows(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
@@ -232,7 +239,8 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
     slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
-    warps, blocks = (16, 1) if tiles <= target.sms else (8, 4 if fragments == 1 else 2)
+    many = 2 if fragments > 1 else 3 if shape.computes_rows else 4  # math on rows takes registers
+    warps, blocks = (16, 1) if tiles <= target.sms else (8, many)
     stages = 2 if warps == 16 and fragments == 1 else 1
     tile_n = slabs * _FRAGMENT_COLUMNS // shape.products
     rows = fragments * _FRAGMENT_ROWS

@@ -9,8 +9,9 @@ from math import gcd
 import sympy
 
 from fusegen.families.gemm.epilogue import has_element_per_head, result_index
+from fusegen.families.gemm.first_operands import lower_rows
 from fusegen.families.gemm.heuristics import ExpectedSizes, mma_plans, shape_of
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, MatmulOperands, StoredWeight, computes_rows
 from fusegen.families.gemm.placement import Placement, place_output, tensor_map
 from fusegen.families.gemm.plan import (
     AccumulatorPair,
@@ -71,9 +72,10 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
     products = LaunchMatmuls(context, parts, operands, lowered[0].rows)
     layout = _layout_of(context).lay_out(products)
-    node = context.graph.nodes[context.group.core_nodes[0]]
+    first = context.group.core_nodes[0]
+    node, rows = context.graph.nodes[first], lower_rows(context, first) if computes_rows(context.graph, first) else None
     launch = Launch(
-        kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
+        kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows)),
         group=context.group,
         tensor_maps=layout.maps,
         grid=layout.grid,
@@ -88,9 +90,8 @@ def lower_contraction(context: Context) -> Sequence[Step]:
 
 def _kernel(context: Context, body: ContractionBody) -> LoweredKernel:
     stored = [result for part in body.parts for result in part.results if result.offset is not None]
-    functions = [function for part in body.parts for function in part.functions]
     offsets = [result.offset for result in stored if result.offset is not None]
-    return lane_kernel(context, body, functions, [result.buffer for result in stored], offsets, body.matrices)
+    return lane_kernel(context, body, body.functions, [result.buffer for result in stored], offsets, body.matrices)
 
 
 def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
@@ -268,7 +269,8 @@ def _matrices(products: LaunchMatmuls) -> list[StridedView]:
 
 def _address_layout(products: LaunchMatmuls, plan: MmaPlan | FewRowsPlan) -> MatmulLayout:
     context, views = products.context, _matrices(products)
-    matrices = tuple(context.reads[view.base] for view in views)
+    in_memory = views[1:] if computes_rows(context.graph, context.group.core_nodes[0]) else views
+    matrices = tuple(context.reads[view.base] for view in in_memory)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
     return MatmulLayout(plan, (), matrices, extra, _tiles(products, plan))
 

@@ -24,6 +24,7 @@ _STORED = "stored"  # the attribute of a matmul that computes its second operand
 _APART = "apart"  # the attribute of a matmul whose heads another kernel reduces
 _SCALED = "scaled"  # the attribute of a matmul whose rows are scaled by a deferred norm
 _SUMMED = "summed"  # the attribute of a matmul whose epilogue sums the squares for a deferred norm
+_ROWS = "rows"  # the attribute of a matmul that computes its first operand on load
 _TMA_ALIGNMENT = 16  # bytes, for addresses and for strides of outer dims
 _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, more than smaller matmuls save by padded rows
 
@@ -76,18 +77,21 @@ class MatmulMarks:
         on_load: compute their second operand on load.
         apart: leave the reductions over their heads to another kernel.
         scaled: scale their rows by the norm of their first operand (`families.gemm.deferred`).
+        rows: compute their first operand on load.
     """
 
     library: frozenset[int] = frozenset()
     on_load: frozenset[int] = frozenset()
     apart: frozenset[int] = frozenset()
     scaled: frozenset[int] = frozenset()
+    rows: frozenset[int] = frozenset()
 
     def marked(self, graph: Graph) -> Graph:
         """Returns the graph with these matmuls marked, except those that compute their second operand on load."""
         marked = _with_attribute(graph, _LIBRARY, dict.fromkeys(self.library, True))
         marked = _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
-        return _with_attribute(marked, _SCALED, dict.fromkeys(self.scaled, True))
+        marked = _with_attribute(marked, _SCALED, dict.fromkeys(self.scaled, True))
+        return _with_attribute(marked, _ROWS, dict.fromkeys(self.rows, True))
 
 
 def compute_on_load(graph: Graph, weights: Mapping[int, StoredWeight]) -> Graph:
@@ -131,6 +135,16 @@ def is_summed(graph: Graph, matmul: int) -> bool:
 def with_sums(graph: Graph, matmuls: Iterable[int]) -> Graph:
     """Marks matmuls whose epilogue sums the squares for a deferred norm."""
     return _with_attribute(graph, _SUMMED, dict.fromkeys(matmuls, True))
+
+
+def computes_rows(graph: Graph, matmul: int) -> bool:
+    """True if a matmul computes its first operand on load."""
+    return bool(dict(graph.nodes[matmul].attrs).get(_ROWS))
+
+
+def computes_on_load(graph: Graph, matmul: int) -> bool:
+    """True if a matmul computes one of its operands on load."""
+    return weight_on_load(graph, matmul) is not None or computes_rows(graph, matmul)
 
 
 def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> MatmulOperands | None:

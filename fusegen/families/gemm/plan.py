@@ -312,7 +312,7 @@ class PackedMath:
 
 @dataclass(frozen=True)
 class ComputedOperand:
-    """A second operand that is computed on load.
+    """An operand that is computed on load, or values of rows that are reduced.
 
     Attributes:
         function: the math on two neighbouring elements of the depth; its axes are columns, units, and pairs of a unit.
@@ -326,6 +326,31 @@ class ComputedOperand:
     windows: tuple[Window, ...]
     reads: tuple[StoredRead, ...]
     packed: PackedMath | None
+
+
+@dataclass(frozen=True)
+class RowStatistic:
+    """A reduction of each row of a first operand. `element` computes the reduced values; it may read earlier statistics."""
+
+    reduction: Reduction
+    element: ComputedOperand
+
+    @property
+    def name(self) -> str:
+        return self.reduction.components[0].name
+
+
+@dataclass(frozen=True)
+class ComputedRows:
+    """A first operand that is computed on load: its axes are rows, units, and pairs of a unit."""
+
+    operand: ComputedOperand
+    statistics: tuple[RowStatistic, ...]
+
+    @property
+    def functions(self) -> tuple[LaneFunction, ...]:
+        """All math in the order of execution."""
+        return (*(s.element.function for s in self.statistics), self.operand.function)
 
 
 @dataclass(frozen=True)
@@ -365,12 +390,22 @@ MatmulPlan: TypeAlias = CostedPlan | MmaPlan
 @dataclass(frozen=True)
 class ContractionBody(Body):
     """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue. `matrices` are the
-    operands that are read by address, the first one and those of each part."""
+    operands that are read by address, the first one, unless it is computed on load (`rows`), and those of each part."""
 
     input_dtype: DType
     parts: tuple[MatmulPart, ...]
     plan: MatmulPlan
     matrices: tuple[int, ...] = ()
+    rows: ComputedRows | None = None
+
+    @property
+    def functions(self) -> tuple[LaneFunction, ...]:
+        """All math in the order of execution."""
+        return (*(() if self.rows is None else self.rows.functions), *(f for part in self.parts for f in part.functions))
+
+    @property
+    def second_matrices(self) -> tuple[int, ...]:
+        return self.matrices if self.rows is not None else self.matrices[1:]
 
     @property
     def chosen_plan(self) -> Plan:
@@ -399,5 +434,6 @@ class ContractionBody(Body):
         }
         by_plan = {MmaPlan: " by mma.sync", FewRowsPlan: ", few rows"}
         names = [kind + by_plan.get(type(self.plan), "")]
+        names += ["first operand computed on load"] if self.rows is not None else []
         names += ["weights computed on load"] if any(part.weights for part in self.parts) else []
         return ", ".join([*names, *(description for description, count in several.items() if count > 1)])

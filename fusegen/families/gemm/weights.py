@@ -28,6 +28,7 @@ from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.column_pairs import PAIR, LaneMath, lane_function, lane_position
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
+from fusegen.schedule.math import LaneFunction
 from fusegen.schedule.terms import SMALL, BufferRead, ByteBits, FusedOp, Leaf, Term, Terms
 from fusegen.target import Target
 
@@ -37,8 +38,8 @@ _UNITS = (32, 16, 8)  # elements of the depth
 _MOST_BYTES = 4.5  # stored per element, scales included
 _WIDEST = 4  # bytes per element of one read
 _ALIGNED = 16  # bytes of a computed value's address, and of the widest access
-_COLUMN, _UNIT = axis_symbol("col"), axis_symbol("unit")
-COORDINATES = (_COLUMN.name, _UNIT.name, "held")
+COLUMN, ROW, UNIT = axis_symbol("col"), axis_symbol("row"), axis_symbol("unit")
+COORDINATES = (COLUMN.name, UNIT.name, "held")
 """Names of the column, the unit, and a pair's first element within the unit."""
 
 
@@ -130,7 +131,7 @@ def supported_weights(graph: Graph, target: Target) -> SupportedWeights:
 
 def _axes(shape: Sequence[object], unit: int) -> Axes:
     depth, columns = (int(str(extent)) for extent in shape)
-    return Axes((_COLUMN, _UNIT, PAIR), (columns, depth // unit, unit // LANES))
+    return Axes((COLUMN, UNIT, PAIR), (columns, depth // unit, unit // LANES))
 
 
 def _elements(axes: Axes, unit: int) -> list[Position]:
@@ -142,7 +143,7 @@ def _elements(axes: Axes, unit: int) -> list[Position]:
 def _bytes_read(graph: Graph, operand: int, unit: int) -> dict[int, float] | None:
     """Maps each stored value to the bytes that a unit reads of it per element; None if these are not neighbours."""
     windows = _windows(graph, operand, unit)
-    if windows is None or not all(_is_aligned(graph, *window) for window in windows.found):
+    if windows is None or not all(is_aligned(graph, *window) for window in windows.found):
         return None
     read: dict[int, float] = {}
     for position, _, count in windows.found:
@@ -150,17 +151,17 @@ def _bytes_read(graph: Graph, operand: int, unit: int) -> dict[int, float] | Non
     return read
 
 
-def _windows(graph: Graph, operand: int, unit: int) -> _Windows | None:
+def _windows(graph: Graph, operand: int, unit: int) -> Windows | None:
     """Returns the windows of a unit, by stored value; None if its elements are not neighbours, or are read under a condition."""
     axes, producers = _axes(graph.nodes[operand].shape, unit), Producers()
     for at in _elements(axes, unit):
         walk(graph, operand, at, axes, lambda *_: False, producers)
-    windows = _Windows(unit)
-    places = [windows.place(p, _of_unit(flat_offset(at, buffer_strides(graph, p)), unit)) for p, at in producers.elements]
+    windows = Windows(unit)
+    places = [windows.place(p, of_unit(flat_offset(at, buffer_strides(graph, p)), unit)) for p, at in producers.elements]
     return None if producers.conditions or None in places else windows
 
 
-def _is_aligned(graph: Graph, position: int, offset: Index, count: int) -> bool:
+def is_aligned(graph: Graph, position: int, offset: Index, count: int) -> bool:
     """True if one access can load neighbouring elements of an input."""
     node = graph.nodes[position]
     aligned = graph.input_spec(str(node.attr("name"))).alignment if node.op is Op.INPUT else _ALIGNED
@@ -168,7 +169,7 @@ def _is_aligned(graph: Graph, position: int, offset: Index, count: int) -> bool:
     return count == 1 or math.gcd(_divisor(offset, {}) * node.dtype.itemsize, aligned, size) == min(size, _ALIGNED)
 
 
-def _of_unit(index: Index, unit: int) -> Index:
+def of_unit(index: Index, unit: int) -> Index:
     """Simplifies quotients and remainders of elements that are the same for a whole unit, e.g. the numbers of groups."""
     if isinstance(index, int):
         return index
@@ -190,7 +191,7 @@ def _divided(a: sympy.Expr, b: sympy.Expr, unit: int) -> tuple[sympy.Expr, sympy
     return FloorDiv(first, divisor_), common * Modulo(first, divisor_) + within
 
 
-class _Windows:
+class Windows:
     """The neighbouring stored elements that a unit reads, by buffer: the offset of the first one, and their number."""
 
     def __init__(self, unit: int) -> None:
@@ -220,7 +221,7 @@ class _Windows:
 
 
 def _divisor(offset: Index, multiples: Multiples) -> int:
-    ones = dict.fromkeys((_COLUMN, _UNIT), sympy.Integer(1))
+    ones = dict.fromkeys((COLUMN, ROW, UNIT), sympy.Integer(1))
     terms = sympy.Add.make_args(sympy.expand(offset))
     return math.gcd(*(divisor(sympy.sympify(t).subs(ones), multiples) for t in terms))
 
@@ -235,18 +236,24 @@ def lower_weight(context: Context, matmul: int, unit: int, name: str) -> Compute
         context.graph, axes, context.stored, lambda *_: None, context.rounded, context.contracted, context.reciprocal_divisions
     )
     roots = [evaluator.value(operand, at) for at in _elements(axes, unit)]
-    roots = [evaluator.without_final_cast(root, node.dtype) for root in _simplified(context, evaluator.terms, roots, unit)]
+    roots = [evaluator.without_final_cast(root, node.dtype) for root in simplified(context, evaluator.terms, roots, unit)]
     names: dict[Index, str] = {symbol: symbol.name for symbol in axes.symbols[:-1]} | {LANES * PAIR: COORDINATES[-1]}
     math_ = LaneMath(evaluator.terms, tuple(roots), axes, names, {})
     function = lane_function(context, math_, f"{context.name}_{name}", fast=context.fast)
     # Reads come in another order than in `_windows`, and a window begins where its first read does.
-    windows, known = _Windows(unit), _windows(context.graph, operand, unit)
+    windows, known = Windows(unit), _windows(context.graph, operand, unit)
     windows.found = [(context.reads[p], first, count) for p, first, count in known.found] if known else []
+    return computed_operand(context, node.dtype, function, windows, _packed(context, evaluator.terms, roots, node.dtype, windows))
+
+
+def computed_operand(
+    context: Context, dtype: DType, function: LaneFunction, windows: Windows, packed: PackedMath | None = None
+) -> ComputedOperand:
+    """Returns the math on a pair with the windows that it reads."""
     reads = [_placed(windows, [BufferRead(read.buffer, offset) for offset in read.offsets]) for read in function.reads]
     assert None not in reads  # checked by fusion
-    packed = _packed(context, evaluator.terms, roots, node.dtype, windows)
     found = tuple(_window(context, *window) for window in windows.found)
-    return ComputedOperand(node.dtype, function, found, tuple(read for read in reads if read), packed)
+    return ComputedOperand(dtype, function, found, tuple(read for read in reads if read), packed)
 
 
 def _window(context: Context, buffer: int, offset: Index, count: int) -> Window:
@@ -255,7 +262,7 @@ def _window(context: Context, buffer: int, offset: Index, count: int) -> Window:
     return Window(name, buffer, dtype, offset, count, aligned)
 
 
-def _placed(windows: _Windows, reads: Sequence[BufferRead]) -> StoredRead | None:
+def _placed(windows: Windows, reads: Sequence[BufferRead]) -> StoredRead | None:
     """Returns the elements of a pair; None if the lanes read different windows."""
     placed = [windows.place(read.buffer, read.offset) for read in reads]
     found = [place for place in placed if place is not None]
@@ -274,7 +281,7 @@ _RANGES = {d: _LIMITS[d] for d in (DType.INT8, DType.UINT8)}
 _Range: TypeAlias = tuple[int, int] | None
 
 
-def _simplified(context: Context, terms: Terms, roots: Sequence[int], unit: int) -> list[int]:
+def simplified(context: Context, terms: Terms, roots: Sequence[int], unit: int) -> list[int]:
     """Simplifies offsets within a unit, and conversions of small integers to floats, whose rounding to 16 bits is exact."""
     rebuilt: dict[int, int] = {}
     ranges: dict[int, _Range] = {}
@@ -283,9 +290,9 @@ def _simplified(context: Context, terms: Terms, roots: Sequence[int], unit: int)
         ranges[position] = _range(context, term, [ranges[a] for a in term.args])
         args = tuple(rebuilt[a] for a in term.args)
         if isinstance(term.payload, BufferRead):
-            term = replace(term, payload=replace(term.payload, offset=_of_unit(term.payload.offset, unit)))
+            term = replace(term, payload=replace(term.payload, offset=of_unit(term.payload.offset, unit)))
         elif term.op is Leaf.COORDINATE:
-            term = replace(term, payload=_of_unit(cast(Index, term.payload), unit))
+            term = replace(term, payload=of_unit(cast(Index, term.payload), unit))
         elif term.op is Op.CAST and term.dtype is DType.FLOAT32 and (operand := ranges[term.args[0]]) is not None:
             if term.payload is DType.FLOAT32 or max(map(abs, operand)) <= _EXACT.get(cast(DType, term.payload), 0):
                 term, args = _converted(context, terms, args[0], operand)
@@ -398,7 +405,7 @@ ENDS = {DType.BFLOAT16: 128, DType.FLOAT16: 1024}
 """16-bit floats from these to their doubles are all integers, and end in the bits of a smaller integer."""
 
 
-def _packed(context: Context, terms: Terms, roots: Sequence[int], dtype: DType, windows: _Windows) -> PackedMath | None:
+def _packed(context: Context, terms: Terms, roots: Sequence[int], dtype: DType, windows: Windows) -> PackedMath | None:
     """Returns the math on a pair in words of two elements; None if the result may differ."""
     first, second = (_reads_of(context, terms, root, dtype) for root in roots)
     if first is None or second is None or first.keys() != second.keys():
@@ -437,7 +444,7 @@ def _is_element(context: Context, term: Term, dtype: DType) -> bool:
     return isinstance(read, BufferRead) and read.bits is None and context.dtype(read.buffer) is dtype
 
 
-def _numbers(windows: _Windows, reads: Sequence[BufferRead], dtype: DType) -> PackedNumbers | None:
+def _numbers(windows: Windows, reads: Sequence[BufferRead], dtype: DType) -> PackedNumbers | None:
     """Returns the integers of a pair; None if they are not converted by the same instructions, or not exactly."""
     first, second = (cast(ByteBits, read.bits) for read in reads)
     is_byte = first.mask >= ENDS[dtype]

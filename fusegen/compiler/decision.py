@@ -1,4 +1,4 @@
-"""Matmuls of a fused graph, and the implementation that is chosen for each."""
+"""A graph after fusion, and the implementation of each of its matmuls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fusegen.compiler.lower import KernelNames
-from fusegen.families.gemm.choice import MatmulChoice
+from fusegen.families.gemm.choice import MatmulChoice, row_launches
 from fusegen.families.gemm.deep import DeepFusion
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.heuristics import ExpectedSizes, rows_and_depth
@@ -15,6 +15,7 @@ from fusegen.families.gemm.pipelines import MatmulMarks
 from fusegen.families.gemm.plan import CostedPlan
 from fusegen.fusion.groups import Group, matmuls_of
 from fusegen.ir.graph import Graph
+from fusegen.target import Target
 from fusegen.threads import cached_property
 
 MatmulKey: TypeAlias = tuple[MatmulMarks, tuple[CostedPlan, ...], frozenset[DeepFusion], KernelNames]
@@ -27,11 +28,13 @@ class FusedGraph:
     Attributes:
         graph: has the matmuls of the original graph, in the same order.
         groups: its groups, in the order of their launches.
+        target: the machine.
         kind: equal for graphs with the same operations at the same positions.
     """
 
     graph: Graph
     groups: tuple[Group, ...]
+    target: Target
     kind: int
 
     @property
@@ -43,6 +46,11 @@ class FusedGraph:
     def matmuls(self) -> tuple[int, ...]:
         """All matmuls of the graph."""
         return matmuls_of(self.graph)
+
+    @cached_property
+    def row_launches(self) -> Mapping[Group, Group]:
+        """Maps the groups of matmuls whose first operand a kernel for few rows can compute to launches of matmuls."""
+        return dict(row_launches(self.graph, self.groups, self.target))
 
     def key(self, group: Group, expected: ExpectedSizes) -> tuple[int, Group, int, int]:
         """The key of a matmul launch's choices: they depend only on its own rows and depth."""
