@@ -61,6 +61,8 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
     logits = _logits_of_loss(expanded) if recompute == "auto" else frozenset()
     has_few_rows = _has_few_rows(expanded, logits, wrt)
     has_halves = any(expanded.nodes[p].dtype is DType.FLOAT16 for p in logits)
+    # All gradients are multiples of the loss's gradient. So the forward pass computes them for a gradient of 1, while it holds a
+    # block of logits. In float16, small gradients would underflow without the GradScaler's factor.
     joint = _Joint(primitives, wrt, names, is_early=bool(logits) and not has_few_rows and not has_halves)
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
@@ -88,12 +90,7 @@ def _expand_unruled(value: Value) -> Value:
 
 
 def _logits_of_loss(graph: Graph) -> frozenset[int]:
-    """Returns the values that are never materialized whole, e.g. logits, if the only float result is a loss of them; else none.
-
-    All gradients are then multiples of the loss's gradient, so the forward pass computes them for a gradient of 1 while it holds a
-    block of these values. It does not in float16, since small gradients would underflow without the GradScaler's factor, nor for
-    few rows.
-    """
+    """Returns the values that are never materialized whole, e.g. logits, if the only float result is a loss of them; else none."""
     floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
     is_loss = len(floats) == 1 and all(same(dim, 1) for dim in graph.nodes[floats[0]].shape)
     return large_values(graph, graph.outputs) if is_loss else frozenset()

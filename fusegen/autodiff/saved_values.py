@@ -70,7 +70,7 @@ def saved_values(
         graph: both passes, in primitives.
         gradients: the backward pass's inputs that are gradients of the results.
         requested: results of the backward pass.
-        saves_matmuls: whether large matmuls are saved like others.
+        saves_matmuls: True to save large matmuls like other values.
     """
     backward = _dependents(graph, gradients)
     leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)

@@ -199,7 +199,8 @@ class GraphPlanner:
         default: Specialization | None,
     ) -> MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
-        faster than that. Norms are deferred only if that is measured to be faster."""
+        faster than that. Norms are deferred, and first operands are computed on load, only if that is measured to be faster or
+        declared."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         default_names = () if default is None else names_of(default)

@@ -185,7 +185,7 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     return {candidate: time(candidate) for candidate in launch.candidates}
 
 
-_LEAST_TILES = 2  # of keys per block: joining costs about as much as reading one
+_LEAST_TILES = 2  # of keys per block; assumed, not measured: joining costs about as much as reading one
 
 
 def evenly_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
@@ -193,17 +193,13 @@ def evenly_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> Pl
     at least `_LEAST_TILES` of keys each, else the one without splits."""
     batch, heads, queries, keys = (extra(sizes) for extra in launch.extra[:4])
 
-    def is_even(plan: Plan) -> bool:
-        assert isinstance(plan, FewQueriesPlan)
+    def is_even(plan: FewQueriesPlan) -> bool:
         blocks = batch * heads // plan.gqa_group * math.ceil(queries / plan.queries) * plan.splits
         resident = target.sms * max(1, min(plan.blocks_per_sm, target.shared_bytes // plan.shared_bytes))
         return blocks <= resident and plan.splits * plan.tile_k * _LEAST_TILES <= keys
 
-    return max(filter(is_even, launch.candidates), key=_splits, default=next(iter(launch.candidates), None))
-
-
-def _splits(plan: Plan) -> int:
-    return plan.splits if isinstance(plan, FewQueriesPlan) else 1
+    plans = [plan for plan in launch.candidates if isinstance(plan, FewQueriesPlan)]
+    return max(filter(is_even, plans), key=lambda plan: plan.splits, default=next(iter(launch.candidates), None))
 
 
 def few_queries_time(

@@ -36,8 +36,8 @@ _MARGIN = 0.97  # ratio of times below which the library is chosen; at about equ
 HEADS_APART = Implementation("heads reduced by a second kernel")
 """A candidate for few rows: tiles that hold whole heads leave most SMs idle."""
 
-NORM_KEPT, NORM_DEFERRED = Implementation("norm in a kernel of its own"), Implementation("norm deferred behind the matmuls")
-"""Candidates for matmuls of normed rows; in the second, epilogues compute the norm (`families.gemm.deferred`)."""
+NORM_KEPT, NORM_DEFERRED = Implementation("norm in a kernel of its own"), Implementation("deferred norm")
+"""Candidates for matmuls of normalized rows; in the second, epilogues compute the norm (`families.gemm.deferred`)."""
 
 ROWS_IN_MEMORY, ROWS_ON_LOAD = Implementation("first operand in memory"), Implementation("first operand computed on load")
 """The second is a candidate for few rows, e.g. of a norm: one launch less, but each block computes the operand."""

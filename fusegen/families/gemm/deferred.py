@@ -29,13 +29,13 @@ class DeferrableNorm:
     """A norm of rows that only matmuls read.
 
     Attributes:
-        rows: the values that are normed, in bfloat16.
+        rows: the values that are normalized, in bfloat16.
         weights: factors of the columns.
         scales: factors of the rows, computed from the sums.
         sums: sums of squares of a row.
         statistics: the sums, and all values from them to the scales.
         producers: the matmuls that the rows are computed from.
-        consumers: the matmuls that read the normed rows.
+        consumers: the matmuls that read the normalized rows.
         tile: the columns of a tile.
     """
 
