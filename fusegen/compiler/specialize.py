@@ -217,8 +217,9 @@ class GraphPlanner:
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
                 norms = {group: consumers for group in launches if (consumers := self._consumers_of_norm(marks, fused, group))}
-                if deferred := [norms[g] for g in norms if takes_deferred_norm(names[g], fused.graph, g, sizes, measured)]:
-                    marks = replace(marks, scaled=marks.scaled.union(*deferred))
+                deferred = (norms[g] for g in norms if takes_deferred_norm(names[g], fused.graph, g, sizes, measured))
+                if one := next(deferred, None):  # one may keep another from being deferred
+                    marks = replace(marks, scaled=marks.scaled | one)
                     continue
                 on_load = self._with_rows_on_load(fused, names, expected, sizes, measured)
                 if rows := {origin[p] for p in on_load} - in_memory:

@@ -281,6 +281,15 @@ def test_it_is_taken_if_it_is_declared_or_measured_only() -> None:
     assert [launch.group for launch in measured.launches] == [launch.group for launch in declared.launches]
 
 
+@pytest.mark.usefixtures("own_cache", "emulated")
+def test_other_sums_of_the_rows_keep_their_type() -> None:
+    def layer(x: Tensor, o: Tensor, r: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = r + F.linear(x, o)
+        return h.square().sum(-1, keepdim=True), F.linear(llama(h, g), w).relu()
+
+    compare(deferred(layer), (*of_rows(40), weight(72, WIDTH)))
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_the_library_computes_no_matmul_beside_a_deferred_norm(target: str) -> None:
     """Its result would be rounded before it is scaled."""

@@ -106,6 +106,19 @@ def test_declared(function: Callable[..., Any], arguments: Sequence[Tensor]) -> 
     assert isinstance(matmul_plan(kernel.lower(*arguments, target="sm_90a").program), FewRowsPlan)
 
 
+@pytest.mark.usefixtures("own_cache", "emulated")
+def test_normed_heads_times_another_projection() -> None:
+    """One epilogue cannot combine both matmuls: it would wait for the kernel that reduces the heads of one."""
+
+    def gated(x: Tensor, q: Tensor, k: Tensor, norm: Tensor) -> Tensor:
+        heads = F.linear(x, q).reshape(-1, 5, 64)
+        return F.rms_norm(heads, (64,), norm, 1e-6).reshape(-1, 320) * F.linear(x, k)
+
+    arguments = tensor(16, 320), weight(320, 320), weight(320, 320), tensor(64)
+    kernel = agree(fg.kernel(gated), arguments)
+    assert len(kernel.lower(*arguments, target="sm_90a").program.steps) == 3
+
+
 def test_an_unknown_plan_lists_both_kernels() -> None:
     with pytest.raises(ArgumentError, match=HEADS_APART.description):
         fg.kernel(normed_heads, plan="bogus").lower(*inputs(3), target="sm_90a")

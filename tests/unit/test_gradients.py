@@ -183,6 +183,12 @@ def test_what_has_no_gradient_is_refused() -> None:
     once = torch.autograd.grad(fg.kernel(lambda x: x.exp())(x).sum(), x, create_graph=True)[0]
     with pytest.raises(GradientError, match="differentiated again"):
         once.sum().backward()
+    loss = fg.kernel(lambda x, w, t: F.cross_entropy(F.linear(x, w), t))  # its forward pass saves nothing but gradients
+    many = randn(1024, 4).requires_grad_()
+    loss_of_many = loss(many, randn(32768, 4), torch.zeros(1024, dtype=torch.int64))
+    once = torch.autograd.grad(loss_of_many, many, create_graph=True)[0]
+    with pytest.raises(GradientError, match="differentiated again"):
+        once.sum().backward()
     with pytest.raises(GradientError, match="gradients are batched"):
         torch.autograd.grad(fg.kernel(lambda x: x.exp())(x), x, torch.ones(2, 4, 8), is_grads_batched=True)
 

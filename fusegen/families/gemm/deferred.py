@@ -32,7 +32,7 @@ class DeferrableNorm:
         rows: the values that are normalized, in bfloat16.
         weights: factors of the columns.
         scales: factors of the rows, computed from the sums.
-        sums: sums of squares of a row.
+        sums: the sums of squares of a row that the scales are computed from.
         statistics: the sums, and all values from them to the scales.
         producers: the matmuls that the rows are computed from.
         consumers: the matmuls that read the normalized rows.
@@ -114,7 +114,7 @@ def _norm_at(graph: Graph, normed: int, sums: dict[int, int], target: Target) ->
     are_factors = bool(scales) and are_scales and all(_is_of_columns(graph, p, columns) for p in weights)
     if not are_factors or not producers or tile is None or columns <= WIDEST:
         return None
-    return DeferrableNorm(rows[0], weights, scales, own, statistics, producers, consumers, tile)
+    return DeferrableNorm(rows[0], weights, scales, own & statistics, statistics, producers, consumers, tile)
 
 
 def _may_be_wider(graph: Graph, statistic: int) -> bool:

@@ -98,7 +98,7 @@ def with_outputs(graph: Graph, group: Group, roots: Sequence[int], materialized:
     for domain in dict.fromkeys(domains):
         wider = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
         walked = _checked_part(graph, wider, materialized, pipeline)
-        if walked is not None and not any(matmul in graph.ancestors[p] for p in walked[1]):
+        if walked is not None and all(graph.ancestors[p].isdisjoint(walked[0].products) for p in walked[1]):
             return replace(_group(graph, walked[:1], walked[1], pipeline), reason=group.reason)
     return None
 
