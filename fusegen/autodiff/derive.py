@@ -47,6 +47,13 @@ class Derivative:
     gradients: tuple[str | int, ...]
     key: str | None = None
 
+    @property
+    def saves_dependent(self) -> bool:
+        """True if saved values besides inputs and results are functions of `wrt`: so are the gradients."""
+        inputs = {p for p, node in self.forward if node.op is Op.INPUT and node.attr("name") in self.wrt}
+        further = [source for source in self.saved if isinstance(source, int) and source >= self.results]
+        return not dependent(self.forward, inputs).isdisjoint(self.forward.outputs[source] for source in further)
+
 
 def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompute = "auto") -> Derivative:
     """Differentiates a traced graph by float inputs; `names` names the inputs of the backward pass.

@@ -328,6 +328,7 @@ class TracedOperator:
             backward_outputs=_shaped(backward, backward.outputs),
             backward_shapes=tuple(tuple(map(formula, spec.shape)) for spec in backward.inputs),
             draws=bool(keys),
+            saves_dependent=derivative.saves_dependent,
         )
 
     def _compiled(self, graph: Graph) -> CompiledGraph:

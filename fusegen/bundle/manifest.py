@@ -18,7 +18,7 @@ from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 
-FORMAT = 10
+FORMAT = 11
 """The version of the manifest's format. Other versions are rejected."""
 
 REBUILD_HINT = "build it again, or copy the whole folder"

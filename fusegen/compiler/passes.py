@@ -219,6 +219,7 @@ class ForwardBackward:
             numbers=tuple(name for name, _ in self.backward.graph.scalars),
             gradients=tuple(zip(derivative.wrt, derivative.gradients, strict=True)),
             key=derivative.key,
+            saves_dependent=derivative.saves_dependent,
         )
 
     @classmethod

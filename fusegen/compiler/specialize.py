@@ -216,14 +216,9 @@ class GraphPlanner:
                 continue
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
-                norms = {group: consumers for group in launches if (consumers := self._consumers_of_norm(marks, fused, group))}
-                deferred = (norms[g] for g in norms if takes_deferred_norm(names[g], fused.graph, g, sizes, measured))
-                if one := next(deferred, None):  # one may keep another from being deferred
-                    marks = replace(marks, scaled=marks.scaled | one)
-                    continue
-                on_load = self._with_rows_on_load(fused, names, expected, sizes, measured)
-                if rows := {origin[p] for p in on_load} - in_memory:
-                    marks = replace(marks, rows=marks.rows | rows)
+                with_norms = self._with_measured_norms(marks, in_memory, fused, names, expected, sizes, measured)
+                if with_norms != marks:
+                    marks = with_norms
                     continue
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
@@ -258,13 +253,30 @@ class GraphPlanner:
         deferred = self._fuse(replace(marks, scaled=marks.scaled | consumers))
         return consumers if is_fused(deferred.graph, deferred.groups) else frozenset()
 
-    def _with_rows_on_load(
-        self, fused: FusedGraph, names: Mapping[Group, str], expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
-    ) -> Iterator[int]:
-        """The matmuls that are measured or pinned to compute their first operand."""
-        for group, launch in fused.row_launches.items():
-            if takes_rows_on_load(names[group], fused.graph, launch, self._target, expected, sizes, measured):
-                yield from launch.core_nodes
+    def _with_measured_norms(
+        self,
+        marks: MatmulMarks,
+        in_memory: frozenset[int],
+        fused: FusedGraph,
+        names: Mapping[Group, str],
+        expected: ExpectedSizes,
+        sizes: Mapping[str, int],
+        measured: Measured,
+    ) -> MatmulMarks:
+        """Marks one norm that is measured or declared to be deferred, since it may keep others from that; without one, the first
+        operands that are measured or declared to be computed on load, but those of `in_memory`."""
+        for group in fused.matmul_launches:
+            consumers = self._consumers_of_norm(marks, fused, group)
+            if consumers and takes_deferred_norm(names[group], fused.graph, group, sizes, measured):
+                return replace(marks, scaled=marks.scaled | consumers)
+        origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
+        on_load = [
+            origin[p]
+            for group, launch in fused.row_launches.items()
+            if takes_rows_on_load(names[group], fused.graph, launch, self._target, expected, sizes, measured)
+            for p in launch.core_nodes
+        ]
+        return replace(marks, rows=marks.rows.union(on_load) - in_memory)
 
     def _fuse(self, marks: MatmulMarks) -> FusedGraph:
         if marks not in self._fused:

@@ -312,4 +312,4 @@ def _gradients(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[st
             gradient = f"found[{source}]" if source >= 0 else f"given[{~source}]"
             lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {gradient};")
     taken = ", ".join(f"gradients[{position}]" for position in passes.results_with_gradients)
-    return {"kind": number, "given": taken, "lines": lines}
+    return {"kind": number, "given": taken, "lines": lines, "saves_dependent": passes.saves_dependent}

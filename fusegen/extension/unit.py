@@ -68,6 +68,7 @@ class OperatorPasses:
         backward_outputs: outputs of the backward pass.
         backward_shapes: shapes of the backward pass's inputs, in order.
         draws: whether the forward pass takes a key of random bits after its tensors.
+        saves_dependent: as in `Wiring`.
     """
 
     forward: tuple[CompiledProgram, ...]
@@ -81,6 +82,7 @@ class OperatorPasses:
     backward_outputs: tuple[TensorSpec, ...]
     backward_shapes: tuple[tuple[Formula, ...], ...]
     draws: bool
+    saves_dependent: bool
 
 
 @dataclass(frozen=True)

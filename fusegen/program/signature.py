@@ -200,6 +200,7 @@ class Wiring:
         gradients: differentiable forward inputs, each with its source: a backward result by position, or the name of a backward
             tensor that passes through.
         key: the forward input with the random key, or None.
+        saves_dependent: True if saved tensors besides inputs and results are functions of differentiable inputs.
     """
 
     name: str
@@ -212,6 +213,7 @@ class Wiring:
     numbers: tuple[str, ...]
     gradients: tuple[tuple[str, str | int], ...]
     key: str | None
+    saves_dependent: bool
 
     @property
     def backward_inputs(self) -> tuple[str, ...]:

@@ -385,7 +385,7 @@ def counter_of(device: int) -> int:
             number = _COUNTER_OF.setdefault(key, len(_COUNTER_OF))
     if number >= COUNTERS:
         what = f"the process has captured more than {COUNTERS} CUDA graphs with kernels whose blocks wait for each other"
-        plans = "'two launches' for matmuls, one block for the keys of attention"
+        plans = "'two launches' for matmuls, '… keys split over 1 block' for attention"
         raise LaunchError(what, hint=f"start a new process, or pin other plans with fg.tune's TunedLaunch.pin: {plans}")
     return number
 

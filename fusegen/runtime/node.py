@@ -55,7 +55,7 @@ class BackwardNode:
         self.count = wiring.results
         self.plain = [position for position, is_recorded in enumerate(recorded) if not is_recorded]
         self.saved = [inputs.index(origin) if isinstance(origin, str) else ~origin for origin in wiring.saved]
-        self.hidden = [n for n, source in enumerate(self.saved) if ~source >= self.count]
+        self.saves_dependent = wiring.saves_dependent
         self.floats = wiring.floats
         gradient_index = {name: n for n, name in enumerate(wiring.tensors[len(self.saved) :])}
         sources = dict(wiring.gradients)
@@ -96,8 +96,8 @@ class BackwardNode:
         """Computes the gradients of the inputs from all values of the backward pass."""
         is_recorded = torch.is_grad_enabled()  # for a second derivative
         needed = [value for value in values if isinstance(value, Tensor) and value.requires_grad] if is_recorded else []
-        if is_recorded and not needed and any(values[n].is_floating_point() for n in self.hidden):
-            needed = [torch.empty(0, requires_grad=True)]  # saved values that are no results are computed from the inputs
+        if is_recorded and self.saves_dependent:
+            needed.append(torch.empty(0, requires_grad=True))  # torch does not know what these values are computed from
         _check_unbatched(self.name, upstream)
         with torch.no_grad():
             outputs = self.backward(values)

@@ -18,11 +18,10 @@ from fusegen.errors import ArgumentError
 from fusegen.families.gemm.choice import NORM_DEFERRED, NORM_KEPT
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.plan import ContractionPlan
-from fusegen.schedule.choices import Choice
-from fusegen.schedule.kernel import LIBRARY, Implementation
+from fusegen.schedule.kernel import LIBRARY
 from tests.candidates import measure_only
 from tests.emulator.test_epilogues import heads, rotated, tensor, weight
-from tests.unit.lowering import kinds, meta
+from tests.unit.lowering import choices, kinds, meta
 
 WIDTH = 320
 """Columns of the rows: five tiles of 64."""
@@ -228,18 +227,6 @@ def shapes(dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     return [meta(*size, dtype=dtype) for size in sizes]
 
 
-def asked(kernel: fg.Kernel[..., Any], *arguments: Tensor, target: str = "sm_90a") -> list[Choice]:
-    """All choices that are asked for while a norm is deferred, wherever it can be."""
-    choices: list[Choice] = []
-
-    def answer(choice: Choice) -> Implementation | None:
-        choices.append(choice)
-        return NORM_DEFERRED if NORM_DEFERRED in choice.candidates else None
-
-    kernel.lower(*arguments, target=target).program_by(answer)
-    return choices
-
-
 STAYS: dict[str, Callable[..., Any]] = {
     "layer-norm": gated(layer_norm),
     "returned": returned,
@@ -255,6 +242,8 @@ STAYS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", STAYS)
 def test_norms_that_stay_kernels(name: str) -> None:
+    """At these sizes, others are deferred."""
+    assert choices(gated(rms), *shapes(), of=NORM_DEFERRED)
     assert_stays(STAYS[name], *shapes())
 
 
@@ -264,7 +253,7 @@ def test_a_norm_of_float16_stays_a_kernel() -> None:
 
 
 def assert_stays(function: Callable[..., Any], *arguments: Tensor) -> None:
-    assert not any(NORM_DEFERRED in choice.candidates for choice in asked(fg.kernel(function), *arguments))
+    assert not any(NORM_DEFERRED in choice.candidates for choice in choices(function, *arguments, taken=NORM_DEFERRED))
     with pytest.raises(ArgumentError, match=NORM_DEFERRED.description):
         deferred(function).lower(*arguments, target="sm_90a")
 
@@ -272,7 +261,7 @@ def assert_stays(function: Callable[..., Any], *arguments: Tensor) -> None:
 def test_it_is_taken_if_it_is_declared_or_measured_only() -> None:
     function, arguments = gated(rms), shapes()
     usual, declared = (kernel.lower(*arguments, target="sm_90a").program for kernel in (fg.kernel(function), deferred(function)))
-    assert usual.steps != declared.steps and [type(step) for step in usual.steps] == [type(step) for step in declared.steps]
+    assert usual.steps != declared.steps
     measured = (
         fg.kernel(function)
         .lower(*arguments, target="sm_90a")
@@ -293,18 +282,18 @@ def test_other_sums_of_the_rows_keep_their_type() -> None:
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_the_library_computes_no_matmul_beside_a_deferred_norm(target: str) -> None:
     """Its result would be rounded before it is scaled."""
-    choices = asked(fg.kernel(gated(rms)), *shapes(), target=target)
-    assert any(NORM_DEFERRED in choice.candidates for choice in choices)
-    assert len(choices) >= 3 and not any(LIBRARY in choice.candidates for choice in choices)
-    usual = asked(fg.kernel(gated(layer_norm)), *shapes(), target=target)
+    asked = choices(gated(rms), *shapes(), taken=NORM_DEFERRED, target=target)
+    assert any(NORM_DEFERRED in choice.candidates for choice in asked)
+    assert len(asked) >= 3 and not any(LIBRARY in choice.candidates for choice in asked)
+    usual = choices(gated(layer_norm), *shapes(), taken=NORM_DEFERRED, target=target)
     assert any(LIBRARY in choice.candidates for choice in usual)
 
 
 def test_wide_tiles_are_candidates_for_rows_with_sums() -> None:
     """They may spill registers, so that no plan but the measured one has them."""
     arguments = [meta(8192, 4096), meta(4096, 4096), meta(8192, 4096), meta(4096), meta(14336, 4096), meta(14336, 4096)]
-    choices = asked(fg.kernel(gated(rms)), *arguments)
-    rows = next(choice for choice in choices if choice.extents == (8192, 4096, 4096))
+    asked = choices(gated(rms), *arguments, taken=NORM_DEFERRED)
+    rows = next(choice for choice in asked if choice.extents == (8192, 4096, 4096))
     plans = [plan for plan in rows.candidates if isinstance(plan, ContractionPlan)]
     assert 256 in {plan.tile_n for plan in plans} and plans[0].tile_n == 128
 

@@ -14,12 +14,12 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.families.gemm.choice import HEADS_APART
 from fusegen.families.gemm.plan import ContractionBody, ContractionPlan, FewRowsPlan, MmaPlan
-from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import LIBRARY
 from fusegen.schedule.program import Launch, Program
 from tests.emulator.test_epilogues import heads, normed_heads, rotated, tensor, weight
 from tests.emulator.test_matmuls_in_place import AT, CACHES, ran
 from tests.unit.eager import agree
+from tests.unit.lowering import choices
 
 
 def cached(
@@ -124,20 +124,12 @@ def test_an_unknown_plan_lists_both_kernels() -> None:
         fg.kernel(normed_heads, plan="bogus").lower(*inputs(3), target="sm_90a")
 
 
-def choices(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90a") -> list[Choice]:
-    """The choices of a kernel between programs."""
-    low = fg.kernel(function).lower(*arguments, target=target)
-    asked: list[Choice] = []
-    low.program_by(lambda choice: asked.append(choice) or None)
-    return [choice for choice in asked if LIBRARY in choice.candidates]
-
-
 def test_candidates() -> None:
     """Two kernels are a candidate on every GPU, for few rows of several matmuls; a single one is the library's."""
     for target, most in (("sm_90a", 32), ("sm_80", 16)):
-        assert HEADS_APART in choices(normed_heads, *inputs(most), target=target)[0].candidates
-        assert HEADS_APART not in choices(normed_heads, *inputs(most + 1), target=target)[0].candidates
+        assert HEADS_APART in choices(normed_heads, *inputs(most), of=LIBRARY, target=target)[0].candidates
+        assert HEADS_APART not in choices(normed_heads, *inputs(most + 1), of=LIBRARY, target=target)[0].candidates
     single = lambda x, w, norm: F.rms_norm(F.linear(x, w).unflatten(-1, (-1, 64)), (64,), norm)  # noqa: E731
-    assert HEADS_APART not in choices(single, tensor(3, 64), weight(128, 64), tensor(64))[0].candidates
-    (choice,) = choices(quantized, *eight_bits(3))[:1]
+    assert HEADS_APART not in choices(single, tensor(3, 64), weight(128, 64), tensor(64), of=LIBRARY)[0].candidates
+    (choice,) = choices(quantized, *eight_bits(3), of=LIBRARY)[:1]
     assert choice.candidates == (HEADS_APART, LIBRARY)

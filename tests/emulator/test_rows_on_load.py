@@ -15,11 +15,11 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.families.gemm.choice import ROWS_IN_MEMORY, ROWS_ON_LOAD
 from fusegen.families.gemm.plan import ContractionBody, FewRowsPlan
-from fusegen.schedule.choices import Choice
 from fusegen.schedule.program import Launch
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, results
 from tests.emulator.test_epilogues import heads, rotary
 from tests.naming import case
+from tests.unit.lowering import choices
 
 BF16, F16 = torch.bfloat16, torch.float16
 PLAN = ROWS_ON_LOAD.description
@@ -267,21 +267,14 @@ def test_rows_that_the_launch_overwrites() -> None:
 # The choice.
 
 
-def choices(function: Callable[..., Any], *arguments: Tensor, target: str = "sm_90a") -> list[Choice]:
-    low = fg.kernel(function).lower(*arguments, target=target)
-    asked: list[Choice] = []
-    low.program_by(lambda choice: asked.append(choice) or None)
-    return [choice for choice in asked if ROWS_ON_LOAD in choice.candidates]
-
-
 def test_candidates() -> None:
     """Two launches come first; more rows, and units that are not whole, have no choice."""
     for target, most in (("sm_90a", 32), ("sm_80", 16)):
         for function in (rms, gated):
-            (choice,) = choices(function, *inputs(function, (most,), 64), target=target)
+            (choice,) = choices(function, *inputs(function, (most,), 64), of=ROWS_ON_LOAD, target=target)
             assert choice.candidates == (ROWS_IN_MEMORY, ROWS_ON_LOAD)
-            assert not choices(function, *inputs(function, (most + 1,), 64), target=target)
-    assert not choices(rms, *inputs(rms, (3,), 60))
+            assert not choices(function, *inputs(function, (most + 1,), 64), of=ROWS_ON_LOAD, target=target)
+    assert not choices(rms, *inputs(rms, (3,), 60), of=ROWS_ON_LOAD)
     assert fg.kernel(gated).lower(*inputs(gated, (3,), 64), target="sm_90a").step_count == 2
     with pytest.raises(ArgumentError, match=PLAN):
         fg.kernel(gated, plan="bogus").lower(*inputs(gated, (3,), 64), target="sm_90a")
@@ -300,7 +293,7 @@ def test_an_operand_that_others_need_is_written() -> None:
         return torch.relu(F.linear(x * g, w))
 
     for function in (returned, added, no_norm):
-        assert not choices(function, randn(3, 64), randn(64), weight(64, 64))
+        assert not choices(function, randn(3, 64), randn(64), weight(64, 64), of=ROWS_ON_LOAD)
 
 
 @pytest.mark.usefixtures("own_cache", "emulated")

@@ -61,8 +61,20 @@ def block(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return x.abs() + 1, (x * w * w).t()
 """
 
-TEXTS = {"block": KERNELS, "store": KERNELS, "drop": DROP, "edge": EDGE}
+LOSS = """
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusegen as fg
+
+@fg.kernel
+def block(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w), t)
+"""
+
+TEXTS = {"loss": LOSS, "block": KERNELS, "store": KERNELS, "drop": DROP, "edge": EDGE}
 SHAPES = {
+    "loss": ["--shape", "x=1024x4", "--shape", "w=32768x4", "--shape", "t=1024:i64", "--dtype", "f32"],
     "block": ["--shape", "x=64x32", "--shape", "w=32x16", "--shape", "b=32"],
     "drop": ["--shape", "x=64x32"],
     "edge": ["--shape", "x=64x32", "--shape", "w=32:f32", "--dtype", "i64,f32"],
@@ -146,6 +158,16 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
     (first,) = torch.autograd.grad(operator(x, w, b, 0.7)[0].sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"differentiated again.*\n.*for second derivatives, call the function"):
         torch.autograd.grad(first.square().sum(), x)
+
+
+@pytest.mark.deep
+def test_gradients_that_the_forward_pass_saves_have_no_derivative(tmp_path: Path) -> None:
+    torch.ops.load_library(build(tmp_path, "loss"))
+    x = randn(1024, 4).requires_grad_()
+    loss = torch.ops.fgtest_loss.block(x, randn(32768, 4), torch.zeros(1024, dtype=torch.int64))
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        first.square().sum().backward()
 
 
 @pytest.mark.deep

@@ -189,6 +189,9 @@ def test_what_has_no_gradient_is_refused() -> None:
     once = torch.autograd.grad(loss_of_many, many, create_graph=True)[0]
     with pytest.raises(GradientError, match="differentiated again"):
         once.sum().backward()
+    weight = randn(3, 8).requires_grad_()  # its gradient, x.exp(), is saved, but does not depend on it
+    product = fg.kernel(lambda x, w: F.linear(x.exp(), w))(randn(4, 8), weight)
+    assert not torch.autograd.grad(product.sum(), weight, create_graph=True)[0].requires_grad
     with pytest.raises(GradientError, match="gradients are batched"):
         torch.autograd.grad(fg.kernel(lambda x: x.exp())(x), x, torch.ones(2, 4, 8), is_grads_batched=True)
 

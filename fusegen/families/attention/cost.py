@@ -185,7 +185,7 @@ def plan_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> dict
     return {candidate: time(candidate) for candidate in launch.candidates}
 
 
-_LEAST_TILES = 2  # of keys per block; assumed, not measured: joining costs about as much as reading one
+_LEAST_TILES = 2  # tiles of keys per block; assumed, not measured: joining costs about as much as reading one
 
 
 def evenly_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:

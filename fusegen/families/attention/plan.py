@@ -97,7 +97,8 @@ class FewQueriesPlan(Plan):
 
     @property
     def description(self) -> str:
-        return f"tiles of {self.rows} rows and {self.tile_k} keys, keys split over {self.splits} blocks"
+        blocks = "1 block" if self.splits == 1 else f"{self.splits} blocks"
+        return f"tiles of {self.rows} rows and {self.tile_k} keys, keys split over {blocks}"
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.dtypes import DType
 from fusegen.families.gemm.epilogue import CONTRACTION
-from fusegen.families.gemm.partials import TILES, products_of
+from fusegen.families.gemm.partials import TILES, Tiles, products_of
 from fusegen.families.gemm.pipelines import is_scaled, is_summed, supporting_pipeline, weight_on_load, with_sums
 from fusegen.fusion.accumulator import WIDEST
 from fusegen.fusion.groups import Group, computed, matmuls_of, strip_views
@@ -209,11 +209,7 @@ class _Deferral:
     def _sum(self, rows: Value) -> int:
         """Sums the squares of the stored rows by tiles of columns."""
         stored = _stored(rows).apply(Op.CAST, dtype=DType.FLOAT32)
-        *outer, columns = stored.node.shape
-        last, count = len(outer), (literal(columns) or 0) // self.norm.tile
-        tiles = stored.apply(Op.RESHAPE, shape=(*outer, count, self.norm.tile))
-        partial = (tiles * tiles).reduce(Op.SUM, (last + 1,))
-        return partial.apply(Op.RESHAPE, shape=(*outer, count)).reduce(Op.SUM, (last,)).position
+        return Tiles(stored * stored, self.norm.tile).sum().position
 
     def _scaled(self, builder: GraphBuilder, renamed: Sequence[int], matmul: int) -> int:
         """Multiplies the weighted rows, and scales the result in its own type."""

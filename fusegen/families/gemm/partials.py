@@ -25,7 +25,7 @@ from fusegen.target import Target
 
 TILES = (128, 96, 64, 32)  # columns that accumulators of every pipeline can hold
 
-_Rule = Callable[["_Tiles"], Value]
+_Rule = Callable[["Tiles"], Value]
 
 
 def reduce_tiles_in_epilogue(graph: Graph, target: Target, families: Sequence[Matcher]) -> Graph:
@@ -108,7 +108,7 @@ def _wide(graph: Graph, position: int, widths: Sequence[int]) -> _Wide | None:
         return None
     squared = _squared_deviations(graph, position)
     if squared is not None:
-        return _Wide(squared.rows, tile, _Tiles.squares, frozenset({squared.centered, squared.square}))
+        return _Wide(squared.rows, tile, Tiles.squares, frozenset({squared.centered, squared.square}))
     component = dict(node.attrs).get("part")
     rule = _RULES.get((node.op, component))
     return None if rule is None else _Wide(node.args[0], tile, rule)
@@ -167,7 +167,7 @@ class _ByTiles:
         def replaced(builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
             if position not in wide:
                 return None
-            tiles = _Tiles(Value(builder, renamed[wide[position].operand], graph.locations[position]), wide[position].tile)
+            tiles = Tiles(Value(builder, renamed[wide[position].operand], graph.locations[position]), wide[position].tile)
             result = wide[position].rule(tiles).position
             partials[position] = tiles.partials
             outputs.extend(tiles.partials)
@@ -179,7 +179,7 @@ class _ByTiles:
         self.partials = {position: {next(positions) for _ in created} for position, created in partials.items()}
 
 
-class _Tiles:
+class Tiles:
     """The tiles of rows. Collects the reductions of tiles in `partials`."""
 
     def __init__(self, rows: Value, columns: int) -> None:
@@ -239,13 +239,13 @@ class _Tiles:
 
 
 _RULES: dict[tuple[Op, object], _Rule] = {
-    (Op.SUM, None): _Tiles.sum,
-    (Op.PROD, None): _Tiles.prod,
-    (Op.AMAX, None): _Tiles.amax,
-    (Op.AMIN, None): _Tiles.amin,
-    (Op.NORMALIZER, "peak"): _Tiles.amax,
-    (Op.NORMALIZER, "mass"): _Tiles.mass,
-    (Op.MOMENTS, "m2"): _Tiles.squares,
+    (Op.SUM, None): Tiles.sum,
+    (Op.PROD, None): Tiles.prod,
+    (Op.AMAX, None): Tiles.amax,
+    (Op.AMIN, None): Tiles.amin,
+    (Op.NORMALIZER, "peak"): Tiles.amax,
+    (Op.NORMALIZER, "mass"): Tiles.mass,
+    (Op.MOMENTS, "m2"): Tiles.squares,
 }
 """Maps a reduction, and the component of its state, to the rule that builds it from tiles."""
 

@@ -88,10 +88,9 @@ class MatmulMarks:
 
     def marked(self, graph: Graph) -> Graph:
         """Returns the graph with these matmuls marked, except those that compute their second operand on load."""
-        marked = _with_attribute(graph, _LIBRARY, dict.fromkeys(self.library, True))
-        marked = _with_attribute(marked, _APART, dict.fromkeys(self.apart, True))
-        marked = _with_attribute(marked, _SCALED, dict.fromkeys(self.scaled, True))
-        return _with_attribute(marked, _ROWS, dict.fromkeys(self.rows, True))
+        for name, matmuls in ((_LIBRARY, self.library), (_APART, self.apart), (_SCALED, self.scaled), (_ROWS, self.rows)):
+            graph = _with_attribute(graph, name, dict.fromkeys(matmuls, True))
+        return graph
 
 
 def compute_on_load(graph: Graph, weights: Mapping[int, StoredWeight]) -> Graph:
@@ -112,24 +111,28 @@ def weight_on_load(graph: Graph, matmul: int) -> StoredWeight | None:
     return weight if isinstance(weight, StoredWeight) else None
 
 
+def _is_marked(graph: Graph, matmul: int, name: str) -> bool:
+    return dict(graph.nodes[matmul].attrs).get(name) is True
+
+
 def is_left_to_library(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked for the library."""
-    return bool(dict(graph.nodes[matmul].attrs).get(_LIBRARY))
+    return _is_marked(graph, matmul, _LIBRARY)
 
 
 def leaves_heads_apart(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked for another kernel to reduce its heads."""
-    return bool(dict(graph.nodes[matmul].attrs).get(_APART))
+    return _is_marked(graph, matmul, _APART)
 
 
 def is_scaled(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked to scale its rows by a deferred norm."""
-    return bool(dict(graph.nodes[matmul].attrs).get(_SCALED))
+    return _is_marked(graph, matmul, _SCALED)
 
 
 def is_summed(graph: Graph, matmul: int) -> bool:
     """True if a matmul is marked to sum the squares for a deferred norm."""
-    return bool(dict(graph.nodes[matmul].attrs).get(_SUMMED))
+    return _is_marked(graph, matmul, _SUMMED)
 
 
 def with_sums(graph: Graph, matmuls: Iterable[int]) -> Graph:
@@ -139,7 +142,7 @@ def with_sums(graph: Graph, matmuls: Iterable[int]) -> Graph:
 
 def computes_rows(graph: Graph, matmul: int) -> bool:
     """True if a matmul computes its first operand on load."""
-    return bool(dict(graph.nodes[matmul].attrs).get(_ROWS))
+    return _is_marked(graph, matmul, _ROWS)
 
 
 def computes_on_load(graph: Graph, matmul: int) -> bool:
