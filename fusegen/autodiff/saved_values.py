@@ -11,7 +11,8 @@ then the set with the least recomputation. Exceptions:
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
   saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
   gradients are saved in their computing type. Logits of few rows are saved if that takes less memory.
-- A maximum or minimum is always recomputed: it is compared with its elements, and a rounded one may equal none of them.
+- A maximum or minimum of computed values is always recomputed: it is compared with its elements, and a rounded one may equal none
+  of them. One of an input's elements is exact in their dtype, so that it is saved like a statistic.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
 
@@ -161,12 +162,16 @@ class _Values:
         if node.op is Op.INPUT or self._recompute == "all":
             return node.op is not Op.INPUT and not _draws(node)
         if self._recompute == "none" and position in self._forward:
-            return node.op in _COMPARED or self._is_free(node)
+            return self._is_compared(node) or self._is_free(node)
         if node.family in _NOT_RECOMPUTED:
             return self._recomputes_large and position in self._large
         if self._recomputes_large and not self._large.isdisjoint(node.args):
             return True  # in the block that holds its operand
-        return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
+        return self._is_compared(node) or not (node.family is Family.REDUCTION and self._is_statistic(position))
+
+    def _is_compared(self, node: Node) -> bool:
+        """True for a maximum or minimum of computed values."""
+        return node.op in _COMPARED and self.graph.nodes[node.args[0]].op is not Op.INPUT
 
     def _is_free(self, node: Node) -> bool:
         """True if recomputing is free: a view, a cast, or a choice of two numbers."""
@@ -179,20 +184,26 @@ class _Values:
         if self.is_in_memory(position):
             return size
         node = self.graph.nodes[position]
-        if (self._recompute == "all" and not _draws(node)) or node.op in (*_COMPARED, *_REARRANGED) or position in self._large:
+        if (
+            (self._recompute == "all" and not _draws(node))
+            or self._is_compared(node)
+            or node.op in _REARRANGED
+            or position in self._large
+        ):
             return None
         return 2 * size + (1 if position in self._forward else 2)  # breaks ties
 
     def is_in_memory(self, position: int) -> bool:
         """True if a value is materialized anyway, in the dtype that the backward pass needs."""
         node = self.graph.nodes[position]
-        is_result = position in self.results and node.op not in _COMPARED and self.dtype(position) is node.dtype
+        is_result = position in self.results and not self._is_compared(node) and self.dtype(position) is node.dtype
         return is_result or node.op is Op.INPUT
 
     def dtype(self, position: int) -> DType:
         node = self.graph.nodes[position]
         is_early = node.op is Op.MATMUL and position not in self._forward
-        return node.dtype.compute if node.dtype.is_float and (is_early or self._is_statistic(position)) else node.dtype
+        is_wide = is_early or (self._is_statistic(position) and node.op not in _COMPARED)
+        return node.dtype.compute if node.dtype.is_float and is_wide else node.dtype
 
     def _is_statistic(self, position: int) -> bool:
         return _STATISTIC * self._counts[position] <= self._largest[position]

@@ -207,6 +207,33 @@ def _sum_of_log_softmax(x: Value) -> Value | None:
     return shifted.reduce(Op.SUM, cast(tuple[int, ...], dims)) - logarithm * float(count)
 
 
+def _sum_of_one_hot(x: Value) -> Value | None:
+    """The sum along a dim of where(position == index, value, 0), as in a loss's gradient, is the value if the index is in range."""
+    terms, dims = x.arg(0), cast(tuple[int, ...], x.node.attr("dims"))
+    if len(dims) != 1 or terms.node.op is not Op.WHERE or terms.arg(0).node.op is not Op.EQ or not terms.arg(2).is_constant(0.0):
+        return None
+    shape, (dim,), value = terms.node.shape, dims, terms.arg(1)
+    for positions, index in (terms.arg(0).args, terms.arg(0).args[::-1]):
+        if _is_position(positions, shape, dim) and all(_is_constant_along(v, dim - len(shape)) for v in (index, value)):
+            is_in_range = index.apply(Op.GE, 0).apply(Op.LOGICAL_AND, index.apply(Op.LT, cast(int, shape[dim])))
+            result = is_in_range.where(value, terms.arg(2))
+            return result if result.node.shape == x.node.shape and result.dtype is x.dtype else None
+    return None
+
+
+def _is_position(x: Value, shape: Shape, dim: int) -> bool:
+    """True for the positions 0, 1, … along a dim of a shape of known extent there."""
+    behind = len(shape) - dim
+    is_along = len(x.node.shape) >= behind and same(x.node.shape[-behind], shape[dim]) and len(_without_ones(x.node.shape)) == 1
+    while x.node.op is Op.RESHAPE:
+        x = x.arg(0)
+    return is_along and x.node.op is Op.IOTA and isinstance(shape[dim], int)
+
+
+def _is_constant_along(x: Value, dim: int) -> bool:
+    return len(x.node.shape) < -dim or same(x.node.shape[dim], 1)
+
+
 def _reciprocal_sqrt(x: Value) -> Value | None:
     if x.arg(0).is_constant(1.0) and x.arg(1).node.op is Op.SQRT:
         return x.arg(1).arg(0).apply(Op.RSQRT)
@@ -314,6 +341,7 @@ RULES: tuple[Rule, ...] = (
     Rule("double-negation", Op.NEG, _double_negation),
     Rule("absolute-of-negation", Op.ABS, _absolute_of_negation),
     Rule("sum-of-log-softmax", Op.SUM, _sum_of_log_softmax),
+    Rule("sum-of-one-hot", Op.SUM, _sum_of_one_hot),
     Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
     Rule("first-few", Op.TOPK, topk_as_reductions),
     Rule("reduced-few", Family.REDUCTION, reduced_topk),

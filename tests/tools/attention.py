@@ -1,7 +1,8 @@
 """Measures attention on this machine's GPU, by generated kernels and by torch's.
 
 `fusegen/families/attention/cost.py` is fitted to the records. ``python -m tests.tools.attention FILE.json`` measures whole
-sequences, ``… FILE.json few-queries`` each plan for few queries, in CUDA graphs over caches that exceed the L2 cache.
+sequences, ``… FILE.json few-queries`` each plan for few queries, in CUDA graphs over caches that exceed the L2 cache, and
+``… FILE.json caches`` the same for one query over caches with lengths, contiguous and paged, of 16 and 8 bits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen import ops
 from fusegen.bench.record import environment
 from fusegen.compiler.backends import machine_of
 from fusegen.families.attention.cost import AttentionSize
@@ -32,7 +34,7 @@ _TOKENS = 16384
 _COLD = 400 << 20  # bytes of caches that successive calls read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured(AttentionSize):
     """One measured case.
 
@@ -71,12 +73,24 @@ def few_query_sizes() -> Iterator[AttentionSize]:
         yield AttentionSize(1, 32, kv_heads, 1, 65536, 128, is_causal=False)
 
 
-@dataclass(frozen=True)
+def cache_sizes() -> Iterator[tuple[AttentionSize, int | None]]:
+    """Yields caches of 1 to 32 sequences and their pages; None for a contiguous cache."""
+    caches = ((8, 32, 16384, 128), (8, 64, 16384, 64), (1, 32, 16384, 128), (3, 32, 32768, 128), (32, 32, 4096, 128))
+    for (batch, heads, keys, channels), page, itemsize in product(caches, (None, 16, 64), (1, 2)):
+        yield AttentionSize(batch, heads, 8, 1, keys, channels, is_causal=False, itemsize=itemsize), page
+
+
+@dataclass(frozen=True, kw_only=True)
 class MeasuredPlan(AttentionSize):
-    """One measured plan for few queries; `splits` is None for torch's kernel. `microseconds` is the median time of a call."""
+    """One measured plan for few queries; `splits` is None for torch's kernel. `microseconds` is the median time of a call.
+
+    Attributes:
+        page: keys of a page; None if they are not in pages.
+    """
 
     splits: int | None
     microseconds: float
+    page: int | None = None
 
 
 @fg.kernel
@@ -115,6 +129,50 @@ def measure_few_queries(device: torch.device) -> Iterator[MeasuredPlan]:
             yield MeasuredPlan(**asdict(size), splits=splits, microseconds=time)
 
 
+def measure_caches(device: torch.device) -> Iterator[MeasuredPlan]:
+    """Measures the plans of attention over caches."""
+    for size, page in cache_sizes():
+        kernel, tensors = (over_pages if page else over_cache)(size.itemsize), _cache_tensors(size, page, device)
+        bytes_read = sum(tensor.nbytes for tensor in tensors[1:3])
+        sets = [tensors, *([tensor.clone() for tensor in tensors] for _ in range(_COLD // bytes_read))]
+        for plan in kernel.lower(*tensors).program.launches[0].candidates:
+            if isinstance(plan, FewQueriesPlan):
+                call = fg.kernel(kernel.function, plan=plan.description)
+                (time,) = microseconds([[partial(call, *each) for each in sets]])
+                yield MeasuredPlan(**asdict(size), splits=plan.splits, microseconds=time, page=page)
+
+
+def over_cache(itemsize: int) -> fg.Kernel[..., Any]:
+    """Returns attention over a contiguous cache of 16 bits, or of 8 bits with scales."""
+    attention = ops.cached_attention.function
+    if itemsize == 2:
+        return fg.kernel(lambda q, k, v, n: attention(q, k, v, n))
+    return fg.kernel(lambda q, k, v, n, k_scale, v_scale: attention(q, k, v, n, k_scale=k_scale, v_scale=v_scale))
+
+
+def over_pages(itemsize: int) -> fg.Kernel[..., Any]:
+    """The same over a paged cache."""
+    attention = ops.paged_attention.function
+    if itemsize == 2:
+        return fg.kernel(lambda q, k, v, table, n: attention(q, k, v, table, n))
+    return fg.kernel(lambda q, k, v, table, n, k_scale, v_scale: attention(q, k, v, table, n, k_scale=k_scale, v_scale=v_scale))
+
+
+def _cache_tensors(size: AttentionSize, page: int | None, device: torch.device) -> list[Tensor]:
+    """Returns queries, keys, values, a table if there are pages, lengths, and scales for 8 bits."""
+    shape: tuple[int, ...] = (size.batch, size.kv_heads, size.keys, size.channels)
+    table = list[Tensor]()
+    if page:
+        pages = size.batch * size.keys // page
+        shape = (pages, page, size.kv_heads, size.channels)
+        table = [torch.randperm(pages, device=device).view(size.batch, -1).int()]
+    q = torch.randn(size.batch, size.heads, 1, size.channels, device=device, dtype=torch.bfloat16)
+    dtype = torch.float8_e4m3fn if size.itemsize == 1 else torch.bfloat16
+    caches = [torch.randn(shape, device=device).to(dtype) for _ in "kv"]
+    lengths = torch.full((size.batch,), size.keys, device=device, dtype=torch.int32)
+    return [q, *caches, *table, lengths, *(torch.ones((), device=device) for _ in "kv" if size.itemsize == 1)]
+
+
 def _few_query_tensors(size: AttentionSize, device: torch.device) -> tuple[Tensor, *tuple[tuple[Tensor, Tensor], ...]]:
     """Returns queries, and pairs of keys and values for successive calls."""
     shape = (size.batch, size.kv_heads, size.keys, size.channels)
@@ -147,7 +205,8 @@ def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> Ti
 if __name__ == "__main__":
     where = torch.device("cuda", torch.cuda.current_device())
     with torch.no_grad():
-        if sys.argv[2:] == ["few-queries"]:
-            write_cases(Path(sys.argv[1]), measure_few_queries(where), environment(where, "CUDA graphs, caches cold"))
+        by_plan = {"few-queries": measure_few_queries, "caches": measure_caches}
+        if measured := by_plan.get(sys.argv[-1]):
+            write_cases(Path(sys.argv[1]), measured(where), environment(where, "CUDA graphs, caches cold"))
         else:
             write_cases(Path(sys.argv[1]), measure(where), environment(where, timer_name(where, quick=True)))

@@ -99,6 +99,30 @@ def test_scores_are_read_once() -> None:
     assert sum(step.traffic.read(low.sizes) for step in low.program.steps) < 1.01 * 4096 * 32000 * 2
 
 
+def test_the_gradient_of_scores_is_pointwise() -> None:
+    """The largest score of each row is saved, and the gradient of a row sums to a known value, so that nothing is reduced again."""
+
+    @fg.kernel
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(x, y)
+
+    x, y = torch.empty(4096, 32000, dtype=torch.bfloat16, device="meta"), torch.empty(4096, dtype=torch.int64, device="meta")
+    (step,) = fg.vjp(loss, x, y, wrt="x", target="sm_90a").backward.lower().program.steps
+    assert step.group.kind.name == "pointwise"
+
+
+@pytest.mark.parametrize("columns", [7, 1])
+def test_sums_of_one_element_of_each_row(columns: int) -> None:
+    """Some indices are out of range, which selects no element, even of infinite values."""
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(torch.arange(columns) == y[:, None], x[:, None], 0.0).sum(1)
+
+    agree(
+        chosen, (torch.tensor([1.5, float("inf"), float("nan"), -2.0, 3.0]), torch.tensor([0, -1, columns, columns - 1, -columns]))
+    )
+
+
 @pytest.mark.usefixtures("emulated")
 def test_cross_entropy_on_a_gpu() -> None:
     agree(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), (randn(5, 70), torch.randint(0, 70, (5,))))

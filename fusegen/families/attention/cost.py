@@ -24,7 +24,7 @@ from fusegen.ir.symbolic import literal
 from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import GENERATED, LIBRARY, Plan
 from fusegen.schedule.program import Launch
-from fusegen.target import PORTABLE_CLUSTER, Target
+from fusegen.target import Target
 
 _TILE = 128  # queries per block
 
@@ -125,14 +125,22 @@ _PROCESSORS = 132
 _START, _LIBRARY_START = 6.0, 9.0  # launching torch's kernel takes longer on the host
 _BANDWIDTH = 2.9e6  # bytes per µs
 
-# Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`).
-_READ_START, _LIBRARY_READ_START = 3.4, 6.7
-_READ_OF_BLOCK, _READ_OF_MASKED_BLOCK = 80e3, 50e3  # bytes per µs
-_KEYS_PER_REQUEST = 20  # keys that a block reads in the time of requesting those of a page
+# Few queries, measured on an H200 (`docs/costs/few-queries-h200.json`, `caches-h200.json`). Times in µs.
+_READ_START, _LIBRARY_READ_START = 2.4, 6.7
+_KEY, _MASKED_KEY = 4.4e-3, 8e-3  # a block's time per key; the second if the scores read an element per key
+_ELEMENT: Mapping[int, float] = {2: 8.4e-6, 1: 1.75e-5}  # and per element of a key and its value, by bytes
+_PAGE: Mapping[int, float] = {2: 0.12, 1: 0.05}  # and per page that it requests, by bytes of an element
 _READ: Mapping[str, float] = {"NVIDIA H200": 4.2e6, "NVIDIA H100 80GB HBM3": _BANDWIDTH}
 """Bytes per µs of all blocks, by the card of a target."""
-_LARGEST_CLUSTER = 0.8  # share of the rate: clusters of 16 blocks leave SMs idle
-_JOIN, _CLUSTERED_BLOCK = 0.3, 0.012  # µs per doubling of the splits, and per block beyond half of the SMs
+_LIBRARY_READ = 1.08  # the rate of torch's kernel, relative to it
+_RESIDENT: Mapping[int, float] = {
+    1: 2.0,
+    2: 0.98,
+    4: 0.445,
+    8: 0.23,
+    16: 0.07,
+}  # clusters that run at a time, per SM, by their size
+_JOIN, _CLUSTERED_BLOCK = 0.5, 0.0115  # per doubling of the splits, and per block beyond half of the SMs
 
 H100: Mapping[int, AttentionCosts] = {
     64: AttentionCosts(0.0095, 0.8, 0.0118, 2.2, 500e6, 440e6),
@@ -212,14 +220,18 @@ def few_queries_time(
         reads_scores: True if the scores read an element per key, e.g. a mask, so that a block computes more slowly.
         page: keys that are read at once from a page; None if keys are not in pages.
     """
-    tiles = size.batch * size.kv_heads * math.ceil(size.queries / queries)
-    blocks = tiles * splits
-    of_block = (_READ_OF_MASKED_BLOCK if reads_scores else _READ_OF_BLOCK) * size.itemsize / 2  # it computes as many keys
-    of_block *= page / (page + _KEYS_PER_REQUEST) if page else 1.0
-    rate = min(_READ[target.card] * target.sms / _PROCESSORS, blocks * of_block)
-    rate *= _LARGEST_CLUSTER if splits > PORTABLE_CLUSTER else 1.0
-    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, blocks - target.sms // 2) if splits > 1 else 0.0
-    return _READ_START + joining + 2 * size.itemsize * tiles * size.keys * size.channels / rate
+    tiles, elements = size.batch * size.kv_heads * math.ceil(size.queries / queries), 2 * size.channels
+    key = (
+        (_MASKED_KEY if reads_scores else _KEY)
+        + elements * _ELEMENT[size.itemsize]
+        + (_PAGE[size.itemsize] / page if page else 0.0)
+    )
+    most = max(1, int(_RESIDENT[splits] * target.sms))
+    waves = [most] * (tiles // most) + [tiles % most]
+    keys = math.ceil(size.keys / splits)  # of a block
+    reading = sum(max(keys * key, wave * splits * keys * elements * size.itemsize / _READ[target.card]) for wave in waves if wave)
+    joining = _JOIN * math.log2(splits) + _CLUSTERED_BLOCK * max(0, tiles * splits - target.sms // 2) if splits > 1 else 0.0
+    return _READ_START + joining + reading
 
 
 def _conversion_time(size: AttentionSize, target: Target) -> float:
@@ -238,7 +250,7 @@ def generated_time(size: AttentionSize, sms: int) -> float:
 
 def library_time(size: AttentionSize, target: Target) -> float:
     if size.queries == 1:
-        return _LIBRARY_READ_START + size.bytes / _READ[target.card]
+        return _LIBRARY_READ_START + size.bytes / (_LIBRARY_READ * _READ[target.card])
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     waves = math.ceil(blocks / target.sms) * target.sms  # in blocks, including idle SMs of the last wave
