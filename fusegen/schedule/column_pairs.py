@@ -17,7 +17,9 @@ import sympy
 from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes
+from fusegen.ir.random import DRAWS
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, axis_symbol, literal, same, simplify_dim
+from fusegen.program.call import Role
 from fusegen.schedule.access import Access, AccessPattern, divisor, is_uniform, vector_width
 from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf
@@ -197,7 +199,8 @@ class _Builder:
         self.arguments[name] = CallArgument(Origin.LANES if both else Origin.VALUE, name)
         offsets = tuple(r.offset for r in reads)
         vector = both and self._are_equivalent(*conditions) and self._is_aligned(reads[0])
-        return LaneRead(name, reads[0].buffer, offsets, conditions, vector, reads[0].bits)
+        is_one_call = vector and not any(conditions) and self._is_one_call(reads[0])
+        return LaneRead(name, reads[0].buffer, offsets, conditions, vector, reads[0].bits, is_one_call)
 
     def _are_equivalent(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
         """True if the conditions of both lanes always have the same value."""
@@ -219,6 +222,13 @@ class _Builder:
         """True if two elements from an offset on can be read by one access."""
         aligned = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
         return math.gcd(LANES, aligned, self._divisor(read.offset, max(1, aligned))) == LANES
+
+    def _is_one_call(self, read: BufferRead) -> bool:
+        """True for random bits if one call of the generator gives those of the columns of an n8 fragment."""
+        if self.context.memory.spec(read.buffer).role is not Role.RANDOM:
+            return False
+        first = sympy.expand(read.offset - LANES * PAIR)
+        return not first.has(PAIR, sympy.Function) and self._divisor(first) % math.lcm(DRAWS, FRAGMENT) == 0
 
     def _name_scalars(self) -> None:
         for position in self._below():

@@ -494,4 +494,4 @@ def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, 
 
 def _reserved_names(part: EpiloguePart) -> list[str]:
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
-    return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]
+    return ["operands", "drawn", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]
