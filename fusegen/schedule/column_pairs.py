@@ -54,14 +54,13 @@ def lane_position(axes: Axes, lane: int) -> Position:
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
-def is_in_octets(context: Context, axes: Axes, store: Store) -> bool:
+def is_in_octets(context: Context, store: Store) -> bool:
     """True if the last dim is contiguous in aligned groups of eight; the offset is that of a pair's first lane."""
     base = sympy.expand(store.offset - LANES * PAIR)
-    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
     alignment, itemsize = context.alignment(store.buffer), context.dtype(store.buffer).itemsize
     if base.has(PAIR) or alignment % min(FRAGMENT * itemsize, _WIDEST):
         return False
-    divisors = (divisor(t.subs(ones), context.multiples, alignment // itemsize) for t in sympy.Add.make_args(base))
+    divisors = (divisor(term, context.multiples, alignment // itemsize) for term in sympy.Add.make_args(base))
     return all(each % FRAGMENT == 0 for each in divisors)
 
 
@@ -214,9 +213,8 @@ class _Builder:
         return all(self._divisor(e) % LANES == 0 for e in (first.index, *(limit for limit in limits if limit is not None)))
 
     def _divisor(self, index: Index, stride_divisor: int = 1) -> int:
-        ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
         terms = sympy.Add.make_args(sympy.expand(index))
-        return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, stride_divisor) for t in terms))
+        return math.gcd(*(divisor(term, self.context.multiples, stride_divisor) for term in terms))
 
     def _is_aligned(self, read: BufferRead) -> bool:
         """True if two elements from an offset on can be read by one access."""

@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
     "two masks": (dropped_twice, (130,), 72),
     "heads": (dropped_heads, (2, 70), 72),
     "a mask from the middle of a call": (dropped_columns, (130,), 64),
-    "a mask of repeated rows": (repeated_rows, (129,), 36),
+    "a mask of repeated rows": (repeated_rows, (129,), 40),
     "rows of half a call": (dropped, (130,), 36),
     "odd rows": (dropped, (130,), 33),
     "few rows": (dropped, (16,), 64),
