@@ -34,6 +34,12 @@ def dropped_heads(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     return fg.dropout((F.linear(x, w) + r).unflatten(-1, (-1, 24)).transpose(1, 2), 0.3, seed=SEED)
 
 
+def dropped_parts(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Two matmuls of a launch."""
+    y, z = F.linear(x, w[:40]) + r[:, :40], F.linear(x, w[40:]) + r[:, 40:]
+    return fg.dropout(y, 0.3, seed=SEED), fg.dropout(z.relu(), 0.5, seed=-1)
+
+
 def dropped_columns(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     """A row of the mask begins anywhere in a call."""
     return fg.dropout(F.pad(F.linear(x, w) + r, (4, 0)), 0.3, seed=SEED)[..., 4:]
@@ -61,13 +67,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
     "less than four fragments": (dropped, (70,), 24),
     "two masks": (dropped_twice, (130,), 72),
     "heads": (dropped_heads, (2, 70), 72),
+    "parts": (dropped_parts, (70,), 72),
     "a mask from the middle of a call": (dropped_columns, (130,), 64),
     "a mask of repeated rows": (repeated_rows, (129,), 40),
     "rows of half a call": (dropped, (130,), 36),
     "odd rows": (dropped, (130,), 33),
     "few rows": (dropped, (16,), 64),
 }
-TOGETHER = list(CASES)[:5]
+TOGETHER = list(CASES)[:6]
 """The cases in which the lanes of a quad share their calls of the generator."""
 
 

@@ -309,7 +309,7 @@ def _drawn(body: ContractionBody, part: MatmulPart) -> tuple[LaneRead, ...]:
 def _draws(kernel: LoweredKernel, drawn: Sequence[LaneRead], suffix: str) -> tuple[DrawView, ...]:
     pointers = {p.buffer: p for p in kernel.pointers}
     keys = [(pointers[read.buffer].name, pointers[read.buffer].stream) for read in drawn]
-    return tuple(DrawView(f"operands.{key}, {stream}", f"draw_{n}{suffix}") for n, (key, stream) in enumerate(keys))
+    return tuple(DrawView(f"operands.{key}, {stream}", f"draw_offset_{n}{suffix}") for n, (key, stream) in enumerate(keys))
 
 
 def _statistics(part: MatmulPart, suffix: str) -> tuple[StatisticView, ...]:
