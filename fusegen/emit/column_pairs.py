@@ -11,6 +11,7 @@ import sympy
 from fusegen.emit.environment import c_text, condition_text, environment, needed_definitions
 from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements
 from fusegen.ir.index_map import Bounds
+from fusegen.ir.random import BITS
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
 from fusegen.schedule.indices import CheckedIndex, IndexCheck, LoadedIndex
 from fusegen.schedule.kernel import LoweredKernel
@@ -100,7 +101,8 @@ class WrapperView:
 class Wrapper:
     """A function that a pipeline calls for a pair of lanes; ``inputs`` are arguments besides operands and coordinates.
 
-    ``loaded`` names the struct of operands that the pipeline loads ahead of the call; empty if the function loads them.
+    ``loaded`` names the struct of operands that the pipeline loads ahead of the call; empty if the function loads them. ``drawn``
+    are the random bits that the pipeline passes, as an array with a word for each of these reads.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Wrapper:
     coordinates: PairCoordinates
     outs: tuple[tuple[str, str], ...]
     loaded: str = ""
+    drawn: tuple[LaneRead, ...] = ()
 
 
 def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[str], list[str]]:
@@ -172,7 +175,8 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
     offsets = cuda_offsets(kernel, prefix="operands.")
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
     loaded = [f"const {wrapper.loaded}& loaded"] if wrapper.loaded else []
-    parameters = ["const Operands& operands", *loaded, *wrapper.inputs, *coordinates.parameters, *outs]
+    drawn = [f"const u32 (&drawn)[{len(wrapper.drawn)}]"] if wrapper.drawn else []
+    parameters = ["const Operands& operands", *loaded, *drawn, *wrapper.inputs, *coordinates.parameters, *outs]
     loading = ["const Operands& operands", *coordinates.parameters, f"{wrapper.loaded}& loaded"]
     return WrapperView(
         name=wrapper.name,
@@ -182,7 +186,10 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
         load_signature=_signature("void", f"load_{wrapper.name}", loading),
         decode=tuple(_decode(function.axes, coordinates)),
         checks=tuple(offsets.check(_renamed_check(c, function.axes, coordinates)) for c in function.checks),
-        reads=tuple(_read_view(r, offsets, function.axes, coordinates) for r in function.reads),
+        reads=tuple(
+            _drawn_view(r, wrapper.drawn.index(r)) if r in wrapper.drawn else _read_view(r, offsets, function.axes, coordinates)
+            for r in function.reads
+        ),
         lanewise=function.lanewise,
         call=function.function.name,
         arguments=[argument_text(a, function, offsets, coordinates) for a in function.arguments],
@@ -232,6 +239,11 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
     indirect = sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
     return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], indirect, tuple(guarded))
+
+
+def _drawn_view(read: LaneRead, number: int) -> ReadView:
+    values = (f"static_cast<i16>(drawn[{number}])", f"static_cast<i16>(drawn[{number}] >> {BITS})")
+    return ReadView(read.name, "i64", "", vector=False, offset="", condition="", indirect=False, values=values)
 
 
 def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinates) -> str:

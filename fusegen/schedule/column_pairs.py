@@ -17,7 +17,9 @@ import sympy
 from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes
+from fusegen.ir.random import DRAWS
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, axis_symbol, literal, same, simplify_dim
+from fusegen.program.call import Role
 from fusegen.schedule.access import Access, AccessPattern, divisor, is_uniform, vector_width
 from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf
@@ -52,14 +54,13 @@ def lane_position(axes: Axes, lane: int) -> Position:
     return (*axes.symbols[:-1], LANES * PAIR + lane)
 
 
-def is_in_octets(context: Context, axes: Axes, store: Store) -> bool:
+def is_in_octets(context: Context, store: Store) -> bool:
     """True if the last dim is contiguous in aligned groups of eight; the offset is that of a pair's first lane."""
     base = sympy.expand(store.offset - LANES * PAIR)
-    ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
     alignment, itemsize = context.alignment(store.buffer), context.dtype(store.buffer).itemsize
     if base.has(PAIR) or alignment % min(FRAGMENT * itemsize, _WIDEST):
         return False
-    divisors = (divisor(t.subs(ones), context.multiples, alignment // itemsize) for t in sympy.Add.make_args(base))
+    divisors = (divisor(term, context.multiples, alignment // itemsize) for term in sympy.Add.make_args(base))
     return all(each % FRAGMENT == 0 for each in divisors)
 
 
@@ -197,7 +198,8 @@ class _Builder:
         self.arguments[name] = CallArgument(Origin.LANES if both else Origin.VALUE, name)
         offsets = tuple(r.offset for r in reads)
         vector = both and self._are_equivalent(*conditions) and self._is_aligned(reads[0])
-        return LaneRead(name, reads[0].buffer, offsets, conditions, vector, reads[0].bits)
+        is_one_call = vector and not any(conditions) and self._is_one_call(reads[0])
+        return LaneRead(name, reads[0].buffer, offsets, conditions, vector, reads[0].bits, is_one_call)
 
     def _are_equivalent(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
         """True if the conditions of both lanes always have the same value."""
@@ -211,14 +213,20 @@ class _Builder:
         return all(self._divisor(e) % LANES == 0 for e in (first.index, *(limit for limit in limits if limit is not None)))
 
     def _divisor(self, index: Index, stride_divisor: int = 1) -> int:
-        ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
         terms = sympy.Add.make_args(sympy.expand(index))
-        return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, stride_divisor) for t in terms))
+        return math.gcd(*(divisor(term, self.context.multiples, stride_divisor) for term in terms))
 
     def _is_aligned(self, read: BufferRead) -> bool:
         """True if two elements from an offset on can be read by one access."""
         aligned = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
         return math.gcd(LANES, aligned, self._divisor(read.offset, max(1, aligned))) == LANES
+
+    def _is_one_call(self, read: BufferRead) -> bool:
+        """True for random bits if one call of the generator gives those of the columns of an n8 fragment."""
+        if self.context.memory.spec(read.buffer).role is not Role.RANDOM:
+            return False
+        first = sympy.expand(read.offset - LANES * PAIR)
+        return not first.has(PAIR, sympy.Function) and self._divisor(first) % math.lcm(DRAWS, FRAGMENT) == 0
 
     def _name_scalars(self) -> None:
         for position in self._below():

@@ -125,6 +125,7 @@ class LaneRead:
         conditions: for each offset, the bounds under which it is read; the value is 0 outside of them.
         vector: True if the lanes' elements are contiguous and aligned to the size of both.
         bits: the bits that are read as a float; None for whole elements.
+        is_one_call: True for random bits if one call of the generator gives those of the eight columns of an n8 fragment.
     """
 
     name: str
@@ -133,6 +134,7 @@ class LaneRead:
     conditions: tuple[tuple[Bounds, ...], ...]
     vector: bool
     bits: ByteBits | None = None
+    is_one_call: bool = False
 
     @property
     def accesses(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:

@@ -89,6 +89,11 @@ def gathered_apart(x: Tensor, w: Tensor, table: Tensor, i: Tensor) -> Tensor:
     return F.linear(x, w) + torch.cat((table[i], table), 0)
 
 
+def repeated_apart(x: Tensor, w: Tensor, table: Tensor) -> Tensor:
+    """Every other row of the table begins at an odd element."""
+    return F.linear(x, w) + table[:, :-1].repeat_interleave(3, 0)
+
+
 def tokens_apart(x: Tensor, q: Tensor, v: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
     """All tokens but the first few are rotated, as in DINOv3."""
     y = heads(F.linear(x, q, b))
@@ -165,6 +170,7 @@ CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     some_columns: (tensor(130, 64), weight(64, 64)),
     gathered_apart: (tensor(64, 64), weight(64, 64), tensor(60, 64), torch.tensor([3, -1, 59, 0])),
     tokens_apart: (tensor(2, 35, 64), weight(128, 64), weight(128, 64), tensor(128), tensor(32, 64), tensor(32, 64)),
+    repeated_apart: (tensor(129, 64), weight(32, 64), tensor(43, 33)),
 }
 
 

@@ -80,9 +80,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
     )
     plan = context.choose(plans)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
-    placement = place_output(
-        context, root, lane_position(result_axes, 0), result_axes, lambda store: is_in_octets(context, result_axes, store)
-    )
+    placement = place_output(context, root, lane_position(result_axes, 0), result_axes, lambda store: is_in_octets(context, store))
     score, unit = _score(context, recurrence, score_axes, plan)
     finish = _finish(context, root, recurrence, result_axes, unit)
     body = AttentionBody(

@@ -30,7 +30,7 @@ class MatmulCosts:
         joins: time per column of each further block that shares the depth of a tile.
         reads, writes: extra time of a tile's end per 16-bit value per element that the epilogue reads, or writes besides its first;
             by consumer warpgroups and columns of a tile.
-        draws: random elements per µs in an epilogue; two elements share a call of the generator.
+        draws: random elements per µs in an epilogue in which two elements share a call of the generator.
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
         few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
@@ -90,7 +90,8 @@ H200 = MatmulCosts(
     joins=0.1,  # 24 x 4096 x 4096 takes 21.8 µs, split in two 21.3, though the steps take 5 µs less; one load was in flight then
     reads=dict(zip(_WIDTHS, (1.0, 2.0, 2.0, 2.4, 1.2, 1.8, 2.2, 3.6), strict=True)),
     writes=dict(zip(_WIDTHS, (0.8, 0.6, 0.2, 1.2, 0.8, 1.8, 2.0, 3.8), strict=True)),
-    draws=2.74e5,  # 4096 x 4096 x 4096 with dropout and a residual takes 259.5 µs, and without dropout 198.2
+    # 4096 x 4096 x 4096 with dropout and a residual took 259.5 µs, and without dropout 198.2, before lanes shared their draws.
+    draws=2.74e5,
     library_start=3.42,
     library_bandwidth=4.03e6,
     library_flops=769e6,

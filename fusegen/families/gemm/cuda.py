@@ -33,7 +33,7 @@ from fusegen.families.gemm.plan import (
 )
 from fusegen.families.gemm.weights import COORDINATES
 from fusegen.schedule.kernel import LoweredKernel, Pointer
-from fusegen.schedule.math import LaneFunction, Origin
+from fusegen.schedule.math import LaneFunction, LaneRead, Origin
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -43,6 +43,7 @@ _ELEMENT = "The values of two neighbouring columns of a head that are reduced."
 _OFFSET = "The offset of eight columns of a row in the result."
 _OFFSET_OF_ONE = "The offset of a column of a row in the result."
 _OFFSET_OF_HEAD = "The offset of a head of a row in the result."
+_OFFSET_OF_BITS = "The offset of eight columns of a row in the random bits."
 _B_NAMES = ("b", "second_b")
 
 
@@ -118,6 +119,19 @@ class StatisticView:
 
 
 @dataclass(frozen=True)
+class DrawView:
+    """Random bits that the lanes of a quad draw together as the template sees them.
+
+    Attributes:
+        key: the arguments that name the key and the stream.
+        offset: the function that returns the offset of eight columns.
+    """
+
+    key: str
+    offset: str
+
+
+@dataclass(frozen=True)
 class RowValueView:
     """Values of a first operand's rows as the template sees them: the operand itself, or those that are reduced to a statistic.
 
@@ -150,6 +164,7 @@ class PartView:
         accumulated: the accumulators that the epilogue reads: name, matrix, and distance in a thread's registers.
         taken: the statistics that the epilogue reads.
         weights: the second operands that are computed on load.
+        draws: the random bits that the epilogue is given.
     """
 
     suffix: str
@@ -163,6 +178,7 @@ class PartView:
     taken: tuple[str, ...] = ()
     matrices: tuple[MatrixView, ...] = ()
     weights: tuple[OperandView, ...] = ()
+    draws: tuple[DrawView, ...] = ()
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -176,7 +192,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     text = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
     text += [math_text([function.function]) for function in (body.rows.functions if body.rows else ())]
     for part, part_view in zip(body.parts, views, strict=True):
-        text += _part_math(kernel, part, part_view)
+        text += _part_math(kernel, part, part_view, _drawn(body, part))
     template, extra = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
@@ -274,6 +290,7 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
                 taken=_statistics_read(part, part.epilogue),
                 matrices=matrices_read,
                 weights=tuple(operand_view(kernel, weight, COORDINATES) for weight in part.weights),
+                draws=_draws(kernel, _drawn(body, part), suffix),
             )
         )
         first += -(-part.columns // body.plan.tile_n)
@@ -282,6 +299,17 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
 
 def _accumulator_views(accumulated: Sequence[AccumulatorPair]) -> tuple[tuple[str, int, int], ...]:
     return tuple((a.name, a.product, a.shift // 2) for a in accumulated)
+
+
+def _drawn(body: ContractionBody, part: MatmulPart) -> tuple[LaneRead, ...]:
+    """Returns the random bits that the lanes of a quad draw together. Threads of few rows hold any pairs of columns."""
+    return () if isinstance(body.plan, FewRowsPlan) else tuple(read for read in part.epilogue.reads if read.is_one_call)
+
+
+def _draws(kernel: LoweredKernel, drawn: Sequence[LaneRead], suffix: str) -> tuple[DrawView, ...]:
+    pointers = {p.buffer: p for p in kernel.pointers}
+    keys = [(pointers[read.buffer].name, pointers[read.buffer].stream) for read in drawn]
+    return tuple(DrawView(f"operands.{key}, {stream}", f"draw_offset_{n}{suffix}") for n, (key, stream) in enumerate(keys))
 
 
 def _statistics(part: MatmulPart, suffix: str) -> tuple[StatisticView, ...]:
@@ -326,16 +354,21 @@ def _indexes_heads(part: MatmulPart) -> bool:
     return len(part.epilogue.axes.symbols) > part.rows + 1
 
 
-def _part_math(kernel: LoweredKernel, part: MatmulPart, part_view: PartView) -> list[str]:
+def _part_math(kernel: LoweredKernel, part: MatmulPart, part_view: PartView, drawn: tuple[LaneRead, ...]) -> list[str]:
     coordinates = _coordinates(kernel, part)
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
-    wrapper = Wrapper(f"epilogue{part_view.suffix}", _DOC, _inputs(part, part.accumulated, part_view.taken), coordinates, outs)
+    inputs = _inputs(part, part.accumulated, part_view.taken)
+    wrapper = Wrapper(f"epilogue{part_view.suffix}", _DOC, inputs, coordinates, outs, drawn=drawn)
     addresses = cuda_offsets(kernel, prefix="operands.")
     offsets = [
         offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, coordinates, last=True, offsets=addresses)
         for result, r in zip(part.results, part_view.results, strict=True)
         if result.offset is not None
+    ]
+    offsets += [
+        offset_text(draw.offset, _OFFSET_OF_BITS, read.offsets[0], part.epilogue.axes, coordinates, last=True)
+        for read, draw in zip(drawn, part_view.draws, strict=True)
     ]
     elements = [
         text

@@ -152,8 +152,8 @@ def _place_result(context: Context, part: EpiloguePart, axes: Axes, number: int)
     def fits(store: Store) -> bool:
         if _is_input(context, store):
             # A single warpgroup is slow at this: 64 rows of q, k and v take 28 us on an H200, with TMA and a copy 23.
-            return not has_one_warpgroup and is_in_octets(context, axes, store)
-        return _is_matrix(part, axes, store.offset) or is_in_octets(context, axes, store)
+            return not has_one_warpgroup and is_in_octets(context, store)
+        return _is_matrix(part, axes, store.offset) or is_in_octets(context, store)
 
     return place_output(context, output, index, axes, fits)
 
@@ -494,4 +494,4 @@ def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, 
 
 def _reserved_names(part: EpiloguePart) -> list[str]:
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
-    return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]
+    return ["operands", "drawn", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]
