@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from heapq import nsmallest
 
 from fusegen.fusion.groups import Group, is_stored_elsewhere, strip_views
@@ -49,6 +50,13 @@ def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) 
     return False
 
 
+def workspace_bytes(graph: Graph, groups: Sequence[Group]) -> int:
+    """Returns the peak of live bytes without results, in the order of `in_order`; symbolic sizes count as large."""
+    ordered, _ = in_order(graph, groups)
+    memory = _Memory(graph, ordered, has_results=False)
+    return memory.in_given_order(len(ordered)).peak
+
+
 def _topological(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], list[Group]]:
     """Returns the groups in dependency order, and the remaining groups if there is a cycle."""
     ordered: list[Group] = []
@@ -90,41 +98,45 @@ class _Partial:
 def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     """Returns the order with the lowest peak that a beam search finds; `groups` must be in dependency order."""
     memory = _Memory(graph, groups)
-    beam = [_Partial(memory.first, memory.first, (), 0)]
-    as_found = beam[0]
-    for number in range(len(groups)):
-        as_found = memory.extended(as_found, number)
+    beam = [memory.nothing]
+    for _ in groups:
         extended: dict[int, _Partial] = {}
         for partial in beam:
             for ready in memory.ready(partial.done):
                 longer = memory.extended(partial, ready)
                 extended[longer.done] = min(longer, extended.get(longer.done, longer), key=lambda each: each.rank)
         beam = nsmallest(_BEAM, extended.values(), key=lambda each: each.rank)
-    best = min(as_found, beam[0], key=lambda each: each.peak)
+    best = min(memory.in_given_order(len(groups)), beam[0], key=lambda each: each.peak)
     return tuple(groups[number] for number in best.order)
 
 
 class _Memory:
     """Tracks live bytes: computed values until their last reader, results until the end, and inputs that may be freed.
 
-    Groups are numbered in dependency order. ``first`` are the live bytes before the first group.
+    Groups are numbered in dependency order. Results take no bytes unless `has_results`.
     """
 
-    def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
+    def __init__(self, graph: Graph, groups: Sequence[Group], *, has_results: bool = True) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}
         writers = {p: number for number, group in reversed(list(enumerate(groups))) for p in group.outputs}  # the first writers
         donated = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).donated}
         freed = (writers.keys() - results) | donated
         read = [{strip_views(graph, p) for p in group.inputs} for group in groups]
         self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | donated}
+        if not has_results:
+            self._sizes |= dict.fromkeys(results, 0)
         self._written = [sum(self._sizes[p] for p in group.outputs) for group in groups]
         self._needs = [_bits(writers[strip_views(graph, p)] for p in _computed_inputs(graph, group)) for group in groups]
         readers = {p: _bits(n for n, inputs in enumerate(read) if p in inputs) for p in freed}
         self._read = [[(readers[p], self._sizes[p]) for p in inputs & freed] for inputs in read]
-        self.first = sum(self._sizes[p] for p in donated)
+        first = sum(self._sizes[p] for p in donated)
+        self.nothing = _Partial(first, first, (), 0)
 
     def ready(self, done: int) -> list[int]:
         return [n for n, needs in enumerate(self._needs) if not done >> n & 1 and needs & ~done == 0]
+
+    def in_given_order(self, count: int) -> _Partial:
+        return reduce(self.extended, range(count), self.nothing)
 
     def extended(self, partial: _Partial, number: int) -> _Partial:
         done, held = partial.done | 1 << number, partial.live + self._written[number]

@@ -20,6 +20,7 @@ from fusegen.families.gemm.epilogue import (
 from fusegen.families.gemm.lower import lower_contraction
 from fusegen.families.gemm.pipelines import computes_on_load, pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
+from fusegen.families.gemm.siblings import with_siblings
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, matmuls_of
 from fusegen.fusion.matcher import Claims, Decision
@@ -72,9 +73,10 @@ class GemmFamily(KernelFamily):
         values = [value for value, end in decision.extra_outputs.items() if end == root]
         return group if group is None or not values else with_outputs(graph, group, values, decision.materialized) or group
 
-    def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
-        """Merges independent groups whose matmuls share the first operand, e.g. q, k and v of separate weights."""
-        merged = list(groups)
+    def joined(self, graph: Graph, groups: Sequence[Group], target: Target, decision: Decision) -> Sequence[Group]:
+        """Merges pointwise groups into epilogues, and independent groups whose matmuls share the first operand, e.g. q, k and v of
+        separate weights."""
+        merged = list(with_siblings(graph, groups, target, decision))
         launches = [_as_launch(graph, group, target) for group in merged]
         keys = [_key(graph, launch) for launch in launches]
         index = 0
