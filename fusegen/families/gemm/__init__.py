@@ -54,7 +54,7 @@ class GemmFamily(KernelFamily):
         for end in ends:
             for value in [] if end in merged else _candidates(graph, end, stored - claims.ends | claims.epilogues, claims):
                 operands = {p for p in _operands_besides(graph, value, end, stored) if merged.get(p) != end}
-                if value in merged or any(end in graph.ancestors[p] for p in operands):
+                if value in merged or end in _needed(graph, operands, merged):
                     continue  # another kernel must run in between
                 matmuls = [p for p in operands if p in ends and p not in merged and p not in merged.values()]
                 group = _group_with_values(graph, end, [v for v, e in merged.items() if e == end], target, claims.ends)
@@ -154,6 +154,18 @@ def _operands_besides(graph: Graph, value: int, end: int, stored: Materialized) 
             else:
                 stack += graph.nodes[position].args
     return operands
+
+
+def _needed(graph: Graph, values: Collection[int], merged: Mapping[int, int]) -> set[int]:
+    """Returns the values and everything that they depend on, including all values of the launches that compute these."""
+    needed, pending = set[int](), list(values)
+    while pending:
+        position = pending.pop()
+        new = {position, *graph.ancestors[position]} - needed
+        needed |= new
+        ends = {merged.get(p, p) for p in new}
+        pending += [value for value, end in merged.items() if end in ends and value not in needed]
+    return needed
 
 
 def _as_launch(graph: Graph, group: Group, target: Target) -> Group | None:
