@@ -1,5 +1,5 @@
-"""Pointwise values that a matmul's epilogue stores as well, since it reads or computes all of their inputs, e.g. the activation of
-an MLP, which the gradient of the next weight needs.
+"""Pointwise values that a matmul's epilogue stores as well, since it reads all of their inputs, e.g. the activation of an MLP,
+which the gradient of the next weight needs.
 
 The epilogue then has one more result, and no kernel reads these inputs again. But tiles may become narrower, since a thread holds
 all results of its elements, and the value stays in memory until its reader runs.
@@ -41,18 +41,15 @@ def _merged(graph: Graph, groups: Sequence[Group], target: Target, decision: Dec
             continue
         read = epilogue_inputs(graph, launch.parts[0], materialized)
         for m, sibling in enumerate(groups):
-            if not _is_pointwise(graph, sibling) or not read.issuperset(sibling.inputs):
+            if not _is_pointwise(graph, sibling) or not sibling.inputs or not read.issuperset(sibling.inputs):
                 continue
             wider = with_outputs(graph, launch, sibling.outputs, materialized)
             if wider is None or wider.core_nodes != launch.core_nodes or not set(wider.inputs) <= set(launch.inputs):
                 continue
             merged = [wider if k == n else group for k, group in enumerate(groups) if k != m]
-            is_before = depends_on(graph, groups, n, m)  # the launch reads the value
-            if (
-                not is_before
-                and _saves_time(graph, launch, sibling, wider, target)
-                and _is_worth_memory(graph, groups, merged, sibling)
-            ):
+            if depends_on(graph, groups, n, m):
+                continue  # the launch reads the value
+            if _saves_time(graph, launch, sibling, wider, target) and _is_worth_memory(graph, groups, merged, sibling):
                 yield merged
 
 
