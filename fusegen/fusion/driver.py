@@ -79,7 +79,7 @@ def _unordered(
         required |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
     groups = _without_unread(graph, merge_independent(graph, groups, families, decision, times))
     for family in families:
-        groups = list(family.joined(graph, groups, target))
+        groups = list(family.joined(graph, groups, target, decision))
     return groups
 
 

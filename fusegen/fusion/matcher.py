@@ -76,7 +76,7 @@ class Matcher:
         """Returns a group of this family with another output; None if one kernel cannot compute it."""
         return None
 
-    def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
+    def joined(self, graph: Graph, groups: Sequence[Group], target: Target, decision: Decision) -> Sequence[Group]:
         """Returns all groups, with those of this family joined that can run as one launch."""
         return groups
 

@@ -33,7 +33,12 @@ def in_order(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], 
     The order is the given one or one with lower peak memory.
     """
     ordered, stuck = _topological(graph, groups)
-    return (ordered, stuck) if stuck or graph.puts else (_min_peak(graph, ordered), [])
+    return (ordered, stuck) if stuck or graph.puts else (tuple(ordered[n] for n in _min_peak(graph, ordered).order), [])
+
+
+def workspace_bytes(graph: Graph, groups: Sequence[Group]) -> int:
+    """Returns the peak bytes of buffers in the order of a graph without writes; symbolic sizes count as large."""
+    return _min_peak(graph, _topological(graph, groups)[0]).workspace
 
 
 def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
@@ -75,22 +80,33 @@ def _computed_inputs(graph: Graph, group: Group) -> list[int]:
 
 @dataclass(frozen=True)
 class _Partial:
-    """The beginning of an order, as a list and as a bit set, with its peak bytes and the bytes live after its last group."""
+    """The beginning of an order, as a list and as a bit set.
+
+    Attributes:
+        peak, workspace: the most bytes live at once, and those of buffers alone: without results and inputs.
+        live, buffers: the bytes live after the last group, likewise.
+    """
 
     peak: int
+    workspace: int
     live: int
+    buffers: int
     order: tuple[int, ...]
     done: int
 
     @property
-    def rank(self) -> tuple[int, int, tuple[int, ...]]:
-        return self.peak, self.live, self.order
+    def peaks(self) -> tuple[int, int]:
+        return self.peak, self.workspace
+
+    @property
+    def rank(self) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+        return self.peaks, self.live, self.order
 
 
-def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
+def _min_peak(graph: Graph, groups: Sequence[Group]) -> _Partial:
     """Returns the order with the lowest peak that a beam search finds; `groups` must be in dependency order."""
     memory = _Memory(graph, groups)
-    beam = [_Partial(memory.first, memory.first, (), 0)]
+    beam = [_Partial(memory.first, 0, memory.first, 0, (), 0)]
     as_found = beam[0]
     for number in range(len(groups)):
         as_found = memory.extended(as_found, number)
@@ -100,8 +116,7 @@ def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
                 longer = memory.extended(partial, ready)
                 extended[longer.done] = min(longer, extended.get(longer.done, longer), key=lambda each: each.rank)
         beam = nsmallest(_BEAM, extended.values(), key=lambda each: each.rank)
-    best = min(as_found, beam[0], key=lambda each: each.peak)
-    return tuple(groups[number] for number in best.order)
+    return min(as_found, beam[0], key=lambda each: each.peaks)
 
 
 class _Memory:
@@ -118,9 +133,10 @@ class _Memory:
         read = [{strip_views(graph, p) for p in group.inputs} for group in groups]
         self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | donated}
         self._written = [sum(self._sizes[p] for p in group.outputs) for group in groups]
+        self._buffered = [sum(self._sizes[p] for p in group.outputs if p not in results) for group in groups]
         self._needs = [_bits(writers[strip_views(graph, p)] for p in _computed_inputs(graph, group)) for group in groups]
         readers = {p: _bits(n for n, inputs in enumerate(read) if p in inputs) for p in freed}
-        self._read = [[(readers[p], self._sizes[p]) for p in inputs & freed] for inputs in read]
+        self._read = [[(readers[p], self._sizes[p], p in donated) for p in inputs & freed] for inputs in read]
         self.first = sum(self._sizes[p] for p in donated)
 
     def ready(self, done: int) -> list[int]:
@@ -128,8 +144,13 @@ class _Memory:
 
     def extended(self, partial: _Partial, number: int) -> _Partial:
         done, held = partial.done | 1 << number, partial.live + self._written[number]
-        freed = sum(size for readers, size in self._read[number] if readers & ~done == 0)
-        return _Partial(max(partial.peak, held), held - freed, (*partial.order, number), done)
+        buffers = partial.buffers + self._buffered[number]
+        peaks = max(partial.peak, held), max(partial.workspace, buffers)
+        for readers, size, is_input in self._read[number]:
+            if readers & ~done == 0:
+                held -= size
+                buffers -= 0 if is_input else size
+        return _Partial(*peaks, held, buffers, (*partial.order, number), done)
 
 
 def _bits(numbers: Iterable[int]) -> int:

@@ -75,6 +75,17 @@ def test_launches_that_would_wait_for_each_other_stay_apart() -> None:
     assert len(low.program.steps) == 3 and len(parts(low)) == 4
 
 
+def test_launches_that_would_wait_for_each_other_s_values_stay_apart() -> None:
+    """The matmul of `up` and that of the gradient could each store a value that needs the result of the other one."""
+
+    def expert(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up) * weight, down)
+
+    arguments = meta(8192, 4096), meta(14336, 4096), meta(14336, 4096), meta(4096, 14336), meta(8192, 1)
+    passes = fg.vjp(fg.kernel(expert), *arguments, target="sm_90a")
+    assert passes.backward.lower().program.steps
+
+
 def test_columns_of_the_next_head_are_in_no_accumulator() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         y = F.linear(x, w)

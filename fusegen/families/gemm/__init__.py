@@ -20,6 +20,7 @@ from fusegen.families.gemm.epilogue import (
 from fusegen.families.gemm.lower import lower_contraction
 from fusegen.families.gemm.pipelines import computes_on_load, pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
+from fusegen.families.gemm.siblings import with_siblings
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, matmuls_of
 from fusegen.fusion.matcher import Claims, Decision
@@ -53,7 +54,7 @@ class GemmFamily(KernelFamily):
         for end in ends:
             for value in [] if end in merged else _candidates(graph, end, stored - claims.ends | claims.epilogues, claims):
                 operands = {p for p in _operands_besides(graph, value, end, stored) if merged.get(p) != end}
-                if value in merged or any(end in graph.ancestors[p] for p in operands):
+                if value in merged or end in _needed(graph, operands, merged):
                     continue  # another kernel must run in between
                 matmuls = [p for p in operands if p in ends and p not in merged and p not in merged.values()]
                 group = _group_with_values(graph, end, [v for v, e in merged.items() if e == end], target, claims.ends)
@@ -72,9 +73,10 @@ class GemmFamily(KernelFamily):
         values = [value for value, end in decision.extra_outputs.items() if end == root]
         return group if group is None or not values else with_outputs(graph, group, values, decision.materialized) or group
 
-    def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
-        """Merges independent groups whose matmuls share the first operand, e.g. q, k and v of separate weights."""
-        merged = list(groups)
+    def joined(self, graph: Graph, groups: Sequence[Group], target: Target, decision: Decision) -> Sequence[Group]:
+        """Merges pointwise groups into epilogues, and independent groups whose matmuls share the first operand, e.g. q, k and v of
+        separate weights."""
+        merged = list(with_siblings(graph, groups, target, decision))
         launches = [_as_launch(graph, group, target) for group in merged]
         keys = [_key(graph, launch) for launch in launches]
         index = 0
@@ -152,6 +154,18 @@ def _operands_besides(graph: Graph, value: int, end: int, stored: Materialized) 
             else:
                 stack += graph.nodes[position].args
     return operands
+
+
+def _needed(graph: Graph, values: Collection[int], merged: Mapping[int, int]) -> set[int]:
+    """Returns the values and everything that they depend on, including all values of the launches that compute these."""
+    needed, pending = set[int](), list(values)
+    while pending:
+        position = pending.pop()
+        new = {position, *graph.ancestors[position]} - needed
+        needed |= new
+        ends = {merged.get(p, p) for p in new}
+        pending += [value for value, end in merged.items() if end in ends and value not in needed]
+    return needed
 
 
 def _as_launch(graph: Graph, group: Group, target: Target) -> Group | None:

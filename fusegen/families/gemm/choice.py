@@ -62,6 +62,11 @@ class MatmulChoice:
     whole: MatmulChoice | None = None
 
     @property
+    def time(self) -> float | None:
+        """The lower one of both times, None if they are not estimated."""
+        return min((time for time in (self.generated_time, self.library_time) if time is not None), default=None)
+
+    @property
     def takes_library(self) -> bool:
         if self.measured is not None:
             return self.measured == LIBRARY

@@ -229,6 +229,11 @@ def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[i
     return producers, vec
 
 
+def epilogue_inputs(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> frozenset[int]:
+    """Returns the values that an epilogue reads from memory."""
+    return frozenset(_part_producers(graph, part, materialized)[0].inputs)
+
+
 def operands_in_memory(graph: Graph, matmul: int) -> tuple[int, ...]:
     """Returns the values that a matmul reads from memory."""
     a, b = graph.nodes[matmul].args
