@@ -394,10 +394,16 @@ class Specializer:
             ArgumentError: a declared plan is no candidate.
         """
         declared = DeclaredPlans(self._plans, measured) if self._plans else None
-        planned = self.planner(sizes, declared or measured).at(sizes, declared or measured)
-        if declared is not None and (error := declared.error(planned.program)) is not None:
-            raise error
-        return planned
+
+        def planned(by: Measured | None) -> Specialization:
+            return self.planner(sizes, by).at(sizes, by)
+
+        specialization = planned(declared or measured)
+        if declared is not None:
+            error = declared.error(specialization.program, lambda others: planned(others).program)
+            if error is not None:
+                raise error
+        return specialization
 
     def all(self, sizes: SizeValues, *, is_general: bool = False) -> Iterator[tuple[RowRanges, Specialization]]:
         """The specializations for all rows of matmuls (`GraphPlanner.all`).

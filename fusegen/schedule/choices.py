@@ -66,16 +66,25 @@ class DeclaredPlans:
             return None
         return self._measured(choice)
 
-    def error(self, program: Program) -> ArgumentError | None:
-        """Returns the error of the first declared plan that a program does not take. A launch may have one without a choice."""
+    def error(self, program: Program, planned: Callable[[DeclaredPlans], Program] | None = None) -> ArgumentError | None:
+        """Returns the error of the first declared plan that a program does not take. A launch may have one without a choice.
+
+        Args:
+            planned: returns the program for other declared plans, so that the error can tell plans that exclude each other.
+        """
         taken = [(launch.kernel.name, launch.plan.description) for launch in program.launches if launch.plan is not None]
         known = [(choice.name, plan.description) for choice in self._choices.values() for plan in choice.candidates]
         known = list(dict.fromkeys((*known, *taken)))
         for name, text in self._plans:
             if (name, text) not in self._taken and not _has(taken, name, text):
-                problem, hint = _problem(known, name, text)
+                alone = DeclaredPlans([(name, text)])
+                is_taken_alone = planned is not None and len(self._plans) > 1 and alone.error(planned(alone)) is None
+                problem, hint = _EXCLUDED if is_taken_alone and not _has(known, name, text) else _problem(known, name, text)
                 return ArgumentError(f"{program.graph.name}: plan={text!r} {problem}", hint=hint)
         return None
+
+
+_EXCLUDED = "is not taken: another declared plan excludes it", "declare one of them"
 
 
 def _has(plans: Sequence[tuple[str, str]], name: str, text: str) -> bool:

@@ -15,7 +15,7 @@ import fusegen as fg
 from fusegen import target as targets
 from fusegen.compiler import backends
 from fusegen.errors import ArgumentError
-from fusegen.families.gemm.choice import NORM_DEFERRED, NORM_KEPT
+from fusegen.families.gemm.choice import NORM_DEFERRED, NORM_KEPT, ROWS_ON_LOAD
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.schedule.kernel import LIBRARY
@@ -115,6 +115,29 @@ def test_values(name: str) -> None:
     assert len(low.program.steps) == len(low.program.launches) == 3
     assert kinds(low)[0] is kinds(low)[2] is CONTRACTION
     compare(kernel, arguments)
+
+
+def two_norms(x: Tensor, o: Tensor, r: Tensor, g: Tensor, other: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    """As in a block whose branches are parallel."""
+    h = r + F.linear(x, o)
+    return h, F.silu(F.linear(rms(h, g), gate)), F.linear(llama(h, other), up).relu()
+
+
+def chain_of_norms(x: Tensor, o: Tensor, r: Tensor, g: Tensor, other: Tensor, w: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    h = r + F.linear(x, o)
+    further = h + F.linear(rms(h, g), w)
+    return further, F.linear(rms(further, other), up).relu()
+
+
+@pytest.mark.usefixtures("own_cache", "emulated")
+@pytest.mark.parametrize(("function", "columns", "launches"), [(two_norms, 72, 4), (chain_of_norms, WIDTH, 5)])
+def test_several_norms(function: Callable[..., Any], columns: int, launches: int) -> None:
+    """Those of the same rows share their sums."""
+    arguments = *of_rows(70), 1 + 0.3 * tensor(WIDTH), weight(columns, WIDTH), weight(72, WIDTH)
+    low = deferred(function).lower(*arguments, target="sm_90a")
+    assert [kind is CONTRACTION for kind in kinds(low)].count(False) == launches - 3
+    assert len(low.program.steps) == len(low.program.launches) == launches
+    compare(deferred(function), arguments)
 
 
 @pytest.mark.usefixtures("own_cache", "emulated")
@@ -268,6 +291,16 @@ def test_it_is_taken_if_it_is_declared_or_measured_only() -> None:
         .program_by(lambda choice: NORM_DEFERRED if NORM_DEFERRED in choice.candidates else None)
     )
     assert [launch.group for launch in measured.launches] == [launch.group for launch in declared.launches]
+
+
+def test_plans_that_exclude_each_other() -> None:
+    """A matmul reads the rows of a deferred norm from memory."""
+    arguments = [meta(16, 512), meta(512, 512), meta(16, 512), meta(512), meta(512, 512), meta(512, 512)]
+    plans = NORM_DEFERRED.description, ROWS_ON_LOAD.description
+    for plan in plans:
+        fg.kernel(only_norm, plan=plan).lower(*arguments, target="sm_90a")
+    with pytest.raises(ArgumentError, match=f"{plans[1]}' is not taken: another declared plan excludes it"):
+        fg.kernel(only_norm, plan=plans).lower(*arguments, target="sm_90a")
 
 
 @pytest.mark.usefixtures("own_cache", "emulated")

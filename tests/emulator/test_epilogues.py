@@ -35,6 +35,19 @@ def packed_swiglu(x: Tensor, w: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def interleaved_swiglu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """As in gpt-oss, but for its scale."""
+    y = F.linear(x, w, b)
+    gate, up = y[..., ::2].clamp(max=1), y[..., 1::2].clamp(-1, 1)
+    return F.silu(gate) * (up + 1)
+
+
+def interleaved_parts(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Of three results, two have an epilogue, and one is stored as heads."""
+    first, second, third = F.linear(x, w).unflatten(-1, (-1, 3)).unbind(-1)
+    return first.relu(), second.float(), heads(third, 16)
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
@@ -46,6 +59,16 @@ def heads(x: Tensor, width: int = 64) -> Tensor:
 
 def rotary(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated(heads(F.linear(x, w)), cos, sin)
+
+
+def rotated_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+
+
+def pairs_of_heads(x: Tensor, w: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = (heads(t, 32) for t in F.linear(x, w, b).split((128, 64, 64), -1))
+    return rotated_pairs(q, cos, sin), torch.cat((rotated_pairs(k[..., :16], cos[..., :8], sin[..., :8]), k[..., 16:]), -1), v
 
 
 def part_rotated(x: Tensor, w: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -159,6 +182,9 @@ CASES: dict[Callable[..., Any], tuple[Tensor, ...]] = {
     of_other_columns: (tensor(3, 33, 64), weight(288, 64)),
     bias_swiglu: (tensor(130, 128), weight(72, 128), weight(72, 128), tensor(72)),
     packed_swiglu: (tensor(2, 70, 64), weight(144, 64)),
+    interleaved_swiglu: (tensor(2, 70, 64), weight(144, 64), tensor(144)),
+    interleaved_parts: (tensor(2, 35, 64), weight(144, 64)),
+    pairs_of_heads: (tensor(2, 70, 64), weight(256, 64), tensor(256), tensor(70, 16), tensor(70, 16)),
     rotary: (tensor(2, 70, 64), weight(192, 64), tensor(70, 64), tensor(70, 64)),
     part_rotated: (tensor(2, 70, 64), weight(128, 64), tensor(70, 32), tensor(70, 32)),
     qkv: (tensor(2, 70, 64), weight(320, 64), weight(64, 64), weight(128, 64), tensor(70, 64), tensor(70, 64)),
@@ -189,6 +215,45 @@ def test_one_launch_gives_what_the_function_gives(part: str, monkeypatch: pytest
         with case(kernel.function.__name__):
             assert low.target.name == "sm_90a" and len(low.program.steps) == len(low.program.launches) == 1
             compare(kernel(*arguments), kernel.function(*map(wide, arguments)))
+
+
+def interleaved_in_lines(x: Tensor, w: Tensor) -> Tensor:
+    """No tile holds every second column of a weight whose lines they are in."""
+    y = x @ w
+    return F.silu(y[..., ::2]) * y[..., 1::2]
+
+
+def overlapping(x: Tensor, w: Tensor) -> Tensor:
+    y = F.linear(x, w)
+    return y[..., ::2] * y[..., :48]
+
+
+def some_of_each_row(x: Tensor, w: Tensor) -> Tensor:
+    """As many elements as every second column has, but others."""
+    return F.linear(x, w).unflatten(-1, (-1, 8))[..., :4].relu()
+
+
+def kept_whole(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w)
+    return y, F.silu(y[..., ::2]) * y[..., 1::2]
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("function", [interleaved_in_lines, overlapping, some_of_each_row, kept_whole])
+def test_columns_that_are_not_split(function: Callable[..., Any]) -> None:
+    x, w = tensor(33, 96), weight(96, 96)
+    low = fg.kernel(function).lower(x, w)
+    assert len(low.program.steps) == 2
+    compare(fg.kernel(function)(x, w), function(x.double(), w.double()))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_one_position_of_each_sequence() -> None:
+    """A dim of one element separates neither columns from rows nor packed matmuls from their epilogues."""
+    arguments = tensor(5, 1, 64), weight(256, 64), tensor(256), tensor(1, 64), tensor(1, 64)
+    kernel = fg.kernel(packed_qkv)
+    assert len(kernel.lower(*arguments).program.steps) == 1
+    compare(kernel(*arguments), packed_qkv(*map(wide, arguments)))
 
 
 @pytest.mark.usefixtures("emulated")

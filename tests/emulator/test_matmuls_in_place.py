@@ -16,7 +16,7 @@ from fusegen.errors import IndexRangeError
 from fusegen.families.gemm.deep import SEPARATE
 from fusegen.schedule.choices import Choice
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, results
-from tests.emulator.test_epilogues import heads, rotary, tensor, weight
+from tests.emulator.test_epilogues import heads, rotary, rotated_pairs, tensor, weight
 from tests.naming import case
 
 AT = torch.tensor([1, 4, 7])
@@ -54,6 +54,13 @@ def decode_rows(keys: Tensor, values: Tensor, at: Tensor, x: Tensor, packed: Ten
     keys.index_copy_(2, at, k[:, :, None])
     values.index_copy_(2, at, v[:, :, None])
     return q
+
+
+def decode_pairs(keys: Tensor, values: Tensor, at: Tensor, x: Tensor, packed: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    q, k, v = (heads(y) for y in F.linear(x, packed).split((256, 128, 128), -1))
+    keys.index_copy_(2, at, rotated_pairs(k, cos, sin))
+    values.index_copy_(2, at, v)
+    return rotated_pairs(q, cos, sin)
 
 
 def activated(cache: Tensor, at: Tensor, x: Tensor, w: Tensor) -> None:
@@ -141,6 +148,11 @@ def decoding_rows(batch: int) -> tuple[Tensor, ...]:
     return *(tensor(batch, 2, 9, 64) for _ in range(2)), AT[:1], tensor(batch, 64), weight(512, 64), tensor(64), tensor(64)
 
 
+def decoding_pairs(batch: int, added: int) -> tuple[Tensor, ...]:
+    caches, angles = ([tensor(*shape) for _ in range(2)] for shape in ((batch, 2, 9, 64), (added, 32)))
+    return *caches, torch.arange(2, 2 + added), tensor(batch, added, 64), weight(512, 64), *angles
+
+
 X, W, V = tensor(3, 64), weight(64, 64), weight(64, 64)
 BY_THE_EPILOGUE: dict[Callable[..., Any], tuple[tuple[str, ...], Sequence[Tensor]]] = {
     activated: (("cache",), (torch.zeros(9, 64), AT, X, W)),
@@ -149,6 +161,7 @@ BY_THE_EPILOGUE: dict[Callable[..., Any], tuple[tuple[str, ...], Sequence[Tensor
     twice_the_same: (("pair",), (tensor(2, 9, 64), AT, X, W)),
     decode: (CACHES, decoding(3, 1)),
     decode_rows: (CACHES, decoding_rows(1)),
+    decode_pairs: (CACHES, decoding_pairs(3, 1)),
 }
 APART: dict[str, tuple[Callable[..., Any], str, Sequence[Tensor]]] = {
     "twice": (twice, "cache", (tensor(9, 64), AT, AT + 1, X, W, V)),
@@ -185,6 +198,10 @@ def test_many_rows_by_warpgroups() -> None:
     for plan, steps in (("tiles of 128 x 64: 3 warpgroups, 8 stages", 1), ("tiles of 64 x 64: 2 warpgroups, 8 stages", 2)):
         ran(whole, ("out",), (tensor(130, 64), tensor(130, 64), W), steps, plan=plan)
         ran(activated, ("cache",), (tensor(140, 64), torch.randperm(140)[:130], tensor(130, 64), W), steps, plan=plan)
+
+
+def test_many_rows_of_rotated_pairs() -> None:
+    ran(decode_pairs, CACHES, decoding_pairs(7, 5), 2)
 
 
 def test_attention_reads_what_the_matmul_before_has_written() -> None:

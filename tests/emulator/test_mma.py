@@ -115,6 +115,11 @@ def test_epilogues(part: str) -> None:
 # Few rows.
 
 
+def interleaved(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = (x @ w.mT).unflatten(-1, (-1, 2)).unbind(-1)
+    return F.silu(gate) * up
+
+
 def gated_columns(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(x @ gate) * (x @ up)
 
@@ -128,6 +133,7 @@ def test_few_rows(rows: int, columns: int, depth: int, target: str) -> None:
     cases = {
         bias_relu: (x, w, randn(columns)),
         gated: (x, w, w + 0.1),
+        interleaved: (x, torch.cat((w, w + 0.1))),
         gated_columns: (x, columns_first, columns_first + 0.1),
     }
     for function, arguments in cases.items():

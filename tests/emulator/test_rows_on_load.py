@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from fusegen.schedule.program import Launch
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, results
 from tests.emulator.test_epilogues import heads, rotary
 from tests.naming import case
-from tests.unit.lowering import choices
+from tests.unit.lowering import choices, meta
 
 BF16, F16 = torch.bfloat16, torch.float16
 PLAN = ROWS_ON_LOAD.description
@@ -121,11 +122,11 @@ def test_norms(function: Callable[..., Any], target: str) -> None:
     agrees(function, inputs(function, (3,), 72), target)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 30])
+@pytest.mark.parametrize("rows", [1, 8, 9, 30, 70])
 def test_numbers_of_rows(rows: int) -> None:
+    """Up to 32 and 16 rows are one tile."""
     agrees(layer, inputs(layer, (rows,), 64))
-    if rows <= 16:
-        agrees(rms, inputs(rms, (rows,), 64, F16), "sm_80")
+    agrees(rms, inputs(rms, (rows,), 64, F16), "sm_80")
 
 
 @pytest.mark.parametrize("depth", [8, 200, 1096])
@@ -268,12 +269,11 @@ def test_rows_that_the_launch_overwrites() -> None:
 
 
 def test_candidates() -> None:
-    """Two launches come first; more rows, and units that are not whole, have no choice."""
-    for target, most in (("sm_90a", 32), ("sm_80", 16)):
-        for function in (rms, gated):
-            (choice,) = choices(function, *inputs(function, (most,), 64), of=ROWS_ON_LOAD, target=target)
+    """Two launches come first; units that are not whole have no choice."""
+    for target, function in itertools.product(("sm_90a", "sm_80"), (rms, gated)):
+        for rows in (16, 8192):
+            (choice,) = choices(function, meta(rows, 64), *inputs(function, (1,), 64)[1:], of=ROWS_ON_LOAD, target=target)
             assert choice.candidates == (ROWS_IN_MEMORY, ROWS_ON_LOAD)
-            assert not choices(function, *inputs(function, (most + 1,), 64), of=ROWS_ON_LOAD, target=target)
     assert not choices(rms, *inputs(rms, (3,), 60), of=ROWS_ON_LOAD)
     assert fg.kernel(gated).lower(*inputs(gated, (3,), 64), target="sm_90a").step_count == 2
     with pytest.raises(ArgumentError, match=PLAN):

@@ -283,7 +283,12 @@ def test_ranges_of_a_packed_weight() -> None:
         first, second = channels(x, w, s).split((16, 24), -1)
         return torch.relu(first), second * 2
 
+    def interleaved(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        both = channels(x, w, s)
+        return torch.relu(both[..., ::2]) * both[..., 1::2]
+
     agrees(ranges, randn(3, 96), numbers(40, 96), scales(40))
+    agrees(interleaved, randn(3, 96), numbers(48, 96), scales(48))
 
 
 def test_rotated_heads() -> None:

@@ -12,7 +12,6 @@ from fusegen.families.gemm.first_operands import can_compute_rows
 from fusegen.families.gemm.heuristics import (
     ExpectedSizes,
     MatmulShape,
-    candidates,
     contraction_plan,
     expected_time,
     plans_for_few_rows,
@@ -21,7 +20,7 @@ from fusegen.families.gemm.heuristics import (
     shift_of,
 )
 from fusegen.families.gemm.pipelines import computes_on_load, is_scaled, is_summed
-from fusegen.families.gemm.plan import ContractionPlan, CostedPlan, FewRowsPlan
+from fusegen.families.gemm.plan import ContractionPlan, CostedPlan
 from fusegen.fusion.groups import Group, computed
 from fusegen.fusion.order import written_by
 from fusegen.ir.graph import Graph
@@ -141,8 +140,8 @@ def takes_rows_on_load(
     sizes: Mapping[str, int],
     measured: Measured,
 ) -> bool:
-    """True if a launch of few rows is measured or pinned to compute its first operand."""
-    if not any(isinstance(plan, FewRowsPlan) for plan in candidates(shape_of(graph, launch, expected), target)):
+    """True if a launch is measured or pinned to compute its first operand."""
+    if not plans_for_few_rows(replace(shape_of(graph, launch, expected), computes_rows=True), target):
         return False
     choice = choice_of(name, graph, launch, sizes, (ROWS_IN_MEMORY, ROWS_ON_LOAD))
     return measured(replace(choice, digest=f"{choice.digest} first operand")) == ROWS_ON_LOAD

@@ -173,8 +173,10 @@ def _at(values: Mapping[tuple[int, int], float], kind: tuple[int, int]) -> float
 
 
 def few_rows_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], *, computes: bool = False) -> float:
-    """Returns the time of one launch for few rows, which is bound by moving all matrices once, or by computing the second one."""
-    factor = costs.few_rows_factors[math.ceil(sizes[0].rows / 8) - 1]
+    """Returns the time of one launch for few rows, which is bound by moving all matrices once, or by computing the second one. More
+    than 64 rows move them again."""
+    octets, most = math.ceil(sizes[0].rows / 8), len(costs.few_rows_factors)
+    factor = costs.few_rows_factors[min(octets, most) - 1] * math.ceil(octets / most)
     moving = sum(size.bytes for size in sizes) / costs.few_rows_bandwidth
     computing = sum(size.depth * size.columns for size in sizes) / costs.few_rows_computed if computes else 0.0
     return costs.few_rows_start + factor * max(moving, computing)

@@ -59,13 +59,12 @@ def deferrable_norms(graph: Graph, target: Target) -> Iterator[DeferrableNorm]:
 
 
 def defer_norms(graph: Graph, target: Target) -> Graph:
-    """Defers the norms whose consumers are marked, and marks their producers."""
+    """Defers the norms whose consumers are marked, and marks their producers. Norms of the same rows share sums."""
     if not any(is_scaled(graph, matmul) for matmul in matmuls_of(graph)):
         return graph
-    while norm := next((n for n in deferrable_norms(graph, target) if all(is_scaled(graph, m) for m in n.consumers)), None):
-        graph = with_sums(graph, norm.producers)
-        graph = rebuilt(graph, _Deferral(graph, norm).replaced)
-    return graph
+    norms = [norm for norm in deferrable_norms(graph, target) if all(is_scaled(graph, m) for m in norm.consumers)]
+    graph = with_sums(graph, {matmul for norm in norms for matmul in norm.producers})
+    return rebuilt(graph, _Deferral(graph, norms).replaced)
 
 
 def is_fused(graph: Graph, groups: Sequence[Group]) -> bool:
@@ -190,39 +189,42 @@ def _is_of_columns(graph: Graph, weight: int, columns: int) -> bool:
     return same(product(shape), columns) and same(shape[-1], columns)
 
 
-@dataclass(frozen=True)
 class _Deferral:
-    """Builds the graph in which a norm is deferred."""
+    """Builds the graph in which norms are deferred."""
 
-    graph: Graph
-    norm: DeferrableNorm
+    def __init__(self, graph: Graph, norms: Iterable[DeferrableNorm]) -> None:
+        self._graph = graph
+        self._by_sum = {position: norm for norm in norms for position in norm.sums}
+        self._by_consumer = {matmul: norm for norm in norms for matmul in norm.consumers}
+        self._statistics = {position for norm in norms for position in norm.statistics}
 
     def replaced(self, builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
-        if position in self.norm.sums:
-            return self._sum(Value(builder, renamed[self.norm.rows], self.graph.locations[position]))
-        if position in self.norm.statistics:  # matmuls read them in this type
-            node = self.graph.nodes[position]
+        if (norm := self._by_sum.get(position)) is not None:
+            return self._sum(norm, Value(builder, renamed[norm.rows], self._graph.locations[position]))
+        if position in self._statistics:  # matmuls read them in this type
+            node = self._graph.nodes[position]
             arguments = tuple(renamed[a] for a in node.args)
-            return builder.add_node(replace(node, args=arguments, dtype=DType.FLOAT32), self.graph.locations[position])
-        return self._scaled(builder, renamed, position) if position in self.norm.consumers else None
+            return builder.add_node(replace(node, args=arguments, dtype=DType.FLOAT32), self._graph.locations[position])
+        norm = self._by_consumer.get(position)
+        return None if norm is None else self._scaled(norm, builder, renamed, position)
 
-    def _sum(self, rows: Value) -> int:
+    def _sum(self, norm: DeferrableNorm, rows: Value) -> int:
         """Sums the squares of the stored rows by tiles of columns."""
         stored = _stored(rows).apply(Op.CAST, dtype=DType.FLOAT32)
-        return Tiles(stored * stored, self.norm.tile).sum().position
+        return Tiles(stored * stored, norm.tile).sum().position
 
-    def _scaled(self, builder: GraphBuilder, renamed: Sequence[int], matmul: int) -> int:
+    def _scaled(self, norm: DeferrableNorm, builder: GraphBuilder, renamed: Sequence[int], matmul: int) -> int:
         """Multiplies the weighted rows, and scales the result in its own type."""
-        node, location = self.graph.nodes[matmul], self.graph.locations[matmul]
-        rows = Value(builder, renamed[self.norm.rows], location)
-        operand = _stored(rows) if self.norm.weights else rows
-        for weight in self.norm.weights:
+        node, location = self._graph.nodes[matmul], self._graph.locations[matmul]
+        rows = Value(builder, renamed[norm.rows], location)
+        operand = _stored(rows) if norm.weights else rows
+        for weight in norm.weights:
             operand = operand * Value(builder, renamed[weight], location)
         if operand.dtype is not DType.BFLOAT16:
             operand = operand.apply(Op.CAST, dtype=DType.BFLOAT16)
-        operand = _reshaped(operand, self.graph.nodes[node.args[0]].shape)
+        operand = _reshaped(operand, self._graph.nodes[node.args[0]].shape)
         result = builder.add_node(replace(node, args=(operand.position, renamed[node.args[1]])), location)
-        for position in self.norm.scales:
+        for position in norm.scales:
             scale = _reshaped(Value(builder, renamed[position], location), (*node.shape[:-1], 1))
             result = builder.add_node(Node(Op.MUL, (result, scale.position), (), node.shape, node.dtype), location)
         return result

@@ -294,8 +294,15 @@ def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
         return False
 
     walk(graph, root, axes.symbols, axes, note, Producers())
-    orders = (sorted_dims(sympy.expand(linearize(at, full)), axes) for at in positions)
+    orders = (sorted_dims(_offset_of_pair(linearize(at, full), axes), axes) for at in positions)
     return next((order for order in orders if order is not None), identity)
+
+
+def _offset_of_pair(offset: Dim, axes: Axes) -> sympy.Expr:
+    """Returns an offset for even columns, which may be those of stacked results."""
+    column = axes.symbols[-1]
+    first = at_lane(offset, column, 0)
+    return first + column if same(axes.extents[-1], LANES) and not first.has(column) else first
 
 
 def _may_be_result(graph: Graph, root: int) -> bool:
@@ -325,7 +332,8 @@ def _is_stored(graph: Graph, root: int, base: int, order: tuple[int, ...]) -> bo
 def _is_written(shape: Shape, order: tuple[int, ...]) -> bool:
     """True if a result can be written in its own shape: in the matmul's element order, or eight columns at a time."""
     dims = [d for d in order if not same(shape[d], 1)]
-    return dims == sorted(dims) or (order[-1] == len(shape) - 1 and (literal(shape[-1]) or 1) % FRAGMENT == 0)
+    last = itertools.takewhile(lambda d: order[d - len(shape)] == d, reversed(range(len(shape))))  # neighbours in memory too
+    return dims == sorted(dims) or (literal(product(shape[d] for d in last)) or 1) % FRAGMENT == 0
 
 
 def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:

@@ -229,14 +229,15 @@ _FRAGMENT_COLUMNS, _FRAGMENT_ROWS = 16, 8  # columns and rows of an instruction
 
 def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ...]:
     """Returns the plan for few rows if the first operand is contiguous along the depth, and a tile of two slabs holds all columns
-    that the epilogue combines.
+    that the epilogue combines. A first operand that is computed on load may have many rows: no other plan computes it.
 
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
     most = _FEW_ROWS_WITH_COSTS if shape.has_costs else _FEW_ROWS
-    if shape.rows > most or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
+    has_rows = shape.rows <= most or shape.computes_rows
+    if not has_rows or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
         return ()
-    fragments = math.ceil(shape.rows / _FRAGMENT_ROWS)
+    fragments = math.ceil(min(shape.rows, most) / _FRAGMENT_ROWS)
     tiles = sum(math.ceil(columns * shape.products / (2 * _FRAGMENT_COLUMNS)) for columns in shape.columns)
     slabs = 1 if shape.products == 1 and 2 * tiles <= target.sms and not shape.shift else 2
     many = 2 if fragments > 1 else 3 if shape.computes_rows else 4  # math on rows takes registers

@@ -5,22 +5,20 @@ These matmuls share their first operand, so one launch computes them. Another pa
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import sympy
 
 from fusegen.families.gemm.cost import COSTS, MatmulSize, library_time, unaligned_time
 from fusegen.families.gemm.epilogue import sorted_dims
 from fusegen.families.gemm.pipelines import is_heavy, rows_are_aligned, supporting_pipeline
-from fusegen.fusion.accumulator import FRAGMENT
+from fusegen.fusion.accumulator import FRAGMENT, without_single
 from fusegen.fusion.groups import matmuls_of, strip_views
 from fusegen.ir.graph import Graph, GraphBuilder, Node
-from fusegen.ir.index_map import ROW_MULTIPLE, Position, identity_axes, may_pad, sources, strided_view
+from fusegen.ir.index_map import ROW_MULTIPLE, identity_axes, may_pad, sources, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import linearize, literal, nominal, product, same
+from fusegen.ir.symbolic import Shape, linearize, literal, nominal, product, same
 from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.target import Target
 
@@ -30,8 +28,7 @@ class _Range:
     """A view of a range of columns of a packed value. `order` lists the view's dims, the outermost in memory first."""
 
     packed: int
-    start: int
-    length: int
+    columns: range
     order: tuple[int, ...]
 
 
@@ -64,7 +61,7 @@ def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
         for user in graph.users[view]:
             node = graph.nodes[user]
             if node.op is Op.SLICE:
-                columns = _range_of(graph, user, packed)
+                columns = _range_of(graph, user, packed, matmul)
                 if columns is None:
                     return None
                 ranges[user] = columns
@@ -74,13 +71,13 @@ def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
                 stack.append((user, user))
             else:
                 return None
-    return ranges if ranges and _are_disjoint(list(ranges.values())) and not _are_concatenated(graph, ranges) else None
+    return ranges if ranges and _are_disjoint(ranges.values()) and not _are_concatenated(graph, ranges) else None
 
 
 def _are_concatenated(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
     """True if columns of several ranges are concatenated again, as in a rotated head. One epilogue over the whole matmul computes
     these."""
-    origins: dict[int, set[int]] = {view: {columns.start} for view, columns in ranges.items()}
+    origins: dict[int, set[int]] = {view: {span.columns.start} for view, span in ranges.items()}
     for position, node in graph:
         if position not in origins and node.family in (Family.POINTWISE, Family.VIEW):
             starts = set().union(*(origins.get(a, set()) for a in node.args))
@@ -91,35 +88,56 @@ def _are_concatenated(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
     return False
 
 
-def _are_disjoint(ranges: list[_Range]) -> bool:
+def _are_disjoint(ranges: Iterable[_Range]) -> bool:
     """True if the ranges are disjoint. Split matmuls would compute shared columns twice."""
-    columns = sorted({(r.start, r.start + r.length) for r in ranges})
-    return all(end <= start for (_, end), (start, _) in itertools.pairwise(columns))
+    columns = {r.columns for r in ranges}
+    return len(frozenset[int]().union(*columns)) == sum(map(len, columns))
 
 
-def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
-    """Returns the columns that a view reads; None unless it reads whole rows of a range that starts and ends at multiples of 8."""
+def _range_of(graph: Graph, view: int, base: int, matmul: int) -> _Range | None:
+    """Returns the columns that a view reads; None unless it reads whole rows of them. They lie between two multiples of 8, or are
+    interleaved with others."""
     shape, base_shape = graph.nodes[view].shape, graph.nodes[base].shape
     axes = identity_axes(shape)
-    position, at = view, cast(Position, axes.symbols)
+    position, at = view, without_single(axes.symbols, shape)
     while position != base:
         (source,) = sources(graph, position, at, axes)
         position, at = source.arg, source.index
-    first = dict.fromkeys(axes.symbols, 0)
-    start = literal(sympy.sympify(at[-1]).subs(first))
+    last = sympy.sympify(at[-1])
+    start = literal(last.subs(dict.fromkeys(axes.symbols, 0)))
     length = literal(sympy.cancel(product(shape) / sympy.sympify(product(base_shape[:-1]))))
-    if start is None or length is None or start % FRAGMENT or length % FRAGMENT or length >= (literal(base_shape[-1]) or 0):
+    width = literal(base_shape[-1]) or 0
+    if start is None or length is None or not 0 < length < width or length % FRAGMENT:
         return None
-    column = sympy.expand(at[-1] - start)
-    if not axes.is_below(column, length):  # a subset of the rows with the same number of elements
-        return None
-    order = sorted_dims(sympy.expand(linearize((*at[:-1], column), (*base_shape[:-1], length))), axes)
-    return None if order is None else _Range(base, start, length, order)
+    for step in (1, width // length):
+        column = sympy.expand((last - start) / step)
+        may_split = start % FRAGMENT == 0 if step == 1 else start < step and _has_contiguous_depth(graph, matmul)
+        if may_split and _is_integer(column) and axes.is_below(column, length):  # else a subset of the rows with as many elements
+            offset = sympy.expand(linearize((*at[:-1], column), (*base_shape[:-1], length)))
+            order = _in_order(sorted_dims(offset, axes), shape)
+            return None if order is None else _Range(base, range(start, start + length * step, step), order)
+    return None
+
+
+def _in_order(order: tuple[int, ...] | None, shape: Shape) -> tuple[int, ...] | None:
+    """Leaves dims of one element at their places if that makes a permutation unnecessary."""
+    dims = [d for d in order or () if not same(shape[d], 1)]
+    return order if order is None or dims != sorted(dims) else tuple(sorted(order))
+
+
+def _is_integer(index: sympy.Expr) -> bool:
+    return all(term.as_coeff_Mul()[0].is_Integer for term in sympy.Add.make_args(index))
+
+
+def _has_contiguous_depth(graph: Graph, matmul: int) -> bool:
+    """True if interleaved columns of the second operand can be read as a matrix."""
+    view = strided_view(graph, graph.nodes[matmul].args[1])
+    return len(view.shape) == 2 and same(view.strides[0], 1)
 
 
 def _packed(graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> set[int]:
     """Returns the matmul and the pointwise values over all its columns; slices read the last of these."""
-    ends = {columns.packed for columns in ranges.values()}
+    ends = {span.packed for span in ranges.values()}
     packed = {matmul}
     for position in range(matmul + 1, max(ends) + 1):
         node = graph.nodes[position]
@@ -134,7 +152,7 @@ class _Split:
     def __init__(self, graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> None:
         self.graph, self.matmul, self.ranges = graph, matmul, ranges
         self.packed = _packed(graph, matmul, ranges)
-        self.sliced: dict[tuple[int, int, int], int] = {}
+        self.sliced: dict[tuple[int, range], int] = {}
 
     def replaced(self, builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
         """Returns the range that replaces a view; OUT for packed values, which are dropped."""
@@ -146,42 +164,42 @@ class _Split:
 
     def _range(self, view: int, span: _Range) -> int:
         shape, location = self.graph.nodes[view].shape, self.graph.locations[view]
-        columns = self._columns(span.packed, span.start, span.length)
+        columns = self._columns(span.packed, span.columns)
         ordered = tuple(shape[d] for d in span.order)
         shaped = self.builder.add(Op.RESHAPE, (columns,), location=location, shape=ordered)
         dims = tuple(span.order.index(d) for d in range(len(shape)))
         return shaped if dims == tuple(range(len(dims))) else self.builder.add(Op.PERMUTE, (shaped,), location=location, dims=dims)
 
-    def _columns(self, position: int, start: int, length: int) -> int:
+    def _columns(self, position: int, columns: range) -> int:
         """Builds some columns of a pointwise value of the matmul."""
         stack = [position]
         while stack:
             current = stack[-1]
-            needed = [a for a in self.graph.nodes[current].args if a in self.packed and (a, start, length) not in self.sliced]
+            needed = [a for a in self.graph.nodes[current].args if a in self.packed and (a, columns) not in self.sliced]
             if needed and current != self.matmul:
                 stack += needed
             else:
-                self.sliced[current, start, length] = self._build_columns(stack.pop(), start, length)
-        return self.sliced[position, start, length]
+                self.sliced[current, columns] = self._build_columns(stack.pop(), columns)
+        return self.sliced[position, columns]
 
-    def _build_columns(self, position: int, start: int, length: int) -> int:
+    def _build_columns(self, position: int, columns: range) -> int:
         node, location = self.graph.nodes[position], self.graph.locations[position]
         if position == self.matmul:
             a, b = (self.renamed[arg] for arg in node.args)
-            return self.builder.add(Op.MATMUL, (a, self._slice(b, start, length)), location=location)
-        args = tuple(self._operand(a, node, start, length) for a in node.args)
-        shape = (*node.shape[:-1], length)
+            return self.builder.add(Op.MATMUL, (a, self._slice(b, columns)), location=location)
+        args = tuple(self._operand(a, node, columns) for a in node.args)
+        shape = (*node.shape[:-1], len(columns))
         return self.builder.add_node(Node(node.op, args, node.attrs, shape, node.dtype, node.weak), location)
 
-    def _operand(self, position: int, node: Node, start: int, length: int) -> int:
+    def _operand(self, position: int, node: Node, columns: range) -> int:
         if position in self.packed:
-            return self.sliced[position, start, length]
+            return self.sliced[position, columns]
         renamed, shape = self.renamed[position], self.graph.nodes[position].shape
-        return self._slice(renamed, start, length) if shape and same(shape[-1], node.shape[-1]) else renamed
+        return self._slice(renamed, columns) if shape and same(shape[-1], node.shape[-1]) else renamed
 
-    def _slice(self, position: int, start: int, length: int) -> int:
+    def _slice(self, position: int, columns: range) -> int:
         dim = len(self.builder.nodes[position].shape) - 1
-        return self.builder.add(Op.SLICE, (position,), dim=dim, start=start, length=length, step=1)
+        return self.builder.add(Op.SLICE, (position,), dim=dim, start=columns.start, length=len(columns), step=columns.step)
 
 
 @dataclass(frozen=True)
