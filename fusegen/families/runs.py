@@ -1,8 +1,8 @@
 """Sums of runs: rows whose sorted keys are equal, e.g. the gradient of an embedding table.
 
-The first kernel sums the runs that cross the border of a chunk of sorted positions, chunk by chunk, so that a long run is shared
-by many warps. The second one computes each row of the result from its run, or from the partial sums of its chunks. All sums are
-float32 and have a fixed order.
+The first kernel finds the run of each row of the result. It also sums the runs that cross chunks of sorted positions, chunk by
+chunk, so that many warps share a long run. The second kernel computes each row of the result from its run, or from the partial
+sums of the run's chunks. All sums are float32 and have a fixed order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.library import placed
 from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
 from fusegen.fusion.matcher import Decision
-from fusegen.ir.formula import ceil_div
+from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
@@ -36,14 +36,14 @@ from fusegen.target import Target
 
 RUNS = GroupKind("sums of rows with equal keys", reads_logical_dtype=True)
 
-CHUNK = 32
-"""Sorted positions per chunk: one for each lane of a warp."""
+CHUNK = 64
+"""Sorted positions per chunk. A warp sums a chunk; a block joins the partial sums of a run, twice as many with half the chunk."""
 
 _LANES = 32
 _WARPS = 8  # of a block
 _MOST_VECTORS = 4
 _VECTOR_BYTES = 16
-_STARTS_BYTES = 128  # of the first sorted positions of a block's rows and of the row after them, aligned
+_BLOCK = _LANES * _WARPS
 _NARROWEST = 64
 """Fewest columns. Lanes idle in narrower rows; with this many, 32-bit keys number all rows that fit the memory of a GPU."""
 
@@ -98,8 +98,9 @@ class RunBody(Body):
         count, length, width: rows that are summed, rows of the result, columns.
         rows: element (`row`, `column`) of the rows.
         keys, order: the buffers of the sorted keys, and of the rows that they belong to.
+        starts: the buffer of the first sorted position of each row of the result.
         partials: the buffer with two sums for each chunk: of a run from an earlier chunk, and of a run that goes on in the next.
-        sums: the buffer of the result; None for the kernel that writes the partial sums.
+        sums: the buffer of the result; None for the first kernel.
     """
 
     count: Dim
@@ -108,6 +109,7 @@ class RunBody(Body):
     rows: Access
     keys: int
     order: int
+    starts: int
     partials: int
     sums: int | None
     plan: RunPlan
@@ -118,17 +120,22 @@ class RunBody(Body):
 
     @property
     def grid(self) -> Formula:
-        if self.sums is None:
-            return (ceil_div(self.count, CHUNK) * self.tiles + (_WARPS - 1)) // _WARPS
-        return ceil_div(self.length, _WARPS) * self.tiles
+        if self.sums is not None:
+            return ceil_div(self.length, _WARPS) * self.tiles
+        return self.search_blocks + (ceil_div(self.count, CHUNK) * self.tiles + (_WARPS - 1)) // _WARPS
+
+    @property
+    def search_blocks(self) -> Formula:
+        """The blocks of the first kernel that find runs."""
+        return ceil_div(self.length + 1, _BLOCK)
 
     @property
     def shared_bytes(self) -> int:
-        """The first sorted positions of a block's rows, and the sums of half of its warps."""
-        return 0 if self.sums is None else _STARTS_BYTES + _WARPS // 2 * self.plan.tile * 4
+        """The sums of half of a block's warps."""
+        return 0 if self.sums is None else _WARPS // 2 * self.plan.tile * DType.FLOAT32.itemsize
 
     def describe(self, kind: str) -> str:
-        return f"{kind}: parts of those that cross chunks of {CHUNK} rows" if self.sums is None else kind
+        return f"{kind}: finds them, and adds parts of those that cross chunks of {CHUNK} rows" if self.sums is None else kind
 
 
 _ROW, _COLUMN = axis_symbol("row"), axis_symbol("column")
@@ -144,8 +151,9 @@ def lower_runs(context: Context) -> Sequence[Step]:
     offset = rows.offset + _ROW * rows.strides[0] + _COLUMN * rows.strides[1]
     access, vec = _access(context, context.reads[rows.base], offset, width)
     partials = context.memory.add("partial", DType.FLOAT32, (ceil_div(count, CHUNK) * 2, formula_of(width)))
-    of_keys, of_order = context.reads[keys.base], context.reads[order.base]
-    body = RunBody(count, node.shape[0], width, access, of_keys, of_order, partials, None, RunPlan(vec, vectors=1, unroll=8))
+    starts = context.memory.add("start", DType.INT32, (formula(node.shape[0] + 1),))
+    buffers = context.reads[keys.base], context.reads[order.base], starts, partials
+    body = RunBody(count, node.shape[0], width, access, *buffers, None, RunPlan(vec, vectors=1, unroll=8))
     plan = RunPlan(vec, min(_MOST_VECTORS, -(-width // (_LANES * vec))), unroll=2)
     last = replace(body, sums=placement.buffer, plan=plan)
     return [_launch(context, body, f"{context.name}_partials"), _launch(context, last, context.name), *placement.copies]
@@ -159,13 +167,13 @@ def _access(context: Context, buffer: int, offset: Index, width: int) -> tuple[A
 
 
 def _launch(context: Context, body: RunBody, name: str) -> Launch:
-    read, written = [body.rows.buffer, body.keys, body.order], body.partials
-    if body.sums is not None:
-        read, written = [*read, written], body.sums
-    uses = uses_of([(body.rows.offset, ())], (), (), (body.count, body.length))
-    kernel = assemble(context, body, [uses], context.pointers(read, [written]), axes=(_ROW, _COLUMN))
+    found = [body.starts, body.partials]
+    read, written = ([body.keys], found) if body.sums is None else (found, [body.sums])
+    pointers = context.pointers([body.rows.buffer, body.order, *read], written)
+    uses = uses_of([(body.rows.offset, ())], (), (), (body.length,) if body.sums is not None else (body.count, body.length))
+    kernel = assemble(context, body, [uses], pointers, axes=(_ROW, _COLUMN))
     traffic = context.traffic() if body.sums is not None else Traffic(formula_of(0), formula_of(0))
-    return Launch(replace(kernel, name=name), context.group, (), body.grid, _LANES * _WARPS, body.shared_bytes, traffic)
+    return Launch(replace(kernel, name=name), context.group, (), body.grid, _BLOCK, body.shared_bytes, traffic)
 
 
 # Text.
@@ -176,6 +184,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     assert isinstance(body, RunBody)
     offsets = cuda_offsets(kernel)
     pointers = {pointer.buffer: pointer for pointer in kernel.pointers}
+    names = {buffer: pointer.name for buffer, pointer in pointers.items()}
     pipeline = render(
         "cuda/runs.cu.jinja",
         entry=entry(kernel),
@@ -184,14 +193,14 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         count=c_text(body.count),
         length=c_text(body.length),
         row=fragment(body.rows, offsets, None),
-        keys=pointers[body.keys].name,
-        order=pointers[body.order].name,
-        partials=pointers[body.partials].name,
+        keys=names.get(body.keys),
+        order=names[body.order],
+        starts=names[body.starts],
+        partials=names[body.partials],
         sums=None if body.sums is None else pointers[body.sums],
         body=body,
         warps=_WARPS,
         chunk=CHUNK,
-        starts_bytes=_STARTS_BYTES,
     )
     return assemble_text(launch, target, "", pipeline)
 
