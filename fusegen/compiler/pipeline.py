@@ -16,6 +16,7 @@ from fusegen.families.attention.library import with_library_attention
 from fusegen.families.gemm.deferred import defer_norms
 from fusegen.families.gemm.partials import TILED, reduce_tiles_in_epilogue
 from fusegen.families.gemm.passes import copy_unaligned_rows, split_matmuls
+from fusegen.families.runs import sorted_sums
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
@@ -103,6 +104,7 @@ PASSES = (
     ),
     Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
     Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, sort_rows), ((Op.TOPK,),), warps=True),
+    Pass("sorted sums", Stage.READY, lambda graph, _: rewritten(graph, sorted_sums), ((Op.SCATTER_ADD,),), warps=True),
     Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalize_layouts(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
     Pass("split matmuls", Stage.READY, lambda graph, rules: split_matmuls(graph, rules.target), (_MATMULS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),

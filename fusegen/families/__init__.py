@@ -12,6 +12,7 @@ from fusegen.families.library import AccumulationFamily, LibraryFamily
 from fusegen.families.pointwise import PointwiseFamily
 from fusegen.families.rows import RowFamily
 from fusegen.families.rows.plan import RowPlan
+from fusegen.families.runs import RunFamily
 from fusegen.families.scan import ScanFamily
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.matcher import matcher_of
@@ -24,6 +25,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
     AttentionFamily(),
     AccumulationFamily(),
     GemmFamily(),
+    RunFamily(),
     LibraryFamily(),
     ScanFamily(),
     RowFamily(),

@@ -204,7 +204,7 @@ def _operands(context: Context, product: int) -> tuple[StridedOperand, StridedOp
 def lower_call(context: Context) -> Sequence[Step]:
     """Returns a call of torch, and copies for results that are needed as other views."""
     nodes = [context.graph.nodes[output] for output in context.group.outputs]
-    placements = [_placed(context, output) for output in context.group.outputs]
+    placements = [placed(context, output) for output in context.group.outputs]
     attrs, views = dict(nodes[0].attrs), (strided_view(context.graph, p) for p in nodes[0].args)
     step = LibraryStep(
         function=nodes[0].op.row.name,
@@ -224,7 +224,7 @@ def lower_blocks(context: Context) -> Sequence[Step]:
     nodes = [context.graph.nodes[output] for output in context.group.outputs]
     by_number = {cast(int, node.attr("result")): output for node, output in zip(nodes, context.group.outputs, strict=True)}
     blocks = cast(Blocks, nodes[0].attr("blocks"))
-    placements = {number: _placed(context, output) for number, output in by_number.items()}
+    placements = {number: placed(context, output) for number, output in by_number.items()}
     arguments = tuple(context.reads[a] for a in nodes[0].args)
     results = tuple(_result_buffer(context, placements.get(number), spec) for number, spec in enumerate(blocks.results))
     step = LoopStep(blocks, *context.bodies[blocks], (*arguments, *results), context.group, context.traffic())
@@ -235,7 +235,8 @@ def _result_buffer(context: Context, placement: Placement | None, spec: InputSpe
     return placement.buffer if placement is not None else context.memory.add(spec.name, spec.dtype, formulas(spec.shape))
 
 
-def _placed(context: Context, output: int) -> Placement:
+def placed(context: Context, output: int) -> Placement:
+    """Returns the storage of a result that a step can write in row-major order only, in memory of its own."""
     shape = context.graph.nodes[output].shape
     axes = identity_axes(shape)
     stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)

@@ -227,7 +227,7 @@ def _node_flops(graph: Graph, position: int, elements: int, sizes: Mapping[str, 
         return _matmul_flops(graph, position, sizes)
     if node.op in _ATTENTION:
         return _library_attention_flops(graph, position, sizes)
-    if node.op is Op.SCATTER_ADD:
+    if node.op in (Op.SCATTER_ADD, Op.RUN_SUM):
         return _elements(graph.operands(position)[0], sizes)
     if node.family is Family.REDUCTION:
         operand, result = (_elements(n, sizes) for n in (graph.nodes[node.args[0]], node))

@@ -211,8 +211,8 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
 
 
 def _library(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
-    if op is Op.SCATTER_ADD:
-        return _scatter_add(operands, attrs)
+    if op in (Op.SCATTER_ADD, Op.RUN_SUM):
+        return _scatter_add(operands[:2], attrs)
     if op is Op.LAST:
         return (cast(Dim, attrs["length"]),)
     if op is Op.BLOCKS:

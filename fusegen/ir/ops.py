@@ -253,6 +253,9 @@ class Op(Enum):
     # (rows, index): adds each row of (n, width) to the row index[n] of a (length, width) result.
     SCATTER_ADD = OpRow("scatter_add", Family.LIBRARY, 2, DtypeRule.SAME)
 
+    # (rows, keys, order): SCATTER_ADD of sorted indices: adds the row order[n] of (n, width) to the row keys[n] of the result.
+    RUN_SUM = OpRow("run_sum", Family.LIBRARY, 3, DtypeRule.SAME)
+
     # (index): for each number below the length, its last position in the index (n,), or -1.
     LAST = OpRow("last", Family.LIBRARY, 1, DtypeRule.SAME)
 

@@ -504,6 +504,7 @@ RULES: dict[Op, OracleRule] = {
     Op.TOPK: _topk,
     Op.LAST: lambda index, length: index.new_full((length,), -1).index_reduce_(0, index, torch.arange(len(index)), "amax"),
     Op.SCATTER_ADD: lambda x, index, length: x.new_zeros(length, x.shape[1]).index_add_(0, index, x),
+    Op.RUN_SUM: lambda x, keys, order, length: x.new_zeros(length, x.shape[1]).index_add_(0, keys.long(), x[order]),
     Op.ATTENTION: lambda *operands, **attrs: _attention(operands, **attrs),
     Op.ATTENTION_BACKWARD: lambda *operands, **attrs: _attention_backward(operands, **attrs),
     Op.SOFTMAX: lambda x, dim: torch.softmax(x, dim),

@@ -107,7 +107,8 @@ class Memory:
         products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_rounded_anyway(self.graph, p)}
-        return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
+        sums = {p for p, node in self.graph if node.family is Family.REDUCTION or node.op is Op.RUN_SUM}
+        return frozenset(halves | sums)
 
     def _temporary_dtype(self, position: int) -> DType:
         node = self.graph.nodes[position]

@@ -45,6 +45,7 @@ MADE = (
     Op.ATTENTION,
     Op.ATTENTION_BACKWARD,
     Op.BLOCKS,
+    Op.RUN_SUM,
 )  # by the compiler alone, of operations that are traced
 """Together with the tables above and below: every operation."""
 

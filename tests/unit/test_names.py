@@ -44,7 +44,7 @@ OF_LANES = (
 """Their pipelines call wrappers, and user's names occur in these alone."""
 
 IN_FUNCTIONS = {"mask", "value", "distance", "through", "before", "carry", "earlier", "warps"} | set(
-    ["a", "b", "far", "keys", "near", "other", "rises", "run", "step"]
+    ["a", "b", "far", "high", "key", "keys", "low", "near", "other", "rises", "run", "step", "values"]
 )
 """Names in a pipeline's own small functions, which hold no name of a user's."""
 

@@ -73,6 +73,10 @@ def library_between(x: Tensor) -> Tensor:
     return (x.softmax(-1) @ x).softmax(-1)
 
 
+def sums_at_indices(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    return x.index_add(0, index, rows)
+
+
 HEADS = (meta(2, 4, 300, 64),) * 3
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "rows": (columns_then_rows, (meta(900, 600),)),
@@ -86,6 +90,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "few rows": (norm_then_products, (meta(8, 512), meta(1024, 512), meta(512, 1024))),
     "few rows of a computed weight": (computed_weight, (meta(8, 512), meta(512, 512))),
     "attention": (norm_then_attention, HEADS),
+    "runs": (sums_at_indices, (meta(90, 600), meta(500, dtype=torch.int64), meta(500, 600))),
 }
 TARGETS = ("sm_90a", "sm_100")
 

@@ -13,7 +13,7 @@ from fusegen.autodiff.rules.primitives import LIBRARY, POINTWISE, REDUCTIONS, Gr
 from fusegen.ir.ops import Op
 
 _OF_ROWS = (Op.SORTED, Op.SORT_KEY, Op.SORTED_VALUE, Op.MOMENTS, Op.NORMALIZER)
-CREATED_LATER = frozenset({*_OF_ROWS, Op.ONE_PLUS_ERF, Op.EXP_BELOW, Op.ATTENTION_BACKWARD, Op.BLOCKS})
+CREATED_LATER = frozenset({*_OF_ROWS, Op.ONE_PLUS_ERF, Op.EXP_BELOW, Op.ATTENTION_BACKWARD, Op.BLOCKS, Op.RUN_SUM})
 """Operations that the compiler creates after differentiation."""
 
 RULES: dict[Op, GradientRule] = {**POINTWISE, **ARRANGEMENTS, **REDUCTIONS, **COMPOSITIONS, **LIBRARY}
