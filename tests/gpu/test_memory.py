@@ -37,7 +37,7 @@ def peak(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
 def test_a_step_takes_less_memory_than_eager_s(compiler: Compiler) -> None:
     shapes = (8, 1024, 1024), (1024,), (3072, 1024), (1024, 1024), (4096, 1024), (1024, 4096)
     inputs = [torch.randn(*shape, dtype=torch.bfloat16, device="cuda").mul_(0.02).requires_grad_() for shape in shapes]
-    share = 0.95 if compiler == "nvrtc" else 1.05  # C++ keeps what the forward pass saved until the end
+    share = 0.98 if compiler == "nvrtc" else 1.05  # C++ keeps what the forward pass saved until the end
     kernel: fg.Kernel[..., Tensor] = fg.kernel(layer, compiler=compiler)
     own, eager = peak(kernel, inputs), peak(layer, inputs)
     assert own < share * eager, f"{own / 2**20:.0f} of {eager / 2**20:.0f} MiB"

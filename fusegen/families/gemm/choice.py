@@ -158,7 +158,9 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     if plan is None or not shape.has_costs or shape.computes_rows:
         return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
     costs = COSTS[target.card]
-    ours = expected_time(shape, plan, target) + drawing_time(costs, _random_elements(graph, group, shape), target.sms)
+    in_octets = all(size.columns % 8 == 0 for size in shape.sizes)  # so that threads share random bits
+    drawing = drawing_time(costs, _random_elements(graph, group, shape), target.sms, is_shared=in_octets)
+    ours = expected_time(shape, plan, target) + drawing
     if isinstance(plan, ContractionPlan) and plan.consumers == 1 and written_by(graph, group):
         ours += costs.epilogue_start  # copies into arguments
     ours += costs.whole_heads if may_be_apart else 0.0

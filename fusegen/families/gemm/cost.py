@@ -30,7 +30,7 @@ class MatmulCosts:
         joins: time per column of each further block that shares the depth of a tile.
         reads, writes: extra time of a tile's end per 16-bit value per element that the epilogue reads, or writes besides its first;
             by consumer warpgroups and columns of a tile.
-        draws: random elements per µs in an epilogue in which two elements share a call of the generator.
+        draws, unshared_draws: random elements per µs in an epilogue whose threads share their random bits, and where they do not.
         library_unaligned: the slowdown where rows of a matrix do not start at multiples of 16 bytes.
         epilogue_start, epilogue_bandwidth: start-up time and bytes per µs of a separate kernel for the epilogue.
         few_rows_start, few_rows_bandwidth: start-up time and bytes per µs of a launch for up to 8 rows.
@@ -49,6 +49,7 @@ class MatmulCosts:
     reads: Mapping[tuple[int, int], float]
     writes: Mapping[tuple[int, int], float]
     draws: float
+    unshared_draws: float
     library_start: float
     library_bandwidth: float
     library_flops: float
@@ -90,8 +91,10 @@ H200 = MatmulCosts(
     joins=0.1,  # 24 x 4096 x 4096 takes 21.8 µs, split in two 21.3, though the steps take 5 µs less; one load was in flight then
     reads=dict(zip(_WIDTHS, (1.0, 2.0, 2.0, 2.4, 1.2, 1.8, 2.2, 3.6), strict=True)),
     writes=dict(zip(_WIDTHS, (0.8, 0.6, 0.2, 1.2, 0.8, 1.8, 2.0, 3.8), strict=True)),
-    # 4096 x 4096 x 4096 with dropout and a residual took 259.5 µs, and without dropout 198.2, before lanes shared their draws.
-    draws=2.74e5,
+    # 16384 x 1024 x 1024 with bias, dropout and a residual took 83.2 µs, without dropout 64.4; before threads shared random bits,
+    # 4096 x 4096 x 4096 with dropout and a residual took 259.5 µs, without dropout 198.2.
+    draws=8.9e5,
+    unshared_draws=2.74e5,
     library_start=3.42,
     library_bandwidth=4.03e6,
     library_flops=769e6,
@@ -187,9 +190,9 @@ def writing_time(costs: MatmulCosts, size: MatmulSize) -> float:
     return costs.epilogue_start + (size.weight + 2) * size.depth * size.columns / costs.epilogue_bandwidth
 
 
-def drawing_time(costs: MatmulCosts, elements: int, sms: int) -> float:
-    """Returns the time of random bits in an epilogue; it does not overlap with other work."""
-    return elements / costs.draws * costs.sms / sms
+def drawing_time(costs: MatmulCosts, elements: int, sms: int, *, is_shared: bool) -> float:
+    """Returns the time of random bits in an epilogue, which does not overlap with other work; threads can share them."""
+    return elements / (costs.draws if is_shared else costs.unshared_draws) * costs.sms / sms
 
 
 def library_time(costs: MatmulCosts, sizes: tuple[MatmulSize, ...], epilogue_bytes: int, sms: int) -> float:
