@@ -214,7 +214,10 @@ def _sum_of_one_hot(x: Value) -> Value | None:
         return None
     shape, (dim,), value = terms.node.shape, dims, terms.arg(1)
     for positions, index in (terms.arg(0).args, terms.arg(0).args[::-1]):
+        if index.dtype.is_float:  # 1.5 is in range, and equals no position
+            continue
         if _is_position(positions, shape, dim) and all(_is_constant_along(v, dim - len(shape)) for v in (index, value)):
+            index = index if index.dtype is DType.INT64 else index.apply(Op.CAST, dtype=DType.INT64)
             is_in_range = index.apply(Op.GE, 0).apply(Op.LOGICAL_AND, index.apply(Op.LT, cast(int, shape[dim])))
             result = is_in_range.where(value, terms.arg(2))
             return result if result.node.shape == x.node.shape and result.dtype is x.dtype else None

@@ -52,6 +52,18 @@ def repeated_rows(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     return y * mask.repeat_interleave(3, 0)
 
 
+def padded_rows(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    """The rows of the mask are longer than those of the matmul."""
+    y = F.linear(x, w) + r
+    return fg.dropout(F.pad(y, (0, 72 - y.shape[-1])), 0.3, seed=SEED)[..., : y.shape[-1]]
+
+
+def joined_columns(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    """Each mask covers a part of the columns."""
+    y = F.linear(x, w) + r
+    return torch.cat((fg.dropout(y[:, :32], 0.3, seed=SEED), fg.dropout(y[:, 32:], 0.5, seed=-1)), -1)
+
+
 def arguments(rows: Sequence[int], columns: int) -> tuple[Tensor, Tensor, Tensor]:
     x = torch.randn(*rows, 64).to(BF16)
     return x, (torch.randn(columns, 64) / 8).to(BF16), torch.full((*rows, columns), 64.0, dtype=BF16)
@@ -68,13 +80,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
     "two masks": (dropped_twice, (130,), 72),
     "heads": (dropped_heads, (2, 70), 72),
     "parts": (dropped_parts, (70,), 72),
+    "longer rows of the mask": (padded_rows, (70,), 34),
     "a mask from the middle of a call": (dropped_columns, (130,), 64),
+    "masks of columns": (joined_columns, (70,), 72),
     "a mask of repeated rows": (repeated_rows, (129,), 40),
     "rows of half a call": (dropped, (130,), 36),
     "odd rows": (dropped, (130,), 33),
     "few rows": (dropped, (16,), 64),
 }
-TOGETHER = list(CASES)[:6]
+TOGETHER = list(CASES)[:7]
 """The cases in which the lanes of a quad share their calls of the generator."""
 
 

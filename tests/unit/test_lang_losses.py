@@ -118,9 +118,18 @@ def test_sums_of_one_element_of_each_row(columns: int) -> None:
     def chosen(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(torch.arange(columns) == y[:, None], x[:, None], 0.0).sum(1)
 
-    agree(
-        chosen, (torch.tensor([1.5, float("inf"), float("nan"), -2.0, 3.0]), torch.tensor([0, -1, columns, columns - 1, -columns]))
-    )
+    values, indices = torch.tensor([1.5, float("inf"), float("nan"), -2.0, 3.0]), [0, -1, columns, columns - 1, -columns]
+    agree(chosen, (values, torch.tensor(indices)))
+    agree(chosen, (values, torch.tensor([0.0, 0.5, -0.5, columns - 1, 6.5])))  # fractions equal no position
+
+
+def test_sums_of_one_element_by_bytes() -> None:
+    """A byte cannot hold the number of columns."""
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(torch.arange(256) == y[:, None], x[:, None], 0.0).sum(1)
+
+    agree(chosen, (randn(4), torch.tensor([0, 1, 255, 7], dtype=torch.uint8)))
 
 
 @pytest.mark.usefixtures("emulated")
