@@ -96,8 +96,8 @@ class BackwardNode:
         """Computes the gradients of the inputs from all values of the backward pass."""
         is_recorded = torch.is_grad_enabled()  # for a second derivative
         needed = [value for value in values if isinstance(value, Tensor) and value.requires_grad] if is_recorded else []
-        if is_recorded and self.saves_dependent:
-            needed.append(torch.empty(0, requires_grad=True))  # torch does not know what these values are computed from
+        if is_recorded and self.saves_dependent:  # torch does not know what these values are computed from
+            needed += _leaves_below(torch._C._current_autograd_node())
         _check_unbatched(self.name, upstream)
         with torch.no_grad():
             outputs = self.backward(values)
@@ -134,6 +134,20 @@ class NodeCall(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()  # frees them, unless the graph is retained
         with ctx.workspace or _NO_WORKSPACE:
             return (None, None, None, *node.gradients_of(values, upstream))
+
+
+def _leaves_below(node: Any) -> list[Tensor]:
+    """Returns the leaves that a node of autograd leads to, or an empty one if there is none."""
+    found, left, seen = list[Tensor](), [node], set[Any]()
+    while left:
+        current = left.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        leaf = getattr(current, "variable", None)
+        found += [] if leaf is None else [leaf]
+        left += (below for below, _ in current.next_functions)
+    return found or [torch.empty(0, requires_grad=True)]
 
 
 def _scalars(scalars: ScalarsOf, preceding: Values, numbers: Sequence[Any]) -> Mapping[str, Any]:

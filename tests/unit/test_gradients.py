@@ -189,6 +189,11 @@ def test_what_has_no_gradient_is_refused() -> None:
     once = torch.autograd.grad(loss_of_many, many, create_graph=True)[0]
     with pytest.raises(GradientError, match="differentiated again"):
         once.sum().backward()
+    weight = randn(8, 3).requires_grad_()  # with respect to an input that is not saved, beside a value that depends on it otherwise
+    product = fg.kernel(lambda x, w: (x @ w).sin())(randn(4, 8), weight)
+    once = torch.autograd.grad(product.sum(), weight, create_graph=True)[0]
+    with pytest.raises(GradientError, match="differentiated again"):
+        torch.autograd.grad(once.square().sum() + weight.sum(), weight)
     weight = randn(3, 8).requires_grad_()  # its gradient, x.exp(), is saved, but does not depend on it
     product = fg.kernel(lambda x, w: F.linear(x.exp(), w))(randn(4, 8), weight)
     assert not torch.autograd.grad(product.sum(), weight, create_graph=True)[0].requires_grad
