@@ -11,8 +11,8 @@ then the set with the least recomputation. Exceptions:
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
   saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
   gradients are saved in their computing type. Logits of few rows are saved if that takes less memory.
-- A maximum or minimum of computed values is always recomputed: it is compared with its elements, and a rounded one may equal none
-  of them. One of an input's elements is exact in their dtype, so that it is saved like a statistic.
+- A maximum or minimum is always recomputed if it is compared with its elements, as in its own gradient, or if these are computed: a
+  rounded one may equal none of them. Others, of an input's elements, are exact in their dtype and saved like statistics.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
 
@@ -150,6 +150,7 @@ class _Values:
         self._recompute = recompute
         self.results = results
         self._forward = _producers(graph, results)
+        self._equated = {position for node in graph.nodes if node.op is Op.EQ for position in node.args}
         self._counts = [nominal(product(node.shape)) for node in graph.nodes]
         self._largest: list[int] = []  # elements of the largest value that a node depends on, since the last matmul
         for node in graph.nodes:
@@ -162,16 +163,17 @@ class _Values:
         if node.op is Op.INPUT or self._recompute == "all":
             return node.op is not Op.INPUT and not _draws(node)
         if self._recompute == "none" and position in self._forward:
-            return self._is_compared(node) or self._is_free(node)
+            return self._is_compared(position) or self._is_free(node)
         if node.family in _NOT_RECOMPUTED:
             return self._recomputes_large and position in self._large
         if self._recomputes_large and not self._large.isdisjoint(node.args):
             return True  # in the block that holds its operand
-        return self._is_compared(node) or not (node.family is Family.REDUCTION and self._is_statistic(position))
+        return self._is_compared(position) or not (node.family is Family.REDUCTION and self._is_statistic(position))
 
-    def _is_compared(self, node: Node) -> bool:
-        """True for a maximum or minimum of computed values."""
-        return node.op in _COMPARED and self.graph.nodes[node.args[0]].op is not Op.INPUT
+    def _is_compared(self, position: int) -> bool:
+        """True for a maximum or minimum that is compared with its elements, or whose elements are computed."""
+        node = self.graph.nodes[position]
+        return node.op in _COMPARED and (position in self._equated or self.graph.nodes[node.args[0]].op is not Op.INPUT)
 
     def _is_free(self, node: Node) -> bool:
         """True if recomputing is free: a view, a cast, or a choice of two numbers."""
@@ -186,7 +188,7 @@ class _Values:
         node = self.graph.nodes[position]
         if (
             (self._recompute == "all" and not _draws(node))
-            or self._is_compared(node)
+            or self._is_compared(position)
             or node.op in _REARRANGED
             or position in self._large
         ):
@@ -196,7 +198,7 @@ class _Values:
     def is_in_memory(self, position: int) -> bool:
         """True if a value is materialized anyway, in the dtype that the backward pass needs."""
         node = self.graph.nodes[position]
-        is_result = position in self.results and not self._is_compared(node) and self.dtype(position) is node.dtype
+        is_result = position in self.results and not self._is_compared(position) and self.dtype(position) is node.dtype
         return is_result or node.op is Op.INPUT
 
     def dtype(self, position: int) -> DType:
