@@ -11,14 +11,15 @@ then the set with the least recomputation. Exceptions:
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
   saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
   gradients are saved in their computing type. Logits of few rows are saved if that takes less memory.
-- A maximum or minimum is always recomputed if it is compared with its elements, as in its own gradient, or if these are computed: a
-  rounded one may equal none of them. Others, of an input's elements, are exact in their dtype and saved like statistics.
+- A maximum or minimum of computed elements is always recomputed: a rounded one may equal none of them. So is one that is compared
+  with its elements, as in its own gradient: it would be saved together with a mask as large as they are, though the input is in
+  memory. Others, of an input's elements, are exact in their dtype and saved like statistics.
 
 Symbolic sizes count as large (`ir.symbolic.nominal`).
 
 This is the rule "auto". The rule "all" reads only inputs and results and recomputes everything else, including matmuls, except if
 torch draws random bits for it. The rule "none" recomputes no value of the forward pass and no random bits, except free operations
-(views, casts, broadcasts, a choice of two numbers) and maxima and minima.
+(views, casts, broadcasts, a choice of two numbers) and such maxima and minima.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class _Values:
         return self._is_compared(position) or not (node.family is Family.REDUCTION and self._is_statistic(position))
 
     def _is_compared(self, position: int) -> bool:
-        """True for a maximum or minimum that is compared with its elements, or whose elements are computed."""
+        """True for a maximum or minimum that is recomputed."""
         node = self.graph.nodes[position]
         return node.op in _COMPARED and (position in self._equated or self.graph.nodes[node.args[0]].op is not Op.INPUT)
 

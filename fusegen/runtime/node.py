@@ -144,8 +144,8 @@ def _leaves_below(node: Any) -> list[Tensor]:
         if current is None or current in seen:
             continue
         seen.add(current)
-        leaf = getattr(current, "variable", None)
-        found += [] if leaf is None else [leaf]
+        leaf = getattr(current, "variable", None)  # of a node that accumulates; functions of the user may have anything there
+        found += [leaf] if isinstance(leaf, Tensor) else []
         left += (below for below, _ in current.next_functions)
     return found or [torch.empty(0, requires_grad=True)]
 

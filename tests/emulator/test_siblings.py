@@ -144,7 +144,7 @@ def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "library_time", lambda *_: math.inf)
     got = merged.backward(saved, grad)
     assert results_of_epilogues(merged.backward.lower())[0] == (3 if name in GATED else 2)
-    monkeypatch.setattr(gemm, "with_siblings", lambda _graph, groups, *_: groups)
+    monkeypatch.setattr(gemm, "_with_siblings", lambda _graph, groups, *_: groups)
     usual = apart.backward(saved_apart, grad)
     assert POINTWISE in kinds(apart.backward.lower())
     eager = exact(function, arguments, grad)
