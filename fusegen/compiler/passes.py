@@ -29,6 +29,7 @@ from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded
 from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, CallFacts
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.schedule.names import Namer, kernel_functions, stride_name
+from fusegen.schedule.precision import has_discontinuities
 from fusegen.settings import Compiler
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
@@ -252,6 +253,8 @@ def named_passes(
     full = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
     derivative = derive(full, wrt, names.take, recompute)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
+    if all(backward.nodes[p].dtype.is_narrow for p in backward.outputs) and not has_discontinuities(backward):
+        forward = replace(forward, approximate=tuple(range(derivative.results, len(forward.outputs))))
     backward_dims = {str(dim) for spec in backward.inputs for dim in spec.shape}
     forward_dims = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
     return derivative, forward, backward, tuple(symbol for symbol in (*forward_dims, *sizes) if symbol not in backward_dims)

@@ -22,7 +22,15 @@ from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
 from fusegen.passes.hoist import hoist
 from fusegen.passes.layouts import ORDERLESS, canonicalize_layouts
-from fusegen.passes.moments import RUNNING, SPREADS, cap_row_max, combine_moments, split_normalizers, sum_in_float64
+from fusegen.passes.moments import (
+    RUNNING,
+    SPREADS,
+    cap_row_max,
+    combine_moments,
+    join_normalizers,
+    split_normalizers,
+    sum_in_float64,
+)
 from fusegen.passes.rewrite import rewritten
 from fusegen.passes.simplify import simplify
 from fusegen.passes.topk import sort_rows
@@ -117,6 +125,7 @@ PASSES = (
         (_MATMULS, TILED),
     ),
     Pass("moments", Stage.FUSION, lambda graph, _: combine_moments(graph), ((Op.SUM,), (Op.SUB,)), warps=True),
+    Pass("joined peaks", Stage.FUSION, lambda graph, _: join_normalizers(graph), ((Op.AMAX,), (Op.EXP,), (Op.SUM,)), warps=True),
     Pass("peaks", Stage.FUSION, lambda graph, _: split_normalizers(graph), ((Op.NORMALIZER,),), warps=True),
     Pass("capped peaks", Stage.FUSION, lambda graph, _: cap_row_max(graph), ((Op.TANH,), (Op.AMAX,))),
 )

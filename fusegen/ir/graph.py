@@ -125,6 +125,8 @@ class Graph:
         fast_math: True if float32 math may use approximate hardware functions and fused multiply-add.
         plans: the plans of the declaration: pairs of a kernel's name, empty for any kernel, and the plan's text.
         padded: nodes in the call's own memory whose rows are padded there (`ir.index_map.memory_shape`).
+        approximate: the numbers of results that may be approximate, because only a backward pass with results of at most 16 bits
+            reads them.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Graph:
     fast_math: bool = False
     plans: tuple[tuple[str, str], ...] = ()
     padded: frozenset[int] = frozenset()
+    approximate: tuple[int, ...] = ()
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -228,6 +231,7 @@ class GraphBuilder:
         self.derived = NO_SCALARS
         self.fast_math = False
         self.plans: tuple[tuple[str, str], ...] = ()
+        self.approximate: tuple[int, ...] = ()
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
@@ -278,7 +282,7 @@ class GraphBuilder:
         builder = cls(graph.name if name is None else name)
         builder.inputs, builder.scalars, builder.derived = list(graph.inputs), list(graph.scalars), graph.derived
         builder.multiples, builder.bounds = graph.multiples, graph.bounds
-        builder.fast_math, builder.plans = graph.fast_math, graph.plans
+        builder.fast_math, builder.plans, builder.approximate = graph.fast_math, graph.plans, graph.approximate
         return builder
 
     def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
@@ -299,6 +303,7 @@ class GraphBuilder:
             writes=tuple(indices[w] for w in writes),
             fast_math=self.fast_math,
             plans=self.plans,
+            approximate=self.approximate,
         )
 
     def _alive(self, outputs: Sequence[int]) -> list[int]:

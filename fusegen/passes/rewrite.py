@@ -50,7 +50,8 @@ def subgraph_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int,
     indices = {old: new for new, old in enumerate(old_indices)}
     nodes = tuple(replace(graph.nodes[p], args=tuple(indices[a] for a in graph.nodes[p].args)) for p in old_indices)
     locations = tuple(graph.locations[p] for p in old_indices)
-    return replace(graph, nodes=nodes, outputs=tuple(indices[o] for o in outputs), locations=locations), tuple(old_indices)
+    results = tuple(indices[o] for o in outputs)
+    return replace(graph, nodes=nodes, outputs=results, locations=locations, approximate=()), tuple(old_indices)
 
 
 def copy_after_operands(

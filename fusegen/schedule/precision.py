@@ -66,10 +66,11 @@ def _has_a_product(graph: Graph, position: int, materialized: Collection[int]) -
 def _groups_tolerating_errors(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """Returns the groups that may use approximate functions whose error vanishes in 16 bits.
 
-    All values that depend on the approximation must be floats of 16 bits or fewer, or a scale for quantization: an extreme of
-    values that the program has in 16 bits. A discontinuity in between (floor, a comparison, a cast to integers) would turn a tiny
-    error into a whole unit; an angle amplifies errors too. A value that two kernels compute is approximate in both or in neither.
-    Otherwise its maximum would differ from the value, and the square root of their difference would be NaN.
+    All values that depend on the approximation must be floats of 16 bits or fewer, or be read by a backward pass alone whose
+    results are, or be a scale for quantization: an extreme of values that the program has in 16 bits. A discontinuity in
+    between (floor, a comparison, a cast to integers) would turn a tiny error into a whole unit; an angle amplifies errors too.
+    A value that two kernels compute is approximate in both or in neither. Otherwise its maximum would differ from the value,
+    and the square root of their difference would be NaN.
     """
     inside = {group: computed(graph, group) for group in groups}
     inexact = {group: {p for p in nodes if graph.nodes[p].op in _APPROXIMATED} for group, nodes in inside.items()}
@@ -85,7 +86,8 @@ def _groups_tolerating_errors(graph: Graph, groups: Sequence[Group], memory: Mem
 def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mapping[Group, Collection[int]]) -> set[int]:
     """Returns the values that must not be approximate, because exact results, discontinuities or exact extremes depend on them."""
     quantized = _quantized(graph)
-    exact = {p for r in graph.outputs for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow} - quantized
+    results = [r for number, r in enumerate(graph.outputs) if number not in graph.approximate]
+    exact = {p for r in results for p in (r, strip_views(graph, r)) if not graph.nodes[r].dtype.is_narrow} - quantized
     decisive: set[int] = set()  # operands of a discontinuity
     compared: set[int] = set()  # operands of an extreme that is exact
     for group in reversed(groups):

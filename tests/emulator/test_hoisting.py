@@ -82,3 +82,14 @@ def test_sine_and_cosine_of_one_value_are_one_call() -> None:
     agree(both, (randn(3, 7) * 99,))
     text = fg.kernel(both).lower(randn(3, 7), target="sm_90a").asm["cuda"]
     assert "sincosf(" in text and " sinf(" not in text and " cosf(" not in text
+
+
+@pytest.mark.parametrize("columns", [64, 61])
+def test_lanes_share_a_division_under_a_condition(columns: int) -> None:
+    def function(x: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+        return x.exp() * torch.where(counts != 0, rows / counts, 0.0) - torch.where(counts > 1, x, rows / 3)
+
+    x, rows, counts = randn(6, columns, dtype=torch.bfloat16), randn(6, 1, dtype=torch.bfloat16), ints(6, 1, high=3)
+    agree(function, (x, rows, counts))
+    (source,) = fg.kernel(function).lower(x, rows, counts, target="sm_90a").sources
+    assert ("_common(" in source.text) is (columns == 64)  # vectors of 61 columns continue in the next row

@@ -81,3 +81,37 @@ def test_a_sum_of_logarithms_of_a_softmax_is_taken_at_once() -> None:
     kernel = fg.kernel(lambda x: torch.log_softmax(x, -1).sum(-1))
     torch.testing.assert_close(kernel(x), torch.log_softmax(x.double(), -1).sum(-1).bfloat16())
     assert "3 phases" in kernel.lower(x, target="sm_90a").asm["cuda"]
+
+
+def long_rows(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = (randn(8, 20485) * 4).to(dtype)
+    x[0] = -torch.inf
+    x[1, 5] = torch.inf
+    x[2, 5:] = -torch.inf
+    x[3, 20484] = torch.nan
+    x[4] = 100.0
+    return x, torch.tensor([3, 7, 2, 9, 20484, 0, -100, 20000])
+
+
+def losses(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target, reduction="none")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plans_of_a_loss_that_reads_long_rows_once(dtype: torch.dtype) -> None:
+    x, target = long_rows(dtype)
+    exact = losses(x.double(), target).to(dtype)
+    candidates = fg.kernel(losses).lower(x, target, target="sm_90a").program.launches[0].candidates
+    passes = [plan.description for plan in candidates if "single-pass" in plan.description]
+    assert len(passes) == 8
+    for plan in (passes[0], passes[-1]):  # shifted vectors in a large block, single elements in a small one
+        torch.testing.assert_close(fg.kernel(losses, plan=plan)(x, target), exact, equal_nan=True)
+
+
+def test_a_loss_and_a_softmax_of_the_same_long_rows() -> None:
+    def function(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return losses(x, target), torch.softmax(x, -1)
+
+    x, target = long_rows(torch.bfloat16)
+    expected = tuple(each.bfloat16() for each in function(x.double(), target))
+    torch.testing.assert_close(fg.kernel(function)(x, target), expected, equal_nan=True)

@@ -1,8 +1,8 @@
 """Measures pointwise, row and column-sum kernels on this machine's GPU with each plan. The cost models in
 `fusegen/families/rows/cost.py` and `fusegen/families/rows/tiles.py` are fitted to the record.
 
-``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the time
-is over. With a longest row, it measures only rows up to that length, and replaces their cases in the file.
+``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns|streams] [LONGEST]`` measures cases in a fixed random order until
+the time is over, of rows up to a length if one is given, and replaces their functions' cases in the file.
 """
 
 from __future__ import annotations
@@ -87,6 +87,16 @@ def bias_gelu_add(x: Tensor, b: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x + b, approximate="tanh") + y
 
 
+def logsumexp(x: Tensor) -> Tensor:
+    """Nothing but statistics of each row; the state has two components."""
+    return torch.logsumexp(x, -1)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """One sum per row."""
+    return x.sum(-1)
+
+
 def column_sum(x: Tensor) -> Tensor:
     """One sum per column."""
     return x.sum(0)
@@ -119,7 +129,15 @@ SUMS = Sweep(
     fewest=1 << 14,
     most=1 << 27,
 )  # fmt: skip
-SWEEPS: Mapping[str, Sweep] = {"lanes": LANES, "columns": SUMS}
+STREAMS = Sweep(
+    functions=(logsumexp, row_sum),
+    columns=(24576, 32000, 50257, 50304, 65536, 100003, 128256, 151936, 262144),
+    float32_columns=(32000, 128256),
+    rows=(8, 33, 64, 132, 300, 700, 2000, 6000),
+    fewest=0,
+    most=1 << 29,
+)
+SWEEPS: Mapping[str, Sweep] = {"lanes": LANES, "columns": SUMS, "streams": STREAMS}
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {f.__name__: f for sweep in SWEEPS.values() for f in sweep.functions}
 
 
@@ -184,7 +202,8 @@ def read(path: Path) -> list[Measured]:
 def main(path: str, seconds: str = "240", sweep: str = "lanes", longest: str = "inf") -> None:
     """Measures, and writes a record."""
     gpu = torch.device("cuda", torch.cuda.current_device())
-    kept = [case for case in read(Path(path)) if case.columns > float(longest)] if math.isfinite(float(longest)) else []
+    names, stored = {function.__name__ for function in SWEEPS[sweep].functions}, read(Path(path)) if Path(path).exists() else []
+    kept = [case for case in stored if case.function not in names or case.columns > float(longest)]
     found = list(measure(SWEEPS[sweep], float(seconds), float(longest)))
     write_atomically(Path(path), document([*kept, *found], environment(gpu, timer_name(gpu, quick=True))).encode())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,3 +92,22 @@ def test_results_in_integers_of_8_bits_are_rounded_as_floats_are() -> None:
         return q, (q.float() * largest - x).bfloat16()
 
     assert all(approximate(function)) and not any(approximate(read_again))
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_what_a_backward_pass_in_16_bits_saves_is_approximate(dtype: torch.dtype, expected: bool) -> None:
+    """The saved sum of exponentials has 32 bits, but nobody sees it."""
+    x, target = torch.empty(64, 512, dtype=dtype, device="meta"), torch.empty(64, dtype=torch.int64, device="meta")
+    forward = fg.vjp(fg.kernel(F.cross_entropy), x, target, target="sm_90a").forward.lower()
+    (math,) = (source.math for source in forward.sources if "exp" in source.math)
+    assert ("fast_exp(" in math) is expected
+
+
+def test_what_a_backward_pass_compares_is_exact() -> None:
+    def function(x: Tensor, s: Tensor) -> Tensor:
+        peak = torch.exp(x.float()).sum(-1, keepdim=True)
+        return (x * torch.maximum(peak, s.float())).to(x.dtype)
+
+    x, s = (torch.empty(64, 512, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    forward = fg.vjp(fg.kernel(function), x, s, target="sm_90a").forward.lower()
+    assert not any("fast_exp(" in source.math for source in forward.sources)

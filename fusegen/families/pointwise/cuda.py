@@ -20,8 +20,8 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     pipeline = _vectorized(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
-    once = [] if body.hoisted is None or body.hoisted.call is None else [body.hoisted.call.function]
-    return assemble(launch, target, math_text([*once, body.call.function]), pipeline)
+    once = (body.common_call, None if body.hoisted is None else body.hoisted.call)
+    return assemble(launch, target, math_text([*(c.function for c in once if c), body.call.function]), pipeline)
 
 
 def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
@@ -39,6 +39,7 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
         checks=checks.vec,
         reads=[fragment(a, offsets, lane_axis) for a in body.reads],
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        common_call=None if body.common_call is None else call_view(body.common_call, offsets, None),
         call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
         plan=body.plan,
         extent=c_text(body.axes.extents[-1]),

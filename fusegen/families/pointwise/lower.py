@@ -14,7 +14,7 @@ from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
 from fusegen.ir.formula import ceil_div, formula
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Axes, FloorDiv, Index, Modulo, Stride, axis_symbol, exact_quotient, literal, product
 from fusegen.schedule.access import Access, AccessPattern, divisor, merge_axes, pattern_of
 from fusegen.schedule.column_pairs import Fragments, interleaved, interleaved_bytes
@@ -22,7 +22,7 @@ from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import Plan, SharedArrays, arrange_shared_arrays
-from fusegen.schedule.math import CallArgument, Origin
+from fusegen.schedule.math import CallArgument, MathCall, Origin
 from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms
 from fusegen.threads import cached_property
@@ -139,9 +139,11 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     writes = tuple(access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
     once = frozenset[int]() if hoisting is None else hoisting.reads
     hoisted = None if hoisting is None else _hoisted(fragments, hoisting, joined([fragments.reads[t] for t in sorted(once)]))
+    is_vector = context.target.warp > 0 and plan.vec > 1 and not plan.wraps
+    common = _common(fragments, points) if is_vector and hoisting is None else None
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
     reads = joined([each for t, each in fragments.reads.items() if t not in once])
-    body = PointwiseBody(axes, reads, joined(writes), fragments.checks, call, plan, hoisted)
+    body = PointwiseBody(axes, reads, joined(writes), fragments.checks, call, plan, hoisted, common)
     grid = ceil_div(product(body.threads.extents), plan.threads * plan.vec * (plan.unroll if hoisting is None else 1))
     kernel = fragments.kernel(body, writes, [axes])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
@@ -154,6 +156,25 @@ def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
     fragments.values |= {term: CallArgument(Origin.LANES, name) for name, term in roots}
     return HoistedMath(hoisting.axis, reads, call)
+
+
+def _common(fragments: Fragments, points: PointwiseMath) -> MathCall | None:
+    """Returns the functions of values that all lanes of a vector have in common. Under a condition, the compiler would repeat them
+    for each lane, as in the gradient of a loss, which divides where a target counts."""
+    items, context = points.terms.items, fragments.context
+    invariant = _Invariance(points, points.axes.symbols[-1]).terms
+    terms = [t for t in invariant if any(_is_function(items[p].op) for p in points.terms.producers((t,)))]
+    if not terms:
+        return None
+    roots = [(context.names.take("common"), term) for term in terms]
+    call = fragments.call(f"{context.name}_common", roots)
+    fragments.values |= {term: CallArgument(Origin.VALUE, name) for name, term in roots}
+    return call
+
+
+def _is_function(op: object) -> bool:
+    """True for divisions and for functions such as exponentials."""
+    return isinstance(op, Op) and op.family is Family.POINTWISE and op.row.result is DtypeRule.FLOAT
 
 
 # Hoisting: a thread loops along an axis that expensive math does not depend on, e.g. a rotation's angles do not depend on the head.

@@ -100,6 +100,7 @@ class PointwiseBody(Body):
         reads, writes: accesses along the last axis; a write is named after the function's result.
         checks: indices to check against their range that no access mentions.
         hoisted: reads and math hoisted out of a thread's loop along an axis.
+        common_call: functions of values that all lanes of a vector have in common, once per vector.
     """
 
     axes: Axes
@@ -109,6 +110,7 @@ class PointwiseBody(Body):
     call: MathCall
     plan: PointwisePlan
     hoisted: HoistedMath | None = None
+    common_call: MathCall | None = None
 
     can_be_part = True
 

@@ -87,9 +87,10 @@ def _row_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> RowWor
     reads = [access for access in accesses.values() if access.buffer in itemsizes]
     of_row = [itemsizes[access.buffer] * len(access.variables) for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
-    reductions = sum(len(phase.reductions) for phase in body.phases)
+    reductions = [reduction for phase in body.phases for reduction in phase.reductions]
+    components = sum(len(reduction.components) for reduction in reductions)
     itemsize, shared, traffic = max(of_row, default=0), len(reads) - len(of_row), launch.traffic.moved(sizes)
-    return RowWork(rows, columns, traffic, itemsize, sum(of_row), len(reads) + writes, shared, reductions)
+    return RowWork(rows, columns, traffic, itemsize, sum(of_row), len(reads) + writes, shared, len(reductions), components)
 
 
 def _column_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> ColumnWork:

@@ -3,7 +3,8 @@
 The time is the sum of a launch's start, its traffic, and the exposed part of its threads' latency. The latency of the first wave of
 blocks is exposed once; that of each further wave counts less, since earlier waves hide a part of it. Prices were fitted to
 measurements by non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py` checks the
-resulting choices. Rows staged in shared memory have a separate model (`staged_time`).
+resulting choices. Rows staged in shared memory have a separate model (`staged_time`), and so have rows that are read once and not
+held (`streamed_time`).
 """
 
 from __future__ import annotations
@@ -96,6 +97,69 @@ def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> fl
     return waiting if plan.stage_to_registers else waiting + prices.waiting * own / plan.blocks_per_sm
 
 
+@dataclass(frozen=True)
+class StreamedPrices:
+    """Prices of a kernel that reads each row once and holds nothing of it, in µs.
+
+    Attributes:
+        start: per launch.
+        megabyte: per MB to or from memory.
+        unaligned: surcharge on traffic for shifted vectors.
+        unaligned_states: surcharge on it if a reduction has several components.
+        narrow: surcharge on traffic for accesses of one element.
+        uneven: surcharge on traffic for SMs that idle in the last round.
+        access: per access of one thread, in sequence.
+        own_megabyte: per MB of an SM's first rows.
+        warp: per warp of an SM that reduces, for the first component.
+        further_component: surcharge on `warp` for each further component.
+        overlap: degree of the p-norm that combines the traffic and a block's own time.
+    """
+
+    start: float
+    megabyte: float
+    unaligned: float
+    unaligned_states: float
+    narrow: float
+    uneven: float
+    access: float
+    own_megabyte: float
+    warp: float
+    further_component: float
+    overlap: float
+
+
+STREAMED_H200 = StreamedPrices(
+    start=5.86,
+    megabyte=0.204,
+    unaligned=0.269,
+    unaligned_states=0.743,
+    narrow=0.336,
+    uneven=0.319,
+    access=0.0957,
+    own_megabyte=10.2,
+    warp=0.0273,
+    further_component=0.0434,
+    overlap=1.57,
+)
+
+
+def streamed_time(prices: StreamedPrices, plan: RowPlan, work: RowWork, sms: int) -> float:
+    """Returns the time of a launch that reads each row once and holds nothing of it, in µs."""
+    at_once = min(_MOST_THREADS // plan.block, math.ceil(work.rows / sms))  # rows of an SM
+    surcharge = plan.unaligned * (prices.unaligned + prices.unaligned_states * (work.components > 1))
+    surcharge += prices.narrow * (plan.vec == 1) + prices.uneven * _idle(work.rows, at_once * sms)
+    moving = work.moved / _MILLION * prices.megabyte * (1 + surcharge)
+    own = math.ceil(work.columns / plan.columns_per_step) * prices.access
+    own += at_once * work.columns * work.held / _MILLION * prices.own_megabyte
+    reducing = work.rows * plan.threads / _WARP / sms * (prices.warp + prices.further_component * (work.components - 1))
+    return prices.start + math.pow(moving**prices.overlap + own**prices.overlap, 1 / prices.overlap) + reducing
+
+
+def _idle(rows: int, at_once: int) -> float:
+    """Returns the share of idle turns; 0 if all rows run at a time."""
+    return math.ceil(rows / at_once) * at_once / rows - 1 if rows > at_once else 0.0
+
+
 # The work of a row kernel, for any plan.
 
 
@@ -109,7 +173,8 @@ class RowWork:
         held: bytes per element of all reads of the row.
         operands: fragments along the row that it reads or writes.
         shared: the operands that are the same for all rows.
-        reductions: components reduced along the row.
+        reductions: reductions along the row.
+        components: components of their states.
     """
 
     rows: int
@@ -120,6 +185,7 @@ class RowWork:
     operands: int
     shared: int
     reductions: int
+    components: int
 
 
 _REGISTERS = 65536  # per SM
@@ -201,6 +267,7 @@ class PointwisePrices:
 class RowKernelCosts:
     rows: RowPrices
     staged: StagedPrices
+    streamed: StreamedPrices
     points: PointwisePrices
     columns: ColumnPrices
 
@@ -230,6 +297,7 @@ H200 = RowKernelCosts(
         cache=40_000_000,
     ),
     staged=STAGED_H200,
+    streamed=STREAMED_H200,
     points=PointwisePrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
     columns=COLUMNS_H200,
 )
@@ -240,6 +308,7 @@ _SLOWER_COPY = 4.29 / 2.98
 H100 = RowKernelCosts(
     rows=replace(H200.rows, megabyte=_SLOWER_COPY * H200.rows.megabyte),
     staged=replace(H200.staged, megabyte={cluster: _SLOWER_COPY * price for cluster, price in H200.staged.megabyte.items()}),
+    streamed=replace(H200.streamed, megabyte=_SLOWER_COPY * H200.streamed.megabyte),
     points=replace(H200.points, megabyte=_SLOWER_COPY * H200.points.megabyte),
     columns=replace(H200.columns, megabyte=_SLOWER_COPY * H200.columns.megabyte, partial=_SLOWER_COPY * H200.columns.partial),
 )
@@ -262,6 +331,8 @@ def row_time(costs: RowKernelCosts, plan: RowPlan, work: RowWork, sms: int) -> f
     """Returns the time of a row kernel's launch, in µs."""
     if plan.persistence is Persistence.STAGED:
         return staged_time(costs.staged, plan, work, sms)
+    if plan.once:
+        return streamed_time(costs.streamed, plan, work, sms)
     prices, looped = costs.rows, plan.persistence is Persistence.MULTI_PASS
     groups = math.ceil(work.columns / plan.columns_per_step) if looped else plan.vectors_per_thread
     accesses = groups * work.operands * (work.reductions + 1 if looped else 1)
@@ -279,7 +350,9 @@ def row_time(costs: RowKernelCosts, plan: RowPlan, work: RowWork, sms: int) -> f
     wave = work.reductions * (math.log2(plan.warps) * prices.wave_barrier + prices.wave_exchange * (plan.cluster > 1))
     wave += windows * prices.wave_window + prices.wave_alone * (persistent_blocks == 1)
     total = moved * prices.megabyte + work.rows * _row_throughput(prices, plan, work, accesses, groups)
-    return prices.start + total / _MILLION + once + (waves - 1) * wave
+    # A state of several components costs each warp as much as in a kernel that holds nothing.
+    states = costs.streamed.further_component * (work.components - work.reductions) * work.rows * plan.threads / _WARP / sms
+    return prices.start + total / _MILLION + once + (waves - 1) * wave + states
 
 
 def _row_throughput(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: int, groups: int) -> float:

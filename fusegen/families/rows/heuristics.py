@@ -85,6 +85,10 @@ _STAGING_ROWS = 3  # most rows in shared memory
 _FORESEEN = 4  # vectors that only the last phase of a staged row needs and that a thread prefetches
 _EARLY_REGISTERS = 16  # registers for values shared by all rows that a thread loads at the start
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
+_LONGEST_HELD = 20480  # columns of a row in the registers of one block, 32 for each of 640 threads
+_STREAMING = (_MOST_THREADS, 512, 256, 128)
+"""Threads of a block that reads a row once and holds nothing of it. On an H200, the normalizer of 8192 rows of 32000 takes 128 µs
+with 128 threads and 204 with 1024; that of 64 rows of 128256 takes 24.4 and 10.4."""
 _BLOCK_OF_ORDER = 512  # threads of a block that sorts the longest rows
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
 _CLUSTER_BLOCKS = (512, _MOST_THREADS)  # most threads per block of a cluster: two ways to share a row
@@ -114,6 +118,7 @@ class RowFeatures:
         interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
         indexed: whether row addresses depend on an index that is read.
         may_exchange: whether the blocks of a cluster may exchange partial reductions.
+        passes: phases that read the row if none holds it.
     """
 
     axes: Axes
@@ -133,6 +138,7 @@ class RowFeatures:
     segment: int = 0
     interleaved_bytes: int = 0
     indexed: bool = False
+    passes: int = 0
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -199,11 +205,13 @@ def _plans(columns: int | None, known: bool, vec: int, features: RowFeatures, ta
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
     at_once = [_with_early_shared(plan, features) for plan in powers]
+    is_streamed = features.passes == 1 and columns > _LONGEST_HELD
     # Prefetching gains nothing if copies wait for an index: an embedding with a norm takes 132 µs staged on an H100, 110 in
-    # registers.
-    waits = features.indexed and any(powers)
+    # registers. Nor does it if nothing reads the row again.
+    waits = is_streamed or (features.indexed and any(powers))
     staged = [] if waits else _staged(columns, known, vec, features, target)
-    return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
+    passing = _streamed(looped) if is_streamed else [looped]
+    return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, *passing, *fewest, *at_once])))
 
 
 def _with_early_shared(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
@@ -480,6 +488,11 @@ def _looped(vec: int, target: Target, features: RowFeatures) -> RowPlan:
     """Returns the multi-pass plan, which reads the row again in each phase, from L2 if it fits."""
     persistent_blocks = _persistent_blocks(_MOST_THREADS, target) if features.column_sums else 0
     return RowPlan(_MOST_THREADS, 1, vec, 0, Persistence.MULTI_PASS, False, persistent_blocks)
+
+
+def _streamed(looped: RowPlan) -> list[RowPlan]:
+    """Returns plans of long rows that are read once: with smaller blocks, an SM reads several rows at a time."""
+    return [replace(looped, threads=threads, once=True) for threads in _STREAMING]
 
 
 def _persistent_blocks(block: int, target: Target) -> int:

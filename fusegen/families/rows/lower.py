@@ -263,9 +263,16 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         late_bytes=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in phases for p in phase.held if p not in math.leaves.reads),
+        passes=_passes(math),
     )
     plan = context.choose(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
     return plan, _split(math, _KEEP[plan.persistence])
+
+
+def _passes(math: RowMath) -> int:
+    """Returns the number of phases that read elements of a row if none is held."""
+    reads = {term for term, read in math.leaves.reads.items() if not read.drawn and _along(read.offset, math.column_axes)}
+    return sum(not reads.isdisjoint(phase.reads) for phase in _split(math, HeldValues.NOTHING))
 
 
 def _split(math: RowMath, held_values: HeldValues) -> list[PhaseTerms]:

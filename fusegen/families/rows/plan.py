@@ -55,6 +55,7 @@ class RowPlan(Plan):
         stage_to_registers: whether threads move a staged row to registers at once, which frees its stage for the next row.
         prefetch: vectors of late reads that a thread prefetches before it uses the first.
         late_loads: whether row data that only the last phase needs is read late instead of staged.
+        once: whether one phase alone reads a long row, and nothing holds it.
     """
 
     threads: int
@@ -74,6 +75,7 @@ class RowPlan(Plan):
     prefetch: int = 0
     late_loads: bool = False
     stage_to_registers: bool = False
+    once: bool = False
 
     @property
     def finishes(self) -> bool:
@@ -91,6 +93,8 @@ class RowPlan(Plan):
         rows = f", {self.blocks_per_sm} blocks per SM" if self.stage_vectors and self.blocks_per_sm > 1 else rows
         threads = f"cluster of {self.cluster} blocks of {self.block}" if self.cluster > 1 else str(self.threads)
         weights = ", weights loaded with the row" if self.cache_weights and not self.persistent_blocks else ""
+        if self.once:
+            return f"single-pass: {threads} threads per row, {self.vec} elements per access" + _ALIGNED_VECTORS * self.unaligned
         layout = f"{self.persistence.value}: {threads} threads per row"
         return f"{layout}, {elements} elements per thread{rows}{weights}" + _ALIGNED_VECTORS * self.unaligned
 
@@ -234,7 +238,8 @@ class RowBody(Body):
         if self.plan.tiled:
             return f"{kind}, tiles of {self.plan.columns_per_step} columns"
         split = f", each split over a cluster of {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
-        return f"{kind}, {counted(len(self.phases), 'phase')}, {_PERSISTENCE_TEXT[self.plan.persistence]}{split}"
+        reads = "rows read once, nothing of them held" if self.plan.once else _PERSISTENCE_TEXT[self.plan.persistence]
+        return f"{kind}, {counted(len(self.phases), 'phase')}, {reads}{split}"
 
     @property
     def reason(self) -> str:
@@ -247,6 +252,8 @@ class RowBody(Body):
         owner = f"a cluster of {plan.cluster} blocks" if plan.cluster > 1 else "a block"
         if plan.persistence is Persistence.STAGED:
             return f"the shared memory of {owner} holds a row and the next ones, which are prefetched"
+        if plan.once:
+            return "one phase alone needs the elements of a row, so that nothing holds them"
         if plan.persistence is Persistence.MULTI_PASS:
             return f"a row is, or may be, too long for the registers and shared memory of {owner}"
         threads = f"{plan.threads} threads" + (f" of {owner}" if plan.cluster > 1 else "")

@@ -38,9 +38,9 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void cross_entropy_1_0(i64 ignore_index, i64 target, float input, float value_4, float value_7, float& total_part, float& total_2_part) {
+__device__ __forceinline__ void cross_entropy_1_0(i64 ignore_index, i64 target, float input, float value_4, float value_6, float& total_part, float& total_2_part) {
     const bool ne_1 = target != ignore_index;                                         // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
-    total_part = ne_1 ? -(input - value_4 - logf(value_7)) : 0.0f;
+    total_part = ne_1 ? -(input - value_4 - logf(value_6 + (value_4 - value_4))) : 0.0f;
     total_2_part = ne_1 ? 1.0f : 0.0f;
 }
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_7_ptr, bf16* out_ptr, i64 ignore_index) {
+fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_6_ptr, bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();
     const Index column_count = 8192;
     const i32 thread = thread_id();
@@ -96,21 +96,21 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         for (i32 v = 0; v < 8; ++v) input_raw[v] = load(input_ptr, column * 32000 + v * 32000 + checked_index(choose(widen(load_once(target_ptr, column + v)) != ignore_index, widen(load_once(target_ptr, column + v)), 0), 32000, "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
         float value_4_raw[LANES];
         load_lanes<4>(value_4_raw, value_4_ptr, column);
-        float value_7_raw[LANES];
-        load_lanes<4>(value_7_raw, value_7_ptr, column);
+        float value_6_raw[LANES];
+        load_lanes<4>(value_6_raw, value_6_ptr, column);
         i64 target[LANES];
         widen_vec(target_raw, target);
         float input[LANES];
         widen_vec(input_raw, input);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
-        float value_7[LANES];
-        widen_vec(value_7_raw, value_7);
+        float value_6[LANES];
+        widen_vec(value_6_raw, value_6);
         float total_part[LANES];
         float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            cross_entropy_1_0(ignore_index, target[v], input[v], value_4[v], value_7[v], total_part[v], total_2_part[v]);
+            cross_entropy_1_0(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part[v], total_2_part[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
         }

@@ -24,9 +24,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float softplus(float input, float beta, float threshold) {
+__device__ __forceinline__ float softplus_common(float beta) {
+    return fast_divide(1.0f, beta);
+}
+
+__device__ __forceinline__ float softplus(float input, float beta, float threshold, float common) {
     const float mul_1 = input * beta;                                                 // line 7: return F.softplus(input, beta, threshold)
-    return mul_1 > round_bf16(threshold) ? input : fast_log1p(fast_exp(mul_1)) * fast_divide(1.0f, beta);
+    return mul_1 > round_bf16(threshold) ? input : fast_log1p(fast_exp(mul_1)) * common;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -54,9 +58,10 @@ fg_softplus(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0, double beta, d
         if (position + LANES > element_count) continue;
         float input[8];
         widen_vec(input_raw[u], input);
+        const float common = softplus_common(beta);
         float result[8];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = softplus(input[v], beta, threshold);
+        for (i32 v = 0; v < 8; ++v) result[v] = softplus(input[v], beta, threshold, common);
         bf16 result_raw[8];
         narrow_vec(result, result_raw);
         store_lanes<8>(out_ptr, position, result_raw);
