@@ -26,7 +26,7 @@ class FusedGraph:
     """A graph after fusion. The library computes some of its matmuls.
 
     Attributes:
-        graph: has the matmuls of the original graph, in the same order.
+        graph: has the matmuls of the original graph, in the same order, without those that another one includes.
         groups: its groups, in the order of their launches.
         target: the machine.
         kind: equal for graphs with the same operations at the same positions.

@@ -16,6 +16,7 @@ from fusegen.families.attention.library import with_library_attention
 from fusegen.families.gemm.deferred import defer_norms
 from fusegen.families.gemm.partials import TILED, reduce_tiles_in_epilogue
 from fusegen.families.gemm.passes import copy_unaligned_rows, split_matmuls
+from fusegen.families.gemm.sums import join_sums
 from fusegen.families.runs import sorted_sums
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
@@ -116,6 +117,7 @@ PASSES = (
     Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalize_layouts(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
     Pass("split matmuls", Stage.READY, lambda graph, rules: split_matmuls(graph, rules.target), (_MATMULS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
+    Pass("sums of matmuls", Stage.FUSION, lambda graph, _: join_sums(graph), (_MATMULS, (Op.ADD,))),
     Pass("deferred norms", Stage.FUSION, lambda graph, rules: defer_norms(graph, rules.target), (_MATMULS, (Op.SUM,))),
     Pass("copied rows", Stage.FUSION, lambda graph, rules: copy_unaligned_rows(graph, rules.target), (_MATMULS,)),
     Pass(

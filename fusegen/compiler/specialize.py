@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 from fusegen import families
 from fusegen.compiler.decision import FusedGraph, MatmulDecision, MatmulKey
 from fusegen.compiler.lower import Specialization, kernel_names, lower, names_of, with_equal_blocks
+from fusegen.compiler.marks import MeasuredMarks
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
@@ -22,11 +23,8 @@ from fusegen.families.gemm.choice import (
     choose,
     choose_for_any_rows,
     measured_choice,
-    takes_deferred_norm,
-    takes_rows_on_load,
 )
 from fusegen.families.gemm.deep import measured_fusions, with_fusions
-from fusegen.families.gemm.deferred import deferrable_norms, is_fused
 from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
 from fusegen.families.gemm.pipelines import MatmulMarks, computes_on_load
 from fusegen.families.gemm.weights import supported_weights
@@ -90,6 +88,7 @@ class GraphPlanner:
         self._decisions: dict[tuple[int, ...], MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
         self._weights = supported_weights(graph, target)
+        self._measured = MeasuredMarks(graph, target, self._fuse)
         self._fused: dict[MatmulMarks, FusedGraph] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: MatmulChoices = {}
@@ -110,8 +109,8 @@ class GraphPlanner:
         fused graph."""
         with self._lock:
             decision = self._decided(self._classes(sizes), sizes, measured)
-        positions = zip(self._matmuls, decision.fused.matmuls, strict=True)
-        return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
+        origins = self._measured.origins(decision.marks, decision.fused)
+        return {fused: decision.choices[matmul] for fused, matmul in origins.items() if matmul in decision.choices}
 
     def all(
         self, sizes: Mapping[str, int], declared: DeclaredPlans | None
@@ -199,15 +198,15 @@ class GraphPlanner:
         default: Specialization | None,
     ) -> MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
-        faster than that. Norms are deferred, and first operands are computed on load, only if that is measured to be faster or
-        declared."""
+        faster than that. Norms are deferred, matmuls are summed in one launch, and first operands are computed on load, only if
+        that is measured to be faster or declared."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         default_names = () if default is None else names_of(default)
         while True:
             marks = replace(marks, on_load=self._weights.of_few_rows(expected.size_of, marks.library | in_memory))
             fused = self._fuse(marks)
-            origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
+            origin = self._measured.origins(marks, fused)
             launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
             unplanned = [group for group, choice in launches.items() if choice.plan is None and not choice.takes_apart]
             if refused := {origin[p] for group in unplanned for p in group.core_nodes if computes_on_load(fused.graph, p)}:
@@ -216,9 +215,9 @@ class GraphPlanner:
                 continue
             if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
-                with_norms = self._with_measured_norms(marks, in_memory, fused, names, expected, sizes, measured)
-                if with_norms != marks:
-                    marks = with_norms
+                marked = self._measured.marks(marks, in_memory, fused, names, expected, sizes, measured)
+                if marked != marks:
+                    marks = marked
                     continue
                 for group, choice in launches.items():
                     key = names[group], *fused.key(group, expected)
@@ -237,46 +236,6 @@ class GraphPlanner:
                 others = default_names if has_others else ()
                 return MatmulDecision(marks, fused, plans, choices, default=others)
             marks = replace(marks, library=marks.library | slower, apart=marks.apart | apart)
-
-    @cached_property
-    def _norms(self) -> dict[int, frozenset[int]]:
-        """Maps each matmul whose first operand is a norm that may be deferred to all matmuls of that norm."""
-        norms = deferrable_norms(self.graph, self._target)
-        return {matmul: frozenset(norm.consumers) for norm in norms for matmul in norm.consumers}
-
-    def _consumers_of_norm(self, marks: MatmulMarks, fused: FusedGraph, group: Group) -> frozenset[int]:
-        """The matmuls of the norm that a launch reads, if generated kernels can compute it together with them; none otherwise."""
-        matmul = self._matmuls[fused.matmuls.index(group.core_nodes[0])]
-        consumers = self._norms.get(matmul, frozenset()) - marks.scaled
-        if not consumers or not consumers.isdisjoint(marks.on_load | marks.rows):
-            return frozenset()
-        deferred = self._fuse(replace(marks, scaled=marks.scaled | consumers))
-        return consumers if is_fused(deferred.graph, deferred.groups) else frozenset()
-
-    def _with_measured_norms(
-        self,
-        marks: MatmulMarks,
-        in_memory: frozenset[int],
-        fused: FusedGraph,
-        names: Mapping[Group, str],
-        expected: ExpectedSizes,
-        sizes: Mapping[str, int],
-        measured: Measured,
-    ) -> MatmulMarks:
-        """Marks one norm that is measured or declared to be deferred, since it may keep others from that; without one, the first
-        operands that are measured or declared to be computed on load, but those of `in_memory`."""
-        for group in fused.matmul_launches:
-            consumers = self._consumers_of_norm(marks, fused, group)
-            if consumers and takes_deferred_norm(names[group], fused.graph, group, sizes, measured):
-                return replace(marks, scaled=marks.scaled | consumers)
-        origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
-        on_load = [
-            origin[p]
-            for group, launch in fused.row_launches.items()
-            if takes_rows_on_load(names[group], fused.graph, launch, self._target, expected, sizes, measured)
-            for p in launch.core_nodes
-        ]
-        return replace(marks, rows=marks.rows.union(on_load) - in_memory)
 
     def _fuse(self, marks: MatmulMarks) -> FusedGraph:
         if marks not in self._fused:

@@ -22,7 +22,7 @@ from fusegen.families.gemm.epilogue import (
 )
 from fusegen.families.gemm.heuristics import ExpectedSizes
 from fusegen.families.gemm.lower import lower_contraction
-from fusegen.families.gemm.pipelines import computes_on_load, pipeline_named
+from fusegen.families.gemm.pipelines import computes_on_load, has_pairs, pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, matmuls_of
@@ -102,11 +102,11 @@ class GemmFamily(KernelFamily):
 
 def _claim_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     ends = elementwise_ends(graph, product)
-    computes = computes_on_load(graph, product)
-    for end in (*ends, *([product] if computes or _is_returned_permuted(graph, product) else [])):
+    is_generated = _is_generated(graph, product)
+    for end in (*ends, *([product] if is_generated or _is_returned_permuted(graph, product) else [])):
         group = group_ending_at(graph, end, target, claims.ends)
         if group is not None and product in group.core_nodes:
-            claims.operands.update({p: operands_in_memory(graph, p) for p in group.core_nodes if computes_on_load(graph, p)})
+            claims.operands.update({p: operands_in_memory(graph, p) for p in group.core_nodes if _is_generated(graph, p)})
             claims.ends.add(end)
             claims.epilogues.add(end)
             claims.fused_matmuls.update(group.core_nodes)
@@ -114,6 +114,11 @@ def _claim_epilogue(graph: Graph, product: int, target: Target, claims: Claims) 
     reason = next((reason for end in ends if (reason := width_rejections(graph, end, product, target, claims.ends))), "")
     if reason:
         claims.refusals.setdefault(product, reason)
+
+
+def _is_generated(graph: Graph, product: int) -> bool:
+    """True if only a generated kernel reads the operands where they are."""
+    return computes_on_load(graph, product) or has_pairs(graph, product)
 
 
 def _is_returned_permuted(graph: Graph, product: int) -> bool:

@@ -19,7 +19,7 @@ from fusegen.families.gemm.heuristics import (
     shape_of,
     shift_of,
 )
-from fusegen.families.gemm.pipelines import computes_on_load, is_scaled, is_summed
+from fusegen.families.gemm.pipelines import computes_on_load, has_pairs, is_scaled, is_summed
 from fusegen.families.gemm.plan import ContractionPlan, CostedPlan
 from fusegen.fusion.groups import Group, computed
 from fusegen.fusion.order import written_by
@@ -37,6 +37,9 @@ HEADS_APART = Implementation("heads reduced by a second kernel")
 
 NORM_KEPT, NORM_DEFERRED = Implementation("norm in a kernel of its own"), Implementation("deferred norm")
 """Candidates for matmuls of normalized rows; in the second, epilogues compute the norm (`families.gemm.deferred`)."""
+
+SUM_OF_RESULTS, SUM_IN_REGISTERS = Implementation("matmuls, then their sum"), Implementation("sum of matmuls in one launch")
+"""Candidates for matmuls whose results are added; in the second, the same registers accumulate all (`families.gemm.sums`)."""
 
 ROWS_IN_MEMORY, ROWS_ON_LOAD = Implementation("first operand in memory"), Implementation("first operand computed on load")
 """The second is a candidate for few rows, e.g. of a norm: one launch less, but each block computes the operand."""
@@ -105,7 +108,7 @@ def measured_choice(
     plans: list[Plan] = [] if default.plan is None else [default.plan, *(p for p in ranked(shape, target) if p != default.plan)]
     plans += [] if shape.has_costs or shape.computes_on_load else [GENERATED]
     plans += [HEADS_APART] if _may_be_apart(graph, group, shape, target) else []
-    plans += [] if shape.computes_rows or _is_beside_norm(graph, group) else [LIBRARY]
+    plans += [] if shape.computes_rows or _is_generated(graph, group) else [LIBRARY]
     first = LIBRARY if default.takes_library else HEADS_APART if default.takes_apart else None
     choice = choice_of(name, graph, group, sizes, sorted(plans, key=lambda plan: plan != first))
     if GENERATED in plans:  # the launch's plan is a choice of its own
@@ -120,15 +123,28 @@ def takes_deferred_norm(name: str, graph: Graph, group: Group, sizes: Mapping[st
     return measured(replace(choice, digest=f"{choice.digest} norm")) == NORM_DEFERRED
 
 
+def takes_sum_in_registers(
+    name: str, graph: Graph, group: Group, sizes: Mapping[str, int], depths: Sequence[int], measured: Measured
+) -> bool:
+    """True if it is measured or declared that one launch sums matmuls of some depths. The group computes one of these."""
+    choice = choice_of(name, graph, group, sizes, (SUM_OF_RESULTS, SUM_IN_REGISTERS))
+    own = replace(choice, digest=f"{choice.digest} sum", extents=(*choice.extents, *depths))
+    return measured(own) == SUM_IN_REGISTERS
+
+
 def row_launches(graph: Graph, groups: Sequence[Group], target: Target) -> Iterator[tuple[Group, Group]]:
     """Yields the groups of matmuls whose first operand a kernel for few rows can compute, as fused and as launches of matmuls."""
     for group in groups:
         is_plain = group.kind.is_library and len(group.core_nodes) == 1 and group.outputs == group.core_nodes
         launch = group if group.kind is CONTRACTION else plain_group(graph, group.outputs[0], target) if is_plain else None
-        if launch is None or any(computes_on_load(graph, p) or is_scaled(graph, p) for p in launch.core_nodes):
+        if launch is None or any(_keeps_operands(graph, p) for p in launch.core_nodes):
             continue
         if can_compute_rows(graph, launch.core_nodes):
             yield group, launch
+
+
+def _keeps_operands(graph: Graph, matmul: int) -> bool:
+    return computes_on_load(graph, matmul) or is_scaled(graph, matmul) or has_pairs(graph, matmul)
 
 
 def takes_rows_on_load(
@@ -153,7 +169,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     shape = shape_of(graph, group, expected)
     plan = contraction_plan(shape, target)
     may_be_apart = _may_be_apart(graph, group, shape, target)
-    if _is_beside_norm(graph, group):
+    if _is_generated(graph, group):
         return MatmulChoice(plan, measured=plan)
     if plan is None or not shape.has_costs or shape.computes_rows:
         return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
@@ -177,9 +193,10 @@ def choose_for_any_rows(graph: Graph, group: Group, target: Target, expected: Ex
     return replace(choice, plan=replace(choice.plan, loaded_rows=0)) if isinstance(choice.plan, ContractionPlan) else choice
 
 
-def _is_beside_norm(graph: Graph, group: Group) -> bool:
-    """True if a generated kernel must compute the matmuls, since they are next to a deferred norm."""
-    return any(is_scaled(graph, matmul) or is_summed(graph, matmul) for matmul in group.core_nodes)
+def _is_generated(graph: Graph, group: Group) -> bool:
+    """True if a generated kernel must compute the matmuls, since they are next to a deferred norm or have several pairs of
+    operands."""
+    return any(is_scaled(graph, p) or is_summed(graph, p) or has_pairs(graph, p) for p in group.core_nodes)
 
 
 def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target) -> bool:
@@ -188,7 +205,7 @@ def _may_be_apart(graph: Graph, group: Group, shape: MatmulShape, target: Target
     reductions = [p for p in computed(graph, group) if graph.nodes[p].family is Family.REDUCTION]
     reduced = {matmul for p in reductions for matmul in graph.ancestors[p].intersection(group.core_nodes)}
     others = [part for part in group.parts if reduced.isdisjoint(part.products)]
-    if not reduced or _is_beside_norm(graph, group) or (len(group.core_nodes) == 1 and shape.stored is None):
+    if not reduced or _is_generated(graph, group) or (len(group.core_nodes) == 1 and shape.stored is None):
         return False
     apart = replace(shape, products=1, head=math.lcm(*(part.head for part in others)), shift=shift_of(others))
     return bool(plans_for_few_rows(apart, target))

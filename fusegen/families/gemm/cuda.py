@@ -94,6 +94,23 @@ class MatrixView:
 
 
 @dataclass(frozen=True)
+class PairView:
+    """A pair of operands of a sum as the template sees it.
+
+    Attributes:
+        begin, end: its range of the depth; the next pair begins at the end.
+        depth: elements that are read.
+        maps: its tensor maps; or `matrices` that are read by address.
+    """
+
+    begin: int
+    end: int
+    depth: int
+    maps: tuple[str, str]
+    matrices: tuple[MatrixView, ...] = ()
+
+
+@dataclass(frozen=True)
 class StatisticView:
     """A statistic of heads as the template sees it.
 
@@ -205,6 +222,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
         operand_arguments=values,
         plan=body.plan,
+        pairs=_pairs(kernel, body),
         index_type=_index(kernel),
         **extra(launch, body, views),
     )
@@ -221,7 +239,8 @@ def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointe
 
 def _map_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """Returns the additional template variables of warpgroups: the names of all tensor maps."""
-    return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
+    maps = [m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map))]
+    return {"all_maps": ["a_map", *maps, *(m for pair in _pairs(launch.kernel, body)[1:] for m in pair.maps)]}
 
 
 def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
@@ -295,6 +314,18 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
         )
         first += -(-part.columns // body.plan.tile_n)
     return views
+
+
+def _pairs(kernel: LoweredKernel, body: ContractionBody) -> tuple[PairView, ...]:
+    """Returns the views of several pairs of operands."""
+    pairs: list[PairView] = []
+    for number, depth in enumerate(body.depths):
+        names = [f"{word}_{number}" if number else word for word in ("a", "b")]
+        buffers = body.matrices[2 * number : 2 * number + 2]
+        matrices = tuple(_matrix(kernel, buffer, name) for name, buffer in zip(names, buffers, strict=False))
+        begin, end = body.begins[number : number + 2]
+        pairs.append(PairView(begin, end, depth, (f"{names[0]}_map", f"{names[1]}_map"), matrices))
+    return tuple(pairs)
 
 
 def _accumulator_views(accumulated: Sequence[AccumulatorPair]) -> tuple[tuple[str, int, int], ...]:

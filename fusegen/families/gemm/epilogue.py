@@ -17,7 +17,9 @@ from fusegen.families.gemm.first_operands import row_math
 from fusegen.families.gemm.pipelines import (
     Pipeline,
     computes_rows,
+    has_pairs,
     leaves_heads_apart,
+    operand_pairs,
     pipeline_named,
     pipelines_of,
     rejection_reasons,
@@ -236,6 +238,8 @@ def epilogue_inputs(graph: Graph, part: EpiloguePart, materialized: Collection[i
 
 def operands_in_memory(graph: Graph, matmul: int) -> tuple[int, ...]:
     """Returns the values that a matmul reads from memory."""
+    if has_pairs(graph, matmul):
+        return tuple(operand_base(graph, p) for pair in operand_pairs(graph, matmul) for p in pair)
     a, b = graph.nodes[matmul].args
     math = row_math(graph, matmul) if computes_rows(graph, matmul) else None
     stored = None if weight_on_load(graph, matmul) is None else stored_leaves(graph, matmul)

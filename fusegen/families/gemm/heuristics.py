@@ -77,6 +77,7 @@ class MatmulShape:
         computes_rows: True if the first operand is computed on load.
         result_registers: registers per pair of columns for the epilogue's results.
         reduced_registers: the part of them for results of one element per head, which a wide tile may spill.
+        pairs: pairs of operands whose products are added; `depth` is the sum of their depths.
         pipeline: the pipeline of the launch.
         aligned: True if lines of operands start at multiples of 16 bytes, and the columns are multiples of 8.
     """
@@ -94,6 +95,7 @@ class MatmulShape:
     result_registers: int = 1
     reduced_registers: int = 0
     epilogue: EpilogueSize = NO_EPILOGUE
+    pairs: int = 1
     pipeline: str = WGMMA.name
     aligned: bool = True
 
@@ -129,6 +131,7 @@ def shape_of(graph: Graph, group: Group, expected: ExpectedSizes) -> MatmulShape
         result_registers=max(_registers(graph, part.outputs) for part in group.parts),
         reduced_registers=max(_registers(graph, [o for o in part.outputs if _is_reduced(graph, part, o)]) for part in group.parts),
         epilogue=_epilogue_of(graph, group),
+        pairs=1 + len(operands.further),
         pipeline=group.pipeline,
         aligned=all(_is_aligned(graph, product, operands) for product, operands in group.match.items()),
     )
@@ -234,7 +237,7 @@ def _few_rows_plans(shape: MatmulShape, target: Target) -> tuple[FewRowsPlan, ..
     The layouts follow from trials on an H200. `docs/costs/few-rows-h200.json` compares them with the library.
     """
     most = _FEW_ROWS_WITH_COSTS if shape.has_costs else _FEW_ROWS
-    has_rows = shape.rows <= most or shape.computes_rows
+    has_rows = (shape.rows <= most and shape.pairs == 1) or shape.computes_rows
     if not has_rows or shape.a_major != "k" or not _fits_slabs(shape) or (shape.shift and shape.b_major != "k"):
         return ()
     fragments = math.ceil(min(shape.rows, most) / _FRAGMENT_ROWS)

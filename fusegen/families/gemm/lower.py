@@ -74,15 +74,17 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     layout = _layout_of(context).lay_out(products)
     first = context.group.core_nodes[0]
     node, rows = context.graph.nodes[first], lower_rows(context, first) if computes_rows(context.graph, first) else None
+    body = ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows, operands[0][0].depths)
+    depth = body.begins[-1] if body.depths else context.graph.nodes[node.args[0]].shape[-1]
     launch = Launch(
-        kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows)),
+        kernel=_kernel(context, body),
         group=context.group,
         tensor_maps=layout.maps,
         grid=layout.grid,
         block=layout.plan.threads,
         shared_bytes=layout.plan.shared_bytes,
         traffic=context.traffic(),
-        extra=(formula(products.rows), formula(context.graph.nodes[node.args[0]].shape[-1]), *layout.extra),
+        extra=(formula(products.rows), formula(depth), *layout.extra),
         candidates=context.candidates,
     )
     return [launch, *(copy for result in lowered for copy in result.copies)]
@@ -223,10 +225,8 @@ def _tma_layout(products: LaunchMatmuls) -> MatmulLayout:
 
 
 def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]:
-    """Returns the maps of the first operand, and of each part's second operands and results stored by whole tiles.
-
-    A stage loads whole tiles of an operand whose depth is contiguous, else 64 x 64 squares.
-    """
+    """Returns the maps of the first operand, of each part's second operands and results stored by whole tiles, and of further
+    pairs. A stage loads whole tiles of an operand whose depth is contiguous, else 64 x 64 squares."""
     reads, square = products.context.reads, (_LINE, _LINE)
     a_box = (plan.loaded_rows or plan.tile_m, _LINE) if plan.a_major == "k" else square
     b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
@@ -235,7 +235,8 @@ def _maps(products: LaunchMatmuls, plan: ContractionPlan) -> list[TensorMapSpec]
     for part, operands in zip(products.parts, products.operands, strict=True):
         maps += [tensor_map(reads[o.b.base], o.b, b_box) for o in operands if isinstance(o.b, StridedView)]
         maps += [_result_map(r, products.rows, part.columns) for r in part.results if r.offset is None]
-    return maps
+    further = products.operands[0][0].further
+    return [*maps, *(tensor_map(reads[v.base], v, box) for pair in further for v, box in zip(pair, (a_box, b_box), strict=True))]
 
 
 def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
@@ -250,8 +251,10 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 
 def _warp_layout(products: LaunchMatmuls) -> MatmulLayout:
     context = products.context
-    a_width, *b_widths = (_copy_width(context, view) for view in _matrices(products))
-    plans = mma_plans(shape_of(context.graph, context.group, ExpectedSizes({})), a_width, min(b_widths), context.target)
+    a, b, *others = (_copy_width(context, view) for view in _matrices(products))
+    if products.operands[0][0].further:
+        a, others = min(a, *others[::2]), others[1::2]
+    plans = mma_plans(shape_of(context.graph, context.group, ExpectedSizes({})), a, min((b, *others)), context.target)
     return _address_layout(products, context.choose(plans))
 
 
@@ -262,9 +265,9 @@ def _few_rows_layout(products: LaunchMatmuls) -> MatmulLayout:
 
 
 def _matrices(products: LaunchMatmuls) -> list[StridedView]:
-    """Returns the first operand, and the second ones that are in memory."""
-    seconds = (o.b for operands in products.operands for o in operands)
-    return [products.operands[0][0].a, *(b for b in seconds if isinstance(b, StridedView))]
+    """Returns the first operand, the second ones that are in memory, and further pairs."""
+    first, seconds = products.operands[0][0], (o.b for operands in products.operands for o in operands)
+    return [first.a, *(b for b in seconds if isinstance(b, StridedView)), *(view for pair in first.further for view in pair)]
 
 
 def _address_layout(products: LaunchMatmuls, plan: MmaPlan | FewRowsPlan) -> MatmulLayout:

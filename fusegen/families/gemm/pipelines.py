@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import StridedView, first_version, strided_view
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, Stride, literal, nominal, product, same, simplify_dim
@@ -25,6 +25,8 @@ _APART = "apart"  # the attribute of a matmul whose heads another kernel reduces
 _SCALED = "scaled"  # the attribute of a matmul whose rows are scaled by a deferred norm
 _SUMMED = "summed"  # the attribute of a matmul whose epilogue sums the squares for a deferred norm
 _ROWS = "rows"  # the attribute of a matmul that computes its first operand on load
+_TERM_OF = "term_of"  # the attribute of a matmul that is a term of a sum: the last term
+_PAIRS = "pairs"  # the attribute of a matmul of concatenated operands that a kernel reads where they are
 _TMA_ALIGNMENT = 16  # bytes, for addresses and for strides of outer dims
 _HEAVY = 1 << 33  # floating-point operations; a second call takes up to 25 µs, more than smaller matmuls save by padded rows
 
@@ -54,18 +56,27 @@ class MatmulOperands:
         a: (rows, depth), or (depth, rows) if the rows are contiguous.
         b: (columns, depth), or (depth, columns) if the columns are contiguous; or an operand that is computed on load.
         a_major, b_major: the contiguous index: ``k`` for depth, else ``m`` and ``n``.
+        further: further pairs of operands in the same layout, whose products are added.
     """
 
     a: StridedView
     b: StridedView | StoredWeight
     a_major: str
     b_major: str
+    further: tuple[tuple[StridedView, StridedView], ...] = ()
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths of several pairs, which are numbers; empty for one pair."""
+        views = (self.a, *(a for a, _ in self.further)) if self.further else ()
+        return tuple(literal(view.shape[-1 if self.a_major == "k" else 0]) or 0 for view in views)
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """The first operand and the layout of the second one, which are equal for all matmuls of a launch."""
+        """The first operand and the layout of the second one, which are equal for all matmuls of a launch. Several pairs of
+        operands make a launch of one matmul."""
         stored = (self.b.units, self.b.width) if isinstance(self.b, StoredWeight) else None
-        return self.a, self.a_major, self.b_major, stored
+        return self.a, self.a_major, self.b_major, stored, (self.b, *self.further) if self.further else ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class MatmulMarks:
         apart: leave the reductions over their heads to another kernel.
         scaled: scale their rows by the norm of their first operand (`families.gemm.deferred`).
         rows: compute their first operand on load.
+        sums: the terms of sums that are each computed as one matmul (`families.gemm.sums`).
     """
 
     library: frozenset[int] = frozenset()
@@ -85,9 +97,16 @@ class MatmulMarks:
     apart: frozenset[int] = frozenset()
     scaled: frozenset[int] = frozenset()
     rows: frozenset[int] = frozenset()
+    sums: frozenset[frozenset[int]] = frozenset()
+
+    @property
+    def joined(self) -> frozenset[int]:
+        """The terms that are computed with the last one of their sum."""
+        return frozenset(term for terms in self.sums for term in terms if term != max(terms))
 
     def marked(self, graph: Graph) -> Graph:
         """Returns the graph with these matmuls marked, except those that compute their second operand on load."""
+        graph = _with_attribute(graph, _TERM_OF, {term: max(terms) for terms in self.sums for term in terms})
         for name, matmuls in ((_LIBRARY, self.library), (_APART, self.apart), (_SCALED, self.scaled), (_ROWS, self.rows)):
             graph = _with_attribute(graph, name, dict.fromkeys(matmuls, True))
         return graph
@@ -145,6 +164,29 @@ def computes_rows(graph: Graph, matmul: int) -> bool:
     return _is_marked(graph, matmul, _ROWS)
 
 
+def last_term(graph: Graph, matmul: int) -> int | None:
+    """Returns the last term of the sum that a matmul is marked to be computed with; None if it is not marked."""
+    term = dict(graph.nodes[matmul].attrs).get(_TERM_OF)
+    return term if isinstance(term, int) else None
+
+
+def with_pairs(matmul: Node, operands: tuple[int, int]) -> Node:
+    """Returns a matmul of operands that are concatenated along the depth, in place of a term."""
+    attrs = (*((name, value) for name, value in matmul.attrs if name != _TERM_OF), (_PAIRS, True))
+    return replace(matmul, args=operands, attrs=attrs)
+
+
+def has_pairs(graph: Graph, matmul: int) -> bool:
+    """True if a matmul has several pairs of operands, whose products are added."""
+    return _is_marked(graph, matmul, _PAIRS)
+
+
+def operand_pairs(graph: Graph, matmul: int) -> tuple[tuple[int, int], ...]:
+    """Returns the pairs of operands of a matmul."""
+    a, b = graph.nodes[matmul].args
+    return tuple(zip(graph.nodes[a].args, graph.nodes[b].args, strict=True)) if has_pairs(graph, matmul) else ((a, b),)
+
+
 def computes_on_load(graph: Graph, matmul: int) -> bool:
     """True if a matmul computes one of its operands on load."""
     return weight_on_load(graph, matmul) is not None or computes_rows(graph, matmul)
@@ -152,12 +194,22 @@ def computes_on_load(graph: Graph, matmul: int) -> bool:
 
 def matmul_operands(graph: Graph, matmul: int, reads: Callable[[StridedView], bool]) -> MatmulOperands | None:
     """Returns the operands as matrices in memory, or None if `reads` accepts neither a matrix nor its transpose."""
-    left, right = (strided_view(graph, p) for p in graph.nodes[matmul].args)
+    pairs = [_pair_operands(graph, pair, weight_on_load(graph, matmul), reads) for pair in operand_pairs(graph, matmul)]
+    known = [pair for pair in pairs if pair is not None]
+    if len(known) < len(pairs) or len({(pair.a_major, pair.b_major) for pair in known}) > 1:
+        return None
+    further = tuple((pair.a, pair.b) for pair in known[1:] if isinstance(pair.b, StridedView))
+    return replace(known[0], further=further) if further else known[0]
+
+
+def _pair_operands(
+    graph: Graph, pair: tuple[int, int], weight: StoredWeight | None, reads: Callable[[StridedView], bool]
+) -> MatmulOperands | None:
+    left, right = (strided_view(graph, p) for p in pair)
     rows = _as_matrix(left)
     if rows is None or len(right.shape) != 2:
         return None
     a, b = _contiguous(rows, reads), _contiguous(_transposed(right), reads)
-    weight = weight_on_load(graph, matmul)
     if weight is not None and a == rows:
         return MatmulOperands(a, weight, "k", "k")
     if a is None or b is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -389,19 +390,32 @@ MatmulPlan: TypeAlias = CostedPlan | MmaPlan
 
 @dataclass(frozen=True)
 class ContractionBody(Body):
-    """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue. `matrices` are the
-    operands that are read by address, the first one, unless it is computed on load (`rows`), and those of each part."""
+    """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue.
+
+    Attributes:
+        matrices: the operands that are read by address: the first one, unless it is computed on load (`rows`), those of each
+            part, and further pairs.
+        depths: of the pairs of operands whose products are added, of one matmul; empty if there is one pair.
+    """
 
     input_dtype: DType
     parts: tuple[MatmulPart, ...]
     plan: MatmulPlan
     matrices: tuple[int, ...] = ()
     rows: ComputedRows | None = None
+    depths: tuple[int, ...] = ()
 
     @property
     def functions(self) -> tuple[LaneFunction, ...]:
         """All math in the order of execution."""
         return (*(() if self.rows is None else self.rows.functions), *(f for part in self.parts for f in part.functions))
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The first element of each pair's depth, at a multiple of a step, and the end of all."""
+        assert not isinstance(self.plan, FewRowsPlan)  # it has one pair
+        step = self.plan.tile_k
+        return tuple(itertools.accumulate((-(-depth // step) * step for depth in self.depths), initial=0))
 
     @property
     def second_matrices(self) -> tuple[int, ...]:
@@ -434,6 +448,7 @@ class ContractionBody(Body):
         }
         by_plan = {MmaPlan: " by mma.sync", FewRowsPlan: ", few rows"}
         names = [kind + by_plan.get(type(self.plan), "")]
+        names += [f"sum of {len(self.depths)} matmuls"] if self.depths else []
         names += ["first operand computed on load"] if self.rows is not None else []
         names += ["weights computed on load"] if any(part.weights for part in self.parts) else []
         return ", ".join([*names, *(description for description, count in several.items() if count > 1)])
