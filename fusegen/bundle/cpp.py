@@ -293,7 +293,8 @@ class TracedOperator:
             )
             cubins = None
             if not self._is_cpu:
-                cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(specialized.sources, self._target.name))
+                shipped = [source.shipped for source in specialized.sources]
+                cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(shipped, self._target.name))
             programs.append(
                 CompiledProgram(specialized.program.call, assumed, specialized.sources, cubins, _capability(self._target))
             )
