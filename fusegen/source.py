@@ -66,7 +66,7 @@ class Source:
 
     @property
     def shipped(self) -> Source:
-        """The same text for a built folder: line info names a file by its content, in place of a path and a time of this machine."""
+        """The same text for a built folder: line info names a file by its content, without a path and a time of this machine."""
         digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
         return replace(self, banner=f'#line 1 "/fusegen/{digest}/{self.entry}.cu"\n{self.banner}')
 
