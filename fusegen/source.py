@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _RULE = "// " + "-" * 117
@@ -63,6 +63,12 @@ class Source:
     def digest(self) -> str:
         """A hash of the text without comments, so that source lines do not matter."""
         return hashlib.sha256(strip_comments(self.text).encode()).hexdigest()
+
+    @property
+    def shipped(self) -> Source:
+        """The same text for a built folder: line info names a file by its content, without a path and a time of this machine."""
+        digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        return replace(self, banner=f'#line 1 "/fusegen/{digest}/{self.entry}.cu"\n{self.banner}')
 
 
 def section(title: str, text: str) -> str:

@@ -182,7 +182,7 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
         traced = TracedOperator(call)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
-        files |= program_files(name, target.name, kind.programs)
+        files |= program_files(name, target.name, kind.programs, traced.defaults())
         functions.setdefault(target.name, []).append(name)
     files["CMakeLists.txt"] = cmake_text(library, functions)
     with new_folder(folder) as unfinished, cache_writes(folder):
@@ -222,7 +222,7 @@ class TracedOperator:
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
         self._arguments = dict(zip(names, self._signature.arguments, strict=True))
         self._graph, self._options = self._variant.traced, dispatcher.options
-        self._mutates = dispatcher.parameters.mutates
+        self._parameters, self._mutates = dispatcher.parameters, dispatcher.parameters.mutates
         specs = {spec.name: spec for spec in self._graph.inputs}
         self._tensors = [n for n, a in self._arguments.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
         if not self._tensors:
@@ -250,6 +250,12 @@ class TracedOperator:
         if isinstance(argument, ExtentArgument):
             return OperatorParameter(name, "size")
         return OperatorParameter(name, "constant", argument.value) if _is_plain(argument.value) else None
+
+    def defaults(self) -> dict[str, int | float]:
+        """Returns the default values of numbers, by name."""
+        known = self._parameters.defaults
+        values = {name: known.get(given) for given, name in zip(self._parameters.user_names, self._arguments, strict=True)}
+        return {name: value for name, _ in self._numbers if isinstance(value := values[name], int | float) and math.isfinite(value)}
 
     def kind(self) -> CallKind:
         """Returns the kind of call, with its programs."""
@@ -293,7 +299,8 @@ class TracedOperator:
             )
             cubins = None
             if not self._is_cpu:
-                cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(specialized.sources, self._target.name))
+                shipped = [source.shipped for source in specialized.sources]
+                cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(shipped, self._target.name))
             programs.append(
                 CompiledProgram(specialized.program.call, assumed, specialized.sources, cubins, _capability(self._target))
             )

@@ -80,7 +80,7 @@ def with_mark(program: AnyProgram, files: Sequence[File], mark: bytes) -> tuple[
 def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
     code, files = [], []
     for source in compiled.sources:
-        cubin = nvrtc.compile_cubin(source, target.name).cubin
+        cubin = nvrtc.compile_cubin(source.shipped, target.name).cubin
         binary, text = (
             File(f"{subdir}/{source.entry}.cubin", cubin),
             File(f"{subdir}/{source.entry}.cu", source.text.encode()),

@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def build_library(texts: LibrarySources, folder: Path) -> bytes:
     request = {
         "name": "extension",
         "sources": [str(folder / name) for name in texts.files if name.endswith(".cpp")],
-        "extra_cflags": list(texts.flags),
+        "extra_cflags": [*texts.flags, *_prefix_maps(folder)],
         "extra_ldflags": ["-fopenmp"],
         "build_directory": str(folder),
         "is_python_module": False,
@@ -101,6 +102,12 @@ def build_library(texts: LibrarySources, folder: Path) -> bytes:
     if result.code != 0 or not library.is_file():
         raise _build_error(texts.name, result)
     return library.read_bytes()
+
+
+def _prefix_maps(folder: Path) -> list[str]:
+    """Returns flags for short paths in assertions, so that a library has no path of this machine and is the same on others."""
+    torch_folder = Path(torch.__file__).parent
+    return [shlex.quote(f"-ffile-prefix-map={path}={name}") for path, name in ((folder, "fusegen"), (torch_folder, "torch"))]
 
 
 def _variables(folder: Path) -> dict[str, str]:

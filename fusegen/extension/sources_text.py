@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
-from fusegen.extension.call_text import CallText, LaunchEntry, number_name, size_name
-from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
+from fusegen.extension.call_text import CallText, LaunchEntry, cpp_expression, number_name, size_name
+from fusegen.extension.program_text import CallGuards, computed_name, computed_numbers, size_guards
 from fusegen.extension.unit import CompiledProgram
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
 from fusegen.program.numbers import TORCH_OPERATIONS, Operation
+from fusegen.program.signature import TensorArgument
+from fusegen.schedule.names import stride_name
 
 _INVALID = "return cudaErrorInvalidValue;"
+_ALLOCATED, _KEY_BYTES, _WORKSPACE = 16, 8, 256  # alignments of results, keys and workspaces that kernels rely on
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of the argument struct of a function."""
+    """A field of the argument struct of a function; C++ initializes it with ``initial``."""
 
     type: str
     name: str
     what: str
+    initial: str = "0"
 
 
 class SourcesCall(CallText):
-    """The statements of a call on addresses ``a`` that returns a status."""
+    """The statements of a call on addresses ``a`` that returns a status; ``tensors`` are those of the function."""
 
-    def __init__(self, call: LaunchPlan, entries: Sequence[LaunchEntry], number: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        call: LaunchPlan,
+        entries: Sequence[LaunchEntry],
+        number: Callable[[str], str],
+        tensors: Mapping[str, TensorArgument],
+    ) -> None:
         self.fields: dict[str, Field] = {}
+        self._tensors, self._alignments = tensors, dict[str, int]()
         self._seeds = {key.buffer: key.source.buffer for key in call.keys if isinstance(key.source, PointerArgument)}
         super().__init__(call, entries, number)
 
@@ -41,8 +52,13 @@ class SourcesCall(CallText):
         name = spec.name if spec.role is not Role.RANDOM else "random_key"
         is_written = spec.role is Role.OUTPUT or any(step.accesses.get(key) for step in self.call.steps)
         shape = " x ".join(str(extent) for extent in spec.shape) or "one element"
-        what = f"{spec.dtype} of {shape}" if spec.role is not Role.RANDOM else "the key of the random bits, one 64-bit integer"
-        self.fields.setdefault(name, Field(f"{'' if is_written else 'const '}void*", name, what))
+        given = self._tensors.get(name)
+        strides = f" with strides [{', '.join(map(str, given.strides))}]" if given and not _is_row_major(given) else ""
+        what = f"{spec.dtype} of {shape}{strides}" if spec.role is not Role.RANDOM else "the key of the random bits, one int64"
+        alignment = _KEY_BYTES if spec.role is Role.RANDOM else given.alignment if given else _ALLOCATED
+        self._alignments.setdefault(name, alignment)
+        described = f"{what}, aligned to {alignment} bytes"
+        self.fields.setdefault(name, Field(f"{'' if is_written else 'const '}void*", name, described, "nullptr"))
         return f"a.{name}"
 
     def _address(self, key: int) -> str:
@@ -58,11 +74,14 @@ class SourcesCall(CallText):
 
     def _memory(self) -> list[str]:
         slots = [f"{{{self._bytes(key)}, {used[0]}, {used[-1]}}}" for key, (_, used) in self._slots.items()]
+        checks = [f"if (!fg::lies_at(a.{name}, {alignment})) {_INVALID}" for name, alignment in self._alignments.items()]
         if not slots:
-            return ["if (bytes) return cudaSuccess;"]
-        self.fields["workspace"] = Field("void*", "workspace", "memory of the call's own")
+            return ["if (bytes) return cudaSuccess;", *checks]
+        what = f"memory that only this call uses, aligned to {_WORKSPACE} bytes; its size is that of the function below"
+        self.fields["workspace"] = Field("void*", "workspace", what, "nullptr")
         lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::plan_workspace(slots);"]
-        return [*lines, "if (bytes) return *bytes = static_cast<size_t>(taken), cudaSuccess;"]
+        returned = "if (bytes) return *bytes = static_cast<size_t>(taken), cudaSuccess;"
+        return [*lines, returned, *checks, f"if (taken && !fg::lies_at(a.workspace, {_WORKSPACE})) {_INVALID}"]
 
     def _before_step(self, number: int) -> list[str]:
         return []
@@ -85,12 +104,51 @@ class SourcesCall(CallText):
         return f"if (const cudaError_t status = {call}) return status;"
 
 
-def program_files(name: str, target: str, programs: Sequence[CompiledProgram]) -> dict[str, str]:
+def _is_row_major(tensor: TensorArgument) -> bool:
+    """Returns True if the strides are those of a contiguous tensor, for sizes that have no common divisors."""
+    names = sorted(frozenset[str]().union(*(extent.sizes for extent in (*tensor.shape, *tensor.strides))))
+    sizes = {name: 1_000_003 + 2 * number for number, name in enumerate(names)}
+    shape, expected = [extent(sizes) for extent in tensor.shape], 1
+    for extent, stride in zip(reversed(shape), reversed(tensor.strides), strict=True):
+        if extent != 1 and stride(sizes) != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _strides(tensors: Iterable[tuple[str, TensorArgument]]) -> dict[str, int]:
+    """Returns the divisors, in elements, of the strides that no size implies."""
+    return {
+        stride_name(name, dim): max(1, tensor.alignment // tensor.dtype.itemsize)
+        for name, tensor in tensors
+        for dim, is_own in enumerate(tensor.own_strides)
+        if is_own
+    }
+
+
+def _stride_checks(assumed: CallGuards, known: Container[str]) -> list[str]:
+    """Refuses strides that kernels do not expect: negative, not aligned, or too far apart for 31-bit indices."""
+    strides = {name: divisor for name, divisor in _strides(assumed.tensors).items() if name in known}
+    lines = [f"if (s_{stride} < 0 || s_{stride} % {divisor}) {_INVALID}" for stride, divisor in strides.items()]
+    for _, tensor in assumed.tensors:
+        if not assumed.index64 and frozenset[str]().union(*(stride.sizes for stride in tensor.strides)) & strides.keys():
+            steps = [
+                f"({cpp_expression(extent)} - 1) * {cpp_expression(stride)}"
+                for extent, stride in zip(tensor.shape, tensor.strides, strict=True)
+            ]
+            lines.append(f"if ({' + '.join(steps)} > INT32_MAX) {_INVALID}")
+    return lines
+
+
+def program_files(
+    name: str, target: str, programs: Sequence[CompiledProgram], defaults: Mapping[str, int | float]
+) -> dict[str, str]:
     """Returns a header and a CUDA file for the programs of one kind of call.
 
     Args:
         name: of the function.
         programs: in order of preference, for different row counts.
+        defaults: of numbers, by name.
 
     Raises:
         BundleError: all programs call libraries, or need numbers or seeds that plain sources do not support.
@@ -104,18 +162,23 @@ def program_files(name: str, target: str, programs: Sequence[CompiledProgram]) -
             renamed = re.sub(rf"\b{source.entry}\b", entry, source.text)
             kernels.append({"space": f"kernel_{name}_{number}_{index}", "text": renamed})
             entries.append(LaunchEntry(f"kernel_{name}_{number}_{index}::{entry}", True))
-        text = SourcesCall(built.call, entries, computed_name)
+        text = SourcesCall(built.call, entries, computed_name, dict(built.assumed.tensors))
         sizes = [size_name(size) for size in dict.fromkeys([*_sizes(built), *text.sizes])]
         lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]
+        strides = _strides(built.assumed.tensors)
         for size in sizes:
             plain = size.removeprefix("s_")
-            what = "a stride, in elements" if "_stride" in plain else "a size, 1 or more"
+            divisor = strides.get(plain)
+            what = "a size, 1 or more" if divisor is None else f"a stride in elements, a multiple of {divisor}"
             fields.setdefault(plain, Field("int64_t", plain, what))
         for number_of, dtype in built.assumed.numbers:
             kind = "double" if dtype.is_float else "int64_t"
-            fields.setdefault(number_of, Field(kind, number_of, "a number"))
+            initial = defaults.get(number_of, 0)
+            what = f"a number; {initial} by default" if number_of in defaults else "a number"
+            fields.setdefault(number_of, Field(kind, number_of, what, repr(initial)))
             lines.append(f"[[maybe_unused]] const {kind} {number_name(number_of)} = a.{number_of};")
         fields |= text.fields
+        lines += _stride_checks(built.assumed, [size.removeprefix("s_") for size in sizes])
         guards = [line.replace("return false;", _INVALID) for line in size_guards(built.assumed, built.call)]
         computed = computed_numbers(built.call, built.assumed, text.numbers)
         forms.append({"name": f"form_{number}", "lines": [*lines, *guards, *computed, *text.lines, "return cudaSuccess;"]})
@@ -127,7 +190,7 @@ def program_files(name: str, target: str, programs: Sequence[CompiledProgram]) -
     required = [
         *map(str, assumed.relations),
         *conditions,
-        *([] if assumed.index64 else ["fewer than 2^31 elements in each tensor"]),
+        *([] if assumed.index64 else ["fewer than 2^31 elements from the first to the last of each tensor and intermediate value"]),
     ]
     context = {"banner": banner, "name": name, "arguments": arguments, "target": target, "required": required}
     return {

@@ -30,6 +30,11 @@ inline cudaError_t tensor_map(TensorMap& map, int64_t address, int kind, int64_t
   return refused ? cudaErrorInvalidValue : cudaSuccess;
 }
 
+// No tensor is empty, so that none is null.
+inline bool lies_at(const void* address, uintptr_t alignment) {
+  return address && reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
 // Launches a kernel. `overlaps`: programmatic dependent launch; it may start while the previous kernel still runs.
 inline cudaError_t launch(const void* kernel, int64_t grid, unsigned block, size_t shared_bytes, int cluster, void** arguments,
                           cudaStream_t stream, bool overlaps) {
