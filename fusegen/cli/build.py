@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 
 import fusegen
-from fusegen.bundle.build import BuildRequest, build
+from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import describe_calls
-from fusegen.bundle.manifest import BuiltVariant, Manifest
-from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
+from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
+from fusegen.bundle.update import open_folder
+from fusegen.cli.arguments import add_inputs, chosen_target
+from fusegen.cli.build_folder import FolderBuild, described, request_of
 from fusegen.cli.load import NamedKernel, load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError
@@ -43,14 +46,16 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     kernels = _kernels(options)
     targets = [chosen_target(name) for name in _words(options.arch)]
+    calls = _calls(kernels, targets, options)
     if options.format == "extension":
-        return _run_extension(kernels, targets, options, terminal)
+        return _run_extension(calls, options, terminal)
     if options.format == "sources":
-        return _run_sources(kernels, targets, options, terminal)
+        return _run_sources(calls, options, terminal)
     if options.library:
         raise ArgumentError("--library applies only to --format extension and sources", hint="add --format extension")
-    manifest = build(options.out, _requests(kernels, targets, options, terminal.progress), fusegen.__version__)
-    terminal.progress()
+    with open_folder(options.out) as folder:
+        build = FolderBuild(folder, {name: kernel.name for name, kernel in kernels.items()}, terminal)
+        manifest = folder.finish(build.kernels(calls), fusegen.__version__)
     if options.json:
         print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
     else:
@@ -58,11 +63,9 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _run_extension(
-    kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal
-) -> int:
+def _run_extension(calls: Sequence[RequestedCall], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    shipped = build_extension(options.out, _requests(kernels, targets, options, terminal.progress), library, fusegen.__version__)
+    shipped = build_extension(options.out, _requests(calls, terminal), library, fusegen.__version__)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -75,9 +78,9 @@ def _run_extension(
     return 0
 
 
-def _run_sources(kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_sources(calls: Sequence[RequestedCall], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    names = build_sources(options.out, _requests(kernels, targets, options, terminal.progress), library)
+    names = build_sources(options.out, _requests(calls, terminal), library)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))
@@ -92,29 +95,32 @@ def _words(texts: Sequence[str] | None) -> list[str | None]:
     return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
-def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
+def _kernels(options: argparse.Namespace) -> dict[str, NamedKernel]:
     """Loads the kernels that the options name.
 
     Raises:
         ArgumentError: two have the same name, or shapes are given for several kernels.
     """
-    kernels = list(load_all(options.kernel, options).values())
-    names = [kernel.name for kernel in kernels]
+    kernels = load_all(options.kernel, options)
+    names = [kernel.name for kernel in kernels.values()]
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise ArgumentError(f"two kernels have the name {duplicates[0]}", hint="build them into two folders")
     return kernels
 
 
-def _requests(
-    kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
-) -> Iterator[BuildRequest]:
-    for named, target, dtype, call in product(kernels, targets, _words(options.dtype), options.call or [None]):
-        shapes = [*options.shape, *(call.split(",") if call else ())]
-        arguments = meta_arguments(named, argparse.Namespace(**vars(options) | {"dtype": dtype, "shape": shapes}), target)
-        check_complete(named, arguments)
-        progress(f"building {named.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
-        kernel = named.kernel
-        yield BuildRequest(named.name, kernel.function, arguments, target, kernel.options)
+def _calls(names: Iterable[str], targets: Sequence[Target], options: argparse.Namespace) -> list[RequestedCall]:
+    calls = product(names, targets, _words(options.dtype), options.call or [None])
+    return [
+        RequestedCall(name, target.name, dtype or "", (*options.shape, *(call.split(",") if call else ())), tuple(options.arg))
+        for name, target, dtype, call in calls
+    ]
+
+
+def _requests(calls: Iterable[RequestedCall], terminal: Terminal) -> Iterator[BuildRequest]:
+    modules: dict[str, ModuleType] = {}
+    for call in calls:
+        terminal.progress(f"building {described(call)} …")
+        yield request_of(call, modules)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

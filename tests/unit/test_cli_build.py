@@ -84,7 +84,7 @@ def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, caps
     assert kernel["name"] == "gated" and variant["target"] == "cpu" and variant["steps"] == 1
     assert variant["arguments"] == {"x": "float32[rows, 32]", "gate": "float32[rows, 32]", "scale": "float"}
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))
-    programs = ("gated/cpu-0", "gated/cpu-0-backward-0", "gated/cpu-0-forward-0")
+    programs = ("gated/cpu-0-0", "gated/cpu-0-0-backward-0", "gated/cpu-0-0-forward-0")
     wanted = [f"{program}/kernels.{kind}" for program in programs for kind in ("cpp", "so")]
     assert sorted(re.sub("-[0-9a-f]{16}", "", file) for file in files) == sorted([*wanted, "manifest.json"])
     x, gate = torch.randn(2, 5, 32)
