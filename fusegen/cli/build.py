@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -16,20 +17,29 @@ from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
 from fusegen.bundle.update import open_folder
 from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, request_of
-from fusegen.cli.load import NamedKernel, load_all
+from fusegen.cli.load import load
+from fusegen.cli.project import with_project
 from fusegen.cli.terminal import Terminal, print_document
-from fusegen.errors import ArgumentError
-from fusegen.target import Target
+from fusegen.errors import ArgumentError, TargetError
+from fusegen.settings import settings
+from fusegen.specs import SPECS
+from fusegen.target import Target, from_capability
+
+_FORMATS = ("bundle", "extension", "sources")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to create")
-    arch_help = "targets, comma-separated or repeated: sm_80 … sm_120, cpu (default: this machine's GPU, else sm_90a)"
+    parser.add_argument("kernel", metavar="NAME", nargs="*", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    parser.add_argument("--all", action="store_true", help="build all prebuilt fusions, each with its default variant")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the folder to create, or to add to")
+    arch_help = (
+        "targets, comma-separated or repeated: sm_80 … sm_120, cpu (default: TORCH_CUDA_ARCH_LIST, else this machine's GPU, else "
+        "sm_90a)"
+    )
     format_help = (
         "bundle (for fusegen.load; the default), extension (a shared library of torch operators), or sources (CUDA, CMake)"
     )
-    parser.add_argument("--format", choices=("bundle", "extension", "sources"), default="bundle", help=format_help)
+    parser.add_argument("--format", choices=_FORMATS, help=format_help)
     library_help = "name of the library; an extension's operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
@@ -44,18 +54,34 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
-    kernels = _kernels(options)
-    targets = [chosen_target(name) for name in _words(options.arch)]
-    calls = _calls(kernels, targets, options)
+    builds = [options] if options.kernel or options.all else with_project(options)
+    for build in builds:
+        build.kernel = [*(SPECS if build.all else ()), *build.kernel]
+    modules: dict[str, ModuleType] = {}
+    names = _names(builds, modules)
+    calls = [call for build in builds for call in _calls(build, _targets(build))]
+    return _run(builds[0], names, calls, modules, terminal)
+
+
+def _run(
+    options: argparse.Namespace,
+    names: Mapping[str, str],
+    calls: Sequence[RequestedCall],
+    modules: dict[str, ModuleType],
+    terminal: Terminal,
+) -> int:
+    if options.out is None:
+        raise ArgumentError("no folder is given", hint="add --out DIR")
+    if options.format not in (None, *_FORMATS):
+        raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
     if options.format == "extension":
-        return _run_extension(calls, options, terminal)
+        return _run_extension(_requests(calls, modules, terminal), options, terminal)
     if options.format == "sources":
-        return _run_sources(calls, options, terminal)
+        return _run_sources(_requests(calls, modules, terminal), options, terminal)
     if options.library:
         raise ArgumentError("--library applies only to --format extension and sources", hint="add --format extension")
     with open_folder(options.out) as folder:
-        build = FolderBuild(folder, {name: kernel.name for name, kernel in kernels.items()}, terminal)
-        manifest = folder.finish(build.kernels(calls), fusegen.__version__)
+        manifest = folder.finish(FolderBuild(folder, names, modules, terminal).kernels(calls), fusegen.__version__)
     if options.json:
         print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
     else:
@@ -63,9 +89,9 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _run_extension(calls: Sequence[RequestedCall], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_extension(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    shipped = build_extension(options.out, _requests(calls, terminal), library, fusegen.__version__)
+    shipped = build_extension(options.out, requests, library, fusegen.__version__)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -78,9 +104,9 @@ def _run_extension(calls: Sequence[RequestedCall], options: argparse.Namespace, 
     return 0
 
 
-def _run_sources(calls: Sequence[RequestedCall], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_sources(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    names = build_sources(options.out, _requests(calls, terminal), library)
+    names = build_sources(options.out, requests, library)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))
@@ -95,29 +121,48 @@ def _words(texts: Sequence[str] | None) -> list[str | None]:
     return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
-def _kernels(options: argparse.Namespace) -> dict[str, NamedKernel]:
-    """Loads the kernels that the options name.
+def _names(builds: Sequence[argparse.Namespace], modules: dict[str, ModuleType]) -> dict[str, str]:
+    """Loads the kernels that the builds name, and returns their names in the folder by those on the command line.
 
     Raises:
         ArgumentError: two have the same name, or shapes are given for several kernels.
     """
-    kernels = load_all(options.kernel, options)
-    names = [kernel.name for kernel in kernels.values()]
-    if duplicates := [name for name in names if names.count(name) > 1]:
+    for build in builds:
+        if len({*build.kernel}) > 1 and (build.shape or build.arg):
+            raise ArgumentError("--shape and --arg describe one kernel", hint="name one kernel per command")
+    names = {name: load(name, modules).name for name in dict.fromkeys(name for build in builds for name in build.kernel)}
+    if duplicates := [name for name in names.values() if [*names.values()].count(name) > 1]:
         raise ArgumentError(f"two kernels have the name {duplicates[0]}", hint="build them into two folders")
-    return kernels
+    return names
 
 
-def _calls(names: Iterable[str], targets: Sequence[Target], options: argparse.Namespace) -> list[RequestedCall]:
-    calls = product(names, targets, _words(options.dtype), options.call or [None])
+def _targets(options: argparse.Namespace) -> list[Target]:
+    if options.arch is None and settings().arch_list:
+        return list(dict.fromkeys(map(_of_torch, settings().arch_list)))
+    return [chosen_target(name) for name in _words(options.arch)]
+
+
+def _of_torch(architecture: str) -> Target:
+    """The target of an architecture of ``TORCH_CUDA_ARCH_LIST``, such as ``9.0a`` or ``8.6+PTX``."""
+    match = re.fullmatch(r"(\d+)\.(\d)[a-z]?(\+PTX)?", architecture)
+    if match is None:
+        what = f"TORCH_CUDA_ARCH_LIST names {architecture!r}, which is not a compute capability"
+        raise ArgumentError(what, hint="write capabilities as in '8.0;9.0a', or give --arch")
+    try:
+        return from_capability(int(match[1]), int(match[2]))
+    except TargetError as error:
+        raise TargetError(f"TORCH_CUDA_ARCH_LIST: {error.what}", hint="leave it out, or give --arch") from None
+
+
+def _calls(options: argparse.Namespace, targets: Sequence[Target]) -> list[RequestedCall]:
+    calls = product(options.kernel, targets, _words(options.dtype), options.call or [None])
     return [
         RequestedCall(name, target.name, dtype or "", (*options.shape, *(call.split(",") if call else ())), tuple(options.arg))
         for name, target, dtype, call in calls
     ]
 
 
-def _requests(calls: Iterable[RequestedCall], terminal: Terminal) -> Iterator[BuildRequest]:
-    modules: dict[str, ModuleType] = {}
+def _requests(calls: Iterable[RequestedCall], modules: dict[str, ModuleType], terminal: Terminal) -> Iterator[BuildRequest]:
     for call in calls:
         terminal.progress(f"building {described(call)} …")
         yield request_of(call, modules)

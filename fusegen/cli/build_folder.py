@@ -38,10 +38,12 @@ class FolderBuild:
 
     Attributes:
         names: names of the kernels in the folder, by their names on the command line.
+        modules: the user's modules, imported.
     """
 
     folder: OpenFolder
     names: Mapping[str, str]
+    modules: dict[str, ModuleType]
     terminal: Terminal
 
     def kernels(self, calls: Iterable[RequestedCall]) -> list[BuiltKernel]:
@@ -90,11 +92,10 @@ class FolderBuild:
                     for future in as_completed(futures):
                         step(f"built {described(futures[future])}")
                         built[futures[future]] = future.result()
-            modules: dict[str, ModuleType] = {}
             for call in calls:
                 if call not in built:
                     step(f"building {described(call)} …")
-                    built[call] = _build(call, self.folder.unfinished, tags[call], modules)
+                    built[call] = _build(call, self.folder.unfinished, tags[call], self.modules)
         return built
 
 
