@@ -286,6 +286,7 @@ class BuiltFunction(CallBinder):
     def _variant(self, values: Values, device: torch.device) -> tuple[int, dict[str, int]]:
         target = devices.target_of(device)
         variants = [(number, variant) for number, variant in enumerate(self._kernel.variants) if variant.target == target.name]
+        variants = [each for each in variants if not each[1].machine or devices.runs_here(each[1].machine)] or variants
         match_or_reasons = choose(variants, lambda program: match(program.signature, program.call, self._plain, values), device)
         if not isinstance(match_or_reasons, list):
             return match_or_reasons
@@ -308,12 +309,15 @@ class BuiltFunction(CallBinder):
 
     def _command(self, values: Values, target: str) -> str | None:
         """Returns the command that builds the kernel for a call into the same folder; None if no command describes the call."""
-        signature, known = self._kernel.variants[0].signature, self._kernel.variants[0].requested
+        variants = self._kernel.variants
+        like = next((variant for variant in variants if variant.target == target), variants[0])
+        signature, known = like.signature, like.requested
         tensors = [value for value in values if isinstance(value, Tensor)]
         has_autocast = autocast_dtype(tensors[0].device.type) is not None
         if not known.kernel or has_autocast or torch.get_default_dtype() is not signature.default_dtype.torch:
             return None
-        shapes, words = [], ["fusegen", "build", known.kernel, "--arch", target, "--out", str(self._folder)]
+        cpu = ["--cpu", known.cpu] if known.cpu and target == like.target else []
+        shapes, words = [], ["fusegen", "build", known.kernel, "--arch", target, *cpu, "--out", str(self._folder)]
         for parameter, argument, value in zip(self._kernel.parameters, signature.arguments, values, strict=True):
             is_default = parameter.default is not None and same(value, parameter.default.value)
             if parameter.captured or (is_default and isinstance(argument, Constant) and same(value, argument.value)):

@@ -101,6 +101,7 @@ class RequestedCall:
         dtype: dtype of tensors without one in `shapes`; "" for the default.
         shapes: ``NAME=SIZES[:DTYPE]``.
         arguments: ``NAME=VALUE``.
+        cpu: the level of x86-64 that a CPU kernel is built for; "" for the building machine's processor.
         environment: of prebuilt kernels, a digest of everything else that the binaries depend on; else "".
     """
 
@@ -109,6 +110,7 @@ class RequestedCall:
     dtype: str = ""
     shapes: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    cpu: str = ""
     environment: str = ""
 
 
@@ -123,7 +125,7 @@ class BuiltVariant(BuiltProgram):
     Attributes:
         requested: the call that it was built for.
         target: e.g. ``sm_90a``.
-        machine: for a CPU, a digest of its instruction set; else "".
+        machine: for a CPU, its level or a digest of its instruction set; else "".
         passes: for calls that require gradients; None if there is no derivative.
     """
 

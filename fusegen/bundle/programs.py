@@ -56,8 +56,8 @@ def built_program(target: Target, signature: Signature, compiled: CompiledGraph,
 
 
 def machine_of(target: Target) -> str:
-    """Returns a digest of this machine's instruction set for a CPU target, else ""."""
-    return instruction_set() if target.backend is Backend.CPU else ""
+    """Returns the level of a CPU target, or a digest of this machine's instruction set; "" for a GPU."""
+    return (target.level or instruction_set()) if target.backend is Backend.CPU else ""
 
 
 def limits(rows: RowRanges) -> tuple[Relation, ...]:
@@ -94,12 +94,12 @@ def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[l
     return code, files
 
 
-def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
+def _host_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
     """Compiles all kernels of a program to one library."""
     if not compiled.sources:
         return [], []
     text = unit_text(compiled.sources)
-    library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
+    library = compile_shared(text, host_flags(target.level), cache_folder("cpu")).read_bytes()
     name = f"{subdir}/kernels-{digest(library)[:16]}"  # unique: a process caches loaded libraries by path
     files = [File(f"{name}.so", library), File(f"{name}.cpp", text.encode())]
     return [KernelBinary(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -21,9 +22,10 @@ from fusegen.cli.load import load
 from fusegen.cli.project import with_project
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, TargetError
+from fusegen.runtime.devices import LEVELS, X86
 from fusegen.settings import settings
 from fusegen.specs import SPECS
-from fusegen.target import Target, from_capability
+from fusegen.target import Backend, Target, from_capability
 
 _FORMATS = ("bundle", "extension", "sources")
 
@@ -43,6 +45,8 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     library_help = "name of the library; an extension's operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
+    cpu_help = f"x86-64 level of the target cpu: {', '.join(LEVELS)} (default: this machine's processor, and others like it)"
+    parser.add_argument("--cpu", metavar="LEVEL", help=cpu_help)
     dtype_help = (
         "dtypes of tensors without one in --shape, one build each; comma-separated or repeated (default: a module's own, else "
         "bf16; f32 on a CPU)"
@@ -155,11 +159,31 @@ def _of_torch(architecture: str) -> Target:
 
 
 def _calls(options: argparse.Namespace, targets: Sequence[Target]) -> list[RequestedCall]:
-    calls = product(options.kernel, targets, _words(options.dtype), options.call or [None])
+    _check_level(options, targets)
     return [
-        RequestedCall(name, target.name, dtype or "", (*options.shape, *(call.split(",") if call else ())), tuple(options.arg))
-        for name, target, dtype, call in calls
+        RequestedCall(
+            kernel=name,
+            target=target.name,
+            dtype=dtype or "",
+            shapes=(*options.shape, *(call.split(",") if call else ())),
+            arguments=tuple(options.arg),
+            cpu=(options.cpu or "") if target.backend is Backend.CPU else "",
+        )
+        for name, target, dtype, call in product(options.kernel, targets, _words(options.dtype), options.call or [None])
     ]
+
+
+def _check_level(options: argparse.Namespace, targets: Sequence[Target]) -> None:
+    if options.cpu is None:
+        return
+    if options.cpu not in LEVELS:
+        raise ArgumentError(f"there is no x86-64 level {options.cpu!r}", hint=f"give one of {', '.join(LEVELS)}")
+    if options.format not in (None, "bundle"):
+        raise ArgumentError("--cpu applies only to --format bundle", hint="leave it out: other formats are for this machine's CPU")
+    if not any(target.backend is Backend.CPU for target in targets):
+        raise ArgumentError("--cpu applies only to the target cpu", hint="add --arch cpu")
+    if platform.machine() not in X86:
+        raise ArgumentError(f"--cpu {options.cpu}: this machine is a {platform.machine()}", hint="build on an x86-64 machine")
 
 
 def _requests(calls: Iterable[RequestedCall], modules: dict[str, ModuleType], terminal: Terminal) -> Iterator[BuildRequest]:

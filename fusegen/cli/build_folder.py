@@ -27,7 +27,7 @@ from fusegen.emit.environment import generator
 from fusegen.errors import BundleError
 from fusegen.jit import host, nvrtc
 from fusegen.settings import settings
-from fusegen.target import Backend
+from fusegen.target import Backend, Target
 
 _LEAST_PARALLEL = 16  # calls; a process takes seconds to start
 
@@ -100,7 +100,7 @@ class FolderBuild:
 
 
 def described(call: RequestedCall) -> str:
-    return f"{call.kernel} for {', '.join(filter(None, (call.target, call.dtype, *call.shapes)))}"
+    return f"{call.kernel} for {', '.join(filter(None, (call.target, call.cpu, call.dtype, *call.shapes)))}"
 
 
 def portable_name(name: str) -> str:
@@ -119,7 +119,7 @@ def request_of(call: RequestedCall, modules: dict[str, ModuleType] | None = None
     """
     named = load(call.kernel, modules)
     options = argparse.Namespace(dtype=call.dtype or None, shape=call.shapes, arg=call.arguments)
-    target = targets.target(call.target)
+    target = _target(call)
     arguments = meta_arguments(named, options, target)
     check_complete(named, arguments)
     kernel, recorded = named.kernel, replace(call, kernel=portable_name(call.kernel))
@@ -129,13 +129,17 @@ def request_of(call: RequestedCall, modules: dict[str, ModuleType] | None = None
 def environment_of(call: RequestedCall) -> str:
     """Returns a digest of everything but the call that a prebuilt kernel's binaries depend on; "" for a user's own kernel, whose
     function may read any Python state."""
-    return "" if is_location(call.kernel) else _environment(call.target)
+    return "" if is_location(call.kernel) else _environment(_target(call))
+
+
+def _target(call: RequestedCall) -> Target:
+    return replace(targets.target(call.target), level=call.cpu)
 
 
 @lru_cache
-def _environment(target: str) -> str:
-    is_cpu = targets.target(target).backend is Backend.CPU
-    compiler = (host.find_compiler(settings().cxx), host_flags()) if is_cpu else nvrtc.compiler_version()
+def _environment(target: Target) -> str:
+    is_cpu = target.backend is Backend.CPU
+    compiler = (host.find_compiler(settings().cxx), host_flags(target.level)) if is_cpu else nvrtc.compiler_version()
     return digest(repr((generator(), compiler)).encode())
 
 

@@ -12,7 +12,7 @@ from fusegen.errors import ArgumentError
 
 _FILE = Path("pyproject.toml")
 _TABLE = "[tool.fusegen.build]"
-_TEXTS = ("out", "format", "library")
+_TEXTS = ("out", "format", "library", "cpu")
 _LISTS = ("arch", "dtype")
 _OF_KERNEL = ("shape", "arg", "call")
 

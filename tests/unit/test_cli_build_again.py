@@ -79,7 +79,6 @@ def test_the_error_of_a_call_names_the_command_that_adds_it(run: Run, user_file:
     weight = torch.randn(16)
     calls = [
         (torch.randn(2, 3, 16), {}),
-        (torch.randn(16), {}),
         (torch.randn(2, 16, dtype=torch.float64), {}),
         (torch.randn(2, 16), {"mode": "gated"}),
     ]
