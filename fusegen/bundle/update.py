@@ -62,6 +62,8 @@ class OpenFolder:
 
     def _with_known_files(self, kernel: BuiltKernel) -> BuiltKernel:
         """Returns a kernel with the folder's files in place of new ones with the same contents."""
+        if kernel in self.kernels:
+            return kernel
         known = {_without_paths(v): v for each in self.kernels if each.name == kernel.name for v in each.variants}
         whole = {key: variant for key, variant in known.items() if self.is_whole([variant])}
         return replace(kernel, variants=tuple(whole.get(_without_paths(v), v) for v in kernel.variants))

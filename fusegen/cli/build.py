@@ -18,13 +18,13 @@ from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
 from fusegen.bundle.update import open_folder
 from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, request_of
-from fusegen.cli.load import load
+from fusegen.cli.load import is_location, load
 from fusegen.cli.project import with_project
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, TargetError
 from fusegen.runtime.devices import LEVELS, X86
 from fusegen.settings import settings
-from fusegen.specs import SPECS
+from fusegen.specs import SPECS, find
 from fusegen.target import Backend, Target, from_capability
 
 _FORMATS = ("bundle", "extension", "sources")
@@ -60,7 +60,8 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     builds = [options] if options.kernel or options.all else with_project(options)
     for build in builds:
-        build.kernel = [*(SPECS if build.all else ()), *build.kernel]
+        named = (name if is_location(name) else find(name).name for name in build.kernel)
+        build.kernel = list(dict.fromkeys([*(SPECS if build.all else ()), *named]))
     modules: dict[str, ModuleType] = {}
     names = _names(builds, modules)
     calls = [call for build in builds for call in _calls(build, _targets(build))]

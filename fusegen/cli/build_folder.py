@@ -66,7 +66,7 @@ class FolderBuild:
 
     def _earlier(self, kernel: BuiltKernel, command_name: str) -> Iterator[RequestedCall]:
         for call in dict.fromkeys(variant.requested for variant in kernel.variants):
-            if portable_name(command_name) != call.kernel:
+            if Path(command_name).name != Path(call.kernel).name:
                 what = f"{self.folder.folder} has a kernel {kernel.name} already, of {call.kernel or 'a Python program'}"
                 raise BundleError(what, hint="remove it, or build into another folder")
             yield replace(call, kernel=command_name)
@@ -105,7 +105,7 @@ def described(call: RequestedCall) -> str:
 
 def portable_name(name: str) -> str:
     """The name of a kernel on the command line, without the folder of an absolute path."""
-    return Path(name).name if Path(name).is_absolute() else name
+    return Path(name).name if Path(name).is_absolute() else str(Path(name))
 
 
 def request_of(call: RequestedCall, modules: dict[str, ModuleType] | None = None) -> BuildRequest:

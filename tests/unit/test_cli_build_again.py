@@ -127,12 +127,12 @@ def test_a_changed_function_is_built_again_for_its_earlier_calls(run: Run, user_
 def test_nothing_changes_if_nothing_has_changed(run: Run, user_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = (f"{user_file}:norm", "--shape", "x=7x16", "weight=16", "--out", out)
     build(run, *own)
-    build(run, "softmax", "silu", "--out", out)
+    build(run, "rms_norm", "silu", "--out", out)
     before = contents(out)
     build(run, *own)
     assert contents(out) == before
     monkeypatch.setattr(build_folder, "_build", None)
-    build(run, "softmax", "silu", "--out", out)
+    build(run, "RMSNorm", "silu", "--out", out)
     assert contents(out) == before
 
 
@@ -151,6 +151,8 @@ def test_kernels_of_two_files_with_one_name(run: Run, user_file: Path, out: Path
     other = user_file.with_name("other.py")
     other.write_text(USER)
     before = contents(out)
+    build(run, f"{user_file.parent}/./mine.py:norm", *shapes)
+    assert contents(out) == before
     done = run("build", f"{other}:norm", *map(str, shapes), "--arch", "cpu")
     assert done.code == 1 and "has a kernel norm already, of mine.py:norm" in done.err and contents(out) == before
 
