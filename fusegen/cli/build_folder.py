@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,7 +151,9 @@ def _build(call: RequestedCall, folder: Path, tag: str, modules: dict[str, Modul
 @contextmanager
 def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """Yields processes that end with this one, or at once if the block fails."""
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:
+    with ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
+    ) as pool:
         try:
             yield pool
         except BaseException:
@@ -163,8 +166,11 @@ def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
 _PR_SET_PDEATHSIG = 1
 
 
-def _start_worker() -> None:
+def _start_worker(parent: int) -> None:
+    """Makes this process end with its parent, also if that was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     if sys.platform == "linux":
         with suppress(OSError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
