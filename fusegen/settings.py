@@ -37,6 +37,8 @@ class Settings:
             process of a machine does.
         tuning_path: files and folders with more tuning records, separated like those of ``PATH`` (``FUSEGEN_TUNING_PATH``; the
             records are part of the key of a plan). They may be read-only.
+        max_jobs: processes of ``fusegen build`` (``MAX_JOBS``; not part of any key); None for one per CPU.
+        arch_list: the default of ``fusegen build --arch`` (``TORCH_CUDA_ARCH_LIST``; not part of any key).
     """
 
     cache_dir: Path
@@ -47,6 +49,8 @@ class Settings:
     native: bool = True
     progress: bool = True
     tuning_path: tuple[Path, ...] = ()
+    max_jobs: int | None = None
+    arch_list: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1)
@@ -60,6 +64,8 @@ def settings() -> Settings:
         native=_flag("FUSEGEN_NATIVE", default="1"),
         progress=_flag("FUSEGEN_PROGRESS", default="1") and os.environ.get("LOCAL_RANK", "0") == "0",
         tuning_path=tuple(map(Path, filter(None, os.environ.get("FUSEGEN_TUNING_PATH", "").split(os.pathsep)))),
+        max_jobs=_max_jobs(),
+        arch_list=tuple(os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()),
     )
 
 
@@ -92,6 +98,11 @@ def _compiler() -> Compiler:
     if value not in COMPILERS:
         raise SettingsError(f"FUSEGEN_COMPILER={value!r} is not a compiler", hint=f"set it to {' or '.join(COMPILERS)}")
     return value
+
+
+def _max_jobs() -> int | None:
+    value = os.environ.get("MAX_JOBS", "").strip()
+    return int(value) or None if value.isdecimal() else None
 
 
 def _flag(name: str, default: str = "") -> bool:

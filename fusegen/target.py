@@ -30,6 +30,7 @@ class Target:
         converts_float8: has conversion instructions for 8-bit floats.
         products: matmul pipelines that take epilogues, the preferred one first; without one, matmuls use the library.
         card: the GPU whose measured costs rank plans, by torch's name; empty without a cost model.
+        level: of a CPU, the x86-64 level that binaries are compiled for, e.g. ``x86-64-v3``; empty for this machine's processor.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Target:
     converts_float8: bool = False
     products: tuple[str, ...] = ()
     card: str = ""
+    level: str = ""
 
     @property
     def device(self) -> str:

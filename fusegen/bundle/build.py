@@ -12,13 +12,23 @@ from typing import Any
 
 import torch
 
-from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltParameter, BuiltPasses, BuiltVariant, Manifest, manifest_text, mark_of
+from fusegen.bundle.manifest import (
+    NAME,
+    NOT_DESCRIBED,
+    BuiltKernel,
+    BuiltParameter,
+    BuiltPasses,
+    BuiltVariant,
+    Manifest,
+    RequestedCall,
+    manifest_text,
+    mark_of,
+)
 from fusegen.bundle.programs import (
     Example,
     File,
     built_passes,
     built_program,
-    cache_writes,
     limits,
     machine_of,
     new_folder,
@@ -60,6 +70,7 @@ class BuildRequest:
         name: the name to load it by.
         arguments: example arguments by parameter; tensors may be on the meta device.
         options: options of the declaration. Settings select the compiler.
+        described: the call as the command line describes it.
     """
 
     name: str
@@ -67,6 +78,7 @@ class BuildRequest:
     arguments: Mapping[str, Any]
     target: Target
     options: Options = DEFAULTS
+    described: RequestedCall = NOT_DESCRIBED
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -98,30 +110,58 @@ def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manif
         TraceError: a function cannot be traced.
     """
     require_new(folder)
-    kernels: dict[str, BuiltKernel] = {}
+    kernels: list[BuiltKernel] = []
     with new_folder(folder) as unfinished:
-        for traced in (call for each in requests for call in traced_calls(each)):
-            each = traced.requested
-            parameters = _parameters(traced.dispatcher.parameters, traced.variant.state.names)
-            known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
-            _require_same(known, parameters)
-            number = sum(len(kernel.variants) for kernel in kernels.values())
-            subdir = f"{ascii_name(each.name)}/{each.target.name}"
-            passes, files = _passes(traced, parameters, f"{subdir}-{number}")
-            with cache_writes(folder):
-                for file in files:
-                    write(unfinished / file.path, file.content)
-            for variant, files in _built(traced, passes, subdir, number):
-                marked, files = with_mark(variant, files, mark_of(known.parameters, variant))
-                with cache_writes(folder):
-                    for file in files:
-                        write(unfinished / file.path, file.content)
-                known = replace(known, variants=(*known.variants, marked))
-            kernels[each.name] = known
-        manifest = Manifest(version, tuple(kernels.values()))
-        with cache_writes(folder):
-            write(unfinished / NAME, manifest_text(manifest).encode())
+        for request in requests:
+            first = sum(len(kernel.variants) for kernel in kernels)
+            kernels.append(built_kernel(request, unfinished, first))
+        manifest = Manifest(version, merged(kernels))
+        write(unfinished / NAME, manifest_text(manifest).encode())
     return manifest
+
+
+def built_kernel(requested: BuildRequest, folder: Path, first: int = 0, tag: str = "") -> BuiltKernel:
+    """Compiles a kernel for one kind of call, and writes its files.
+
+    Args:
+        folder: the folder of the files.
+        first: number of the first program; later ones count on.
+        tag: goes before the numbers.
+
+    Raises:
+        BundleError, CompileError, ToolNotFoundError, TraceError: as for `build`.
+    """
+    subdir = f"{ascii_name(requested.name)}/{requested.target.name}-{tag}"
+    kernels: list[BuiltKernel] = []
+    for traced in traced_calls(requested):
+        parameters = _parameters(traced.dispatcher.parameters, traced.variant.state.names)
+        number = first + sum(len(kernel.variants) for kernel in kernels)
+        passes, files = _passes(traced, parameters, f"{subdir}{number}")
+        variants = []
+        for variant, own_files in _built(traced, passes, subdir, number):
+            marked, marked_files = with_mark(variant, own_files, mark_of(parameters, variant))
+            variants.append(marked)
+            files += marked_files
+        for file in files:
+            write(folder / file.path, file.content)
+        kernels.append(BuiltKernel(requested.name, parameters, tuple(variants)))
+    return merged(kernels)[0]
+
+
+def merged(kernels: Iterable[BuiltKernel]) -> tuple[BuiltKernel, ...]:
+    """Joins the programs of kernels with the same name. A program with the signature of an earlier one is left out.
+
+    Raises:
+        BundleError: two kernels of a name have different parameters or captured tensors.
+    """
+    by_name: dict[str, BuiltKernel] = {}
+    for kernel in kernels:
+        known = by_name.setdefault(kernel.name, replace(kernel, variants=()))
+        _require_same(known, kernel.parameters)
+        signatures = {(variant.target, variant.machine, variant.signature) for variant in known.variants}
+        new = (v for v in kernel.variants if (v.target, v.machine, v.signature) not in signatures)
+        by_name[kernel.name] = replace(known, variants=(*known.variants, *new))
+    return tuple(by_name.values())
 
 
 def _traced(requested: BuildRequest) -> TracedCall:
@@ -193,10 +233,17 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: 
     hints = dict(variant.request.sizes.hints)
     for count, (rows, form) in enumerate(variant.specializer.all(hints, is_general=True), number):
         limited = replace(signature, rows=limits(rows))
-        program, files = built_program(requested.target, limited, variant.with_specialization(form), f"{subdir}-{count}")
+        program, files = built_program(requested.target, limited, variant.with_specialization(form), f"{subdir}{count}")
         machine, structure = machine_of(requested.target), structure_of(variant.structure)
         yield (
-            BuiltVariant(**vars(program), target=requested.target.name, machine=machine, structure=structure, passes=passes),
+            BuiltVariant(
+                **vars(program),
+                requested=requested.described,
+                target=requested.target.name,
+                machine=machine,
+                structure=structure,
+                passes=passes,
+            ),
             files,
         )
 

@@ -20,7 +20,7 @@ from fusegen.program.numbers import Numbers, python_condition
 from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
-from fusegen.runtime.devices import host_kernel, instruction_set
+from fusegen.runtime.devices import host_kernel, runs_here
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend
 from fusegen.schedule.names import stride_name
 from fusegen.threads import new_lock
@@ -32,7 +32,7 @@ class Kernels:
     Args:
         folder: the folder of the binaries.
         mark: the mark of its binaries.
-        machine: for a CPU, a digest of its instruction set; else "".
+        machine: for a CPU, its level or a digest of its instruction set; else "".
     """
 
     def __init__(self, folder: Path, program: BuiltProgram, mark: bytes, machine: str) -> None:
@@ -68,9 +68,10 @@ class Kernels:
 
     def _host_kernel(self, code: KernelBinary) -> Any:
         path = self._folder / code.file
-        if self._machine != instruction_set():
+        if not runs_here(self._machine):
             what = f"{path} was built for another kind of processor"
-            raise BundleError(what, hint="build it on a machine like this one: fusegen build … --arch cpu")
+            hint = "build it on a machine like this one, or for older processors: fusegen build … --arch cpu --cpu x86-64-v2"
+            raise BundleError(what, hint=hint)
         binary(self._folder, code, self._mark)
         try:
             return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))

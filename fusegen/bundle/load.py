@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,11 +24,14 @@ from fusegen.bundle.manifest import (
     passes_mark_of,
     read_manifest,
 )
+from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import ArgumentError, BundleError, TraceError
+from fusegen.guards import same
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
 from fusegen.runtime import devices
 from fusegen.runtime.arguments import (
+    MAX_ALIGNMENT,
     Values,
     check,
     check_memory,
@@ -282,19 +286,63 @@ class BuiltFunction(CallBinder):
     def _variant(self, values: Values, device: torch.device) -> tuple[int, dict[str, int]]:
         target = devices.target_of(device)
         variants = [(number, variant) for number, variant in enumerate(self._kernel.variants) if variant.target == target.name]
+        variants = [each for each in variants if not each[1].machine or devices.runs_here(each[1].machine)] or variants
         match_or_reasons = choose(variants, lambda program: match(program.signature, program.call, self._plain, values), device)
         if not isinstance(match_or_reasons, list):
             return match_or_reasons
         if not match_or_reasons:
             what = f"{self.__name__} was not built for {target.name} ({device}); it was built for {', '.join(self.targets)}"
-            raise ArgumentError(what, hint=f"build it again with --arch {','.join((*self.targets, target.name))}")
-        raise self._mismatch_error(match_or_reasons)
+            again = f"build it again with --arch {','.join((*self.targets, target.name))}"
+            raise ArgumentError(what, hint=self._command(values, target.name) or again)
+        raise self._mismatch_error(match_or_reasons, values, target.name)
 
-    def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
-        """Returns the error of a call that no program fits, with the reasons."""
+    def _mismatch_error(self, reasons: Reasons, values: Values, target: str) -> ArgumentError:
+        """Returns the error of a call that no program fits, with the reasons and the command that builds for the call."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
         built = "; ".join(dict.fromkeys(describe_calls(variant.signature, self._given) for variant, _ in reasons))
-        return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for this call too; it was built for {built}")
+        named = zip(self._given, values, strict=True)
+        if strided := next((name for name, value in named if isinstance(value, Tensor) and not _is_plain(value)), None):
+            add = f"pass {strided}.clone(memory_format=torch.contiguous_format)"
+        else:
+            add = self._command(values, target) or "build it for this call too"
+        return ArgumentError(f"{self.__name__}: {what}", hint=f"{add}; it was built for {built}")
+
+    def _command(self, values: Values, target: str) -> str | None:
+        """Returns the command that builds the kernel for a call into the same folder; None if no command describes the call."""
+        variants = self._kernel.variants
+        like = next((variant for variant in variants if variant.target == target), variants[0])
+        signature, known = like.signature, like.requested
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        has_autocast = autocast_dtype(tensors[0].device.type) is not None
+        if not known.kernel or has_autocast or torch.get_default_dtype() is not signature.default_dtype.torch:
+            return None
+        cpu = ["--cpu", known.cpu] if known.cpu and target == like.target else []
+        shapes, words = [], ["fusegen", "build", known.kernel, "--arch", target, *cpu, "--out", str(self._folder)]
+        for parameter, argument, value in zip(self._kernel.parameters, signature.arguments, values, strict=True):
+            is_default = parameter.default is not None and same(value, parameter.default.value)
+            if parameter.captured or (is_default and isinstance(argument, Constant) and same(value, argument.value)):
+                continue
+            if _is_literal(value):
+                words += ["--arg", f"{parameter.name}={value!r}"]
+            elif isinstance(value, Tensor) and value.numel() and value.dtype in _SHORT:
+                shapes.append(f"{parameter.name}={'x'.join(map(str, value.shape))}:{_SHORT[value.dtype]}")
+            else:
+                return None
+        return shlex.join([*words, "--call", ",".join(shapes)])
+
+
+_SHORT = {dtype.torch: dtype.short for dtype in DType}
+
+
+def _is_literal(value: object) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_literal, cast(Sequence[object], value)))
+    return type(value) in (int, float, bool, str, type(None))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """True if a tensor is contiguous and aligned as torch allocates them."""
+    return tensor.is_contiguous() and tensor.data_ptr() % MAX_ALIGNMENT == 0
 
 
 def _reload(folder: str, name: str) -> BuiltFunction:

@@ -18,7 +18,7 @@ from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 
-FORMAT = 11
+FORMAT = 12
 """The version of the manifest's format. Other versions are rejected."""
 
 REBUILD_HINT = "build it again, or copy the whole folder"
@@ -92,15 +92,44 @@ class BuiltPasses:
 
 
 @dataclass(frozen=True)
+class RequestedCall:
+    """A call to build for, as the command line describes it: a later build into the same folder repeats it.
+
+    Attributes:
+        kernel: the kernel's name on the command line; "" if the build was started from Python.
+        target: e.g. ``sm_90a``.
+        dtype: dtype of tensors without one in `shapes`; "" for the default.
+        shapes: ``NAME=SIZES[:DTYPE]``.
+        arguments: ``NAME=VALUE``.
+        cpu: the level of x86-64 that a CPU kernel is built for; "" for the building machine's processor.
+        environment: of prebuilt kernels, a digest of everything else that the binaries depend on; else "".
+    """
+
+    kernel: str = ""
+    target: str = ""
+    dtype: str = ""
+    shapes: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    cpu: str = ""
+    environment: str = ""
+
+
+NOT_DESCRIBED = RequestedCall()
+"""The call of a build that was started from Python."""
+
+
+@dataclass(frozen=True)
 class BuiltVariant(BuiltProgram):
     """A program for one kind of call on a target.
 
     Attributes:
+        requested: the call that it was built for.
         target: e.g. ``sm_90a``.
-        machine: for a CPU, a digest of its instruction set; else "".
+        machine: for a CPU, its level or a digest of its instruction set; else "".
         passes: for calls that require gradients; None if there is no derivative.
     """
 
+    requested: RequestedCall
     target: str
     machine: str
     structure: ResultStructure
@@ -112,6 +141,17 @@ class BuiltKernel:
     name: str
     parameters: tuple[BuiltParameter, ...]
     variants: tuple[BuiltVariant, ...]
+
+    @property
+    def programs(self) -> tuple[BuiltProgram, ...]:
+        passes = (program for variant in self.variants if variant.passes for program in variant.passes.programs)
+        return (*self.variants, *passes)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files of binaries, each with its digest, and of source texts, each with ""."""
+        codes = [code for program in self.programs for code in program.code]
+        return {code.source: "" for code in codes} | {code.file: code.sha256 for code in codes}
 
 
 @dataclass(frozen=True)

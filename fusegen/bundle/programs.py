@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,8 +56,8 @@ def built_program(target: Target, signature: Signature, compiled: CompiledGraph,
 
 
 def machine_of(target: Target) -> str:
-    """Returns a digest of this machine's instruction set for a CPU target, else ""."""
-    return instruction_set() if target.backend is Backend.CPU else ""
+    """Returns the level of a CPU target, or a digest of this machine's instruction set; "" for a GPU."""
+    return (target.level or instruction_set()) if target.backend is Backend.CPU else ""
 
 
 def limits(rows: RowRanges) -> tuple[Relation, ...]:
@@ -90,12 +94,12 @@ def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[l
     return code, files
 
 
-def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
+def _host_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[KernelBinary], list[File]]:
     """Compiles all kernels of a program to one library."""
     if not compiled.sources:
         return [], []
     text = unit_text(compiled.sources)
-    library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
+    library = compile_shared(text, host_flags(target.level), cache_folder("cpu")).read_bytes()
     name = f"{subdir}/kernels-{digest(library)[:16]}"  # unique: a process caches loaded libraries by path
     files = [File(f"{name}.so", library), File(f"{name}.cpp", text.encode())]
     return [KernelBinary(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files
@@ -201,17 +205,54 @@ def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signa
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder next to the requested one, renamed to it on success."""
+    with temporary_folder(folder) as unfinished:
+        yield unfinished
+        with cache_writes(folder):
+            unfinished.rename(folder)
+
+
+@contextmanager
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Yields a new folder next to another one, and removes it at the end. Removes those of processes that were killed."""
+    _remove_abandoned(folder)
+    unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}{_UNFINISHED}")
     try:
-        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
         unfinished.mkdir()
     except OSError as error:
         raise BundleError(f"{folder} cannot be created: {error.strerror}", hint="give a folder whose parent exists") from None
     try:
-        yield unfinished
-        with cache_writes(folder):
-            unfinished.rename(folder)
+        with locked(unfinished):
+            yield unfinished
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+_UNFINISHED = ".fusegen-build"
+_GRACE_SECONDS = 1  # between the creation of a folder and its lock
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for other in folder.parent.glob(f".{escape(folder.name)}-{'[0-9a-f]' * 8}{_UNFINISHED}"):
+        with suppress(BundleError, OSError):
+            if time.time() - other.stat().st_mtime > _GRACE_SECONDS:
+                with locked(other):
+                    shutil.rmtree(other, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks a folder until the end of the block or of the process; raises `BundleError` if another process has locked it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BundleError(f"another process builds into {folder}", hint="wait for its end, or give another folder") from None
+        except OSError:  # the file system has no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -226,8 +267,9 @@ def cache_writes(folder: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    with cache_writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def require_new(folder: Path) -> None:

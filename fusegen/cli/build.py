@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 
 import fusegen
-from fusegen.bundle.build import BuildRequest, build
+from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import describe_calls
-from fusegen.bundle.manifest import BuiltVariant, Manifest
-from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
-from fusegen.cli.load import NamedKernel, load_all
+from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
+from fusegen.bundle.update import open_folder
+from fusegen.cli.arguments import add_inputs, chosen_target
+from fusegen.cli.build_folder import FolderBuild, described, request_of
+from fusegen.cli.load import is_location, load
+from fusegen.cli.project import with_project
 from fusegen.cli.terminal import Terminal, print_document
-from fusegen.errors import ArgumentError
-from fusegen.target import Target
+from fusegen.errors import ArgumentError, TargetError
+from fusegen.runtime.devices import LEVELS, X86
+from fusegen.settings import settings
+from fusegen.specs import SPECS, find
+from fusegen.target import Backend, Target, from_capability
+
+_FORMATS = ("bundle", "extension", "sources")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kernel", metavar="NAME", nargs="+", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to create")
-    arch_help = "targets, comma-separated or repeated: sm_80 … sm_120, cpu (default: this machine's GPU, else sm_90a)"
+    parser.add_argument("kernel", metavar="NAME", nargs="*", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    parser.add_argument("--all", action="store_true", help="build all prebuilt fusions, each with its default variant")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the folder to create, or to add to")
+    arch_help = (
+        "targets, comma-separated or repeated: sm_80 … sm_120, cpu (default: TORCH_CUDA_ARCH_LIST, else this machine's GPU, else "
+        "sm_90a)"
+    )
     format_help = (
         "bundle (for fusegen.load; the default), extension (a shared library of torch operators), or sources (CUDA, CMake)"
     )
-    parser.add_argument("--format", choices=("bundle", "extension", "sources"), default="bundle", help=format_help)
+    parser.add_argument("--format", choices=_FORMATS, help=format_help)
     library_help = "name of the library; an extension's operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
+    cpu_help = f"x86-64 level of the target cpu: {', '.join(LEVELS)} (default: this machine's processor, and others like it)"
+    parser.add_argument("--cpu", metavar="LEVEL", help=cpu_help)
     dtype_help = (
         "dtypes of tensors without one in --shape, one build each; comma-separated or repeated (default: a module's own, else "
         "bf16; f32 on a CPU)"
@@ -41,16 +58,35 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
-    kernels = _kernels(options)
-    targets = [chosen_target(name) for name in _words(options.arch)]
+    builds = [options] if options.kernel or options.all else with_project(options)
+    for build in builds:
+        named = (name if is_location(name) else find(name).name for name in build.kernel)
+        build.kernel = list(dict.fromkeys([*(SPECS if build.all else ()), *named]))
+    modules: dict[str, ModuleType] = {}
+    names = _names(builds, modules)
+    calls = [call for build in builds for call in _calls(build, _targets(build))]
+    return _run(builds[0], names, calls, modules, terminal)
+
+
+def _run(
+    options: argparse.Namespace,
+    names: Mapping[str, str],
+    calls: Sequence[RequestedCall],
+    modules: dict[str, ModuleType],
+    terminal: Terminal,
+) -> int:
+    if options.out is None:
+        raise ArgumentError("no folder is given", hint="add --out DIR")
+    if options.format not in (None, *_FORMATS):
+        raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
     if options.format == "extension":
-        return _run_extension(kernels, targets, options, terminal)
+        return _run_extension(_requests(calls, modules, terminal), options, terminal)
     if options.format == "sources":
-        return _run_sources(kernels, targets, options, terminal)
+        return _run_sources(_requests(calls, modules, terminal), options, terminal)
     if options.library:
         raise ArgumentError("--library applies only to --format extension and sources", hint="add --format extension")
-    manifest = build(options.out, _requests(kernels, targets, options, terminal.progress), fusegen.__version__)
-    terminal.progress()
+    with open_folder(options.out) as folder:
+        manifest = folder.finish(FolderBuild(folder, names, modules, terminal).kernels(calls), fusegen.__version__)
     if options.json:
         print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
     else:
@@ -58,11 +94,9 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _run_extension(
-    kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal
-) -> int:
+def _run_extension(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    shipped = build_extension(options.out, _requests(kernels, targets, options, terminal.progress), library, fusegen.__version__)
+    shipped = build_extension(options.out, requests, library, fusegen.__version__)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -75,9 +109,9 @@ def _run_extension(
     return 0
 
 
-def _run_sources(kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_sources(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    names = build_sources(options.out, _requests(kernels, targets, options, terminal.progress), library)
+    names = build_sources(options.out, requests, library)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))
@@ -92,29 +126,71 @@ def _words(texts: Sequence[str] | None) -> list[str | None]:
     return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
-def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
-    """Loads the kernels that the options name.
+def _names(builds: Sequence[argparse.Namespace], modules: dict[str, ModuleType]) -> dict[str, str]:
+    """Loads the kernels that the builds name, and returns their names in the folder by those on the command line.
 
     Raises:
         ArgumentError: two have the same name, or shapes are given for several kernels.
     """
-    kernels = list(load_all(options.kernel, options).values())
-    names = [kernel.name for kernel in kernels]
-    if duplicates := [name for name in names if names.count(name) > 1]:
+    for build in builds:
+        if len({*build.kernel}) > 1 and (build.shape or build.arg):
+            raise ArgumentError("--shape and --arg describe one kernel", hint="name one kernel per command")
+    names = {name: load(name, modules).name for name in dict.fromkeys(name for build in builds for name in build.kernel)}
+    if duplicates := [name for name in names.values() if [*names.values()].count(name) > 1]:
         raise ArgumentError(f"two kernels have the name {duplicates[0]}", hint="build them into two folders")
-    return kernels
+    return names
 
 
-def _requests(
-    kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
-) -> Iterator[BuildRequest]:
-    for named, target, dtype, call in product(kernels, targets, _words(options.dtype), options.call or [None]):
-        shapes = [*options.shape, *(call.split(",") if call else ())]
-        arguments = meta_arguments(named, argparse.Namespace(**vars(options) | {"dtype": dtype, "shape": shapes}), target)
-        check_complete(named, arguments)
-        progress(f"building {named.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
-        kernel = named.kernel
-        yield BuildRequest(named.name, kernel.function, arguments, target, kernel.options)
+def _targets(options: argparse.Namespace) -> list[Target]:
+    if options.arch is None and settings().arch_list:
+        return list(dict.fromkeys(map(_of_torch, settings().arch_list)))
+    return [chosen_target(name) for name in _words(options.arch)]
+
+
+def _of_torch(architecture: str) -> Target:
+    """The target of an architecture of ``TORCH_CUDA_ARCH_LIST``, such as ``9.0a`` or ``8.6+PTX``."""
+    match = re.fullmatch(r"(\d+)\.(\d)[a-z]?(\+PTX)?", architecture)
+    if match is None:
+        what = f"TORCH_CUDA_ARCH_LIST names {architecture!r}, which is not a compute capability"
+        raise ArgumentError(what, hint="write capabilities as in '8.0;9.0a', or give --arch")
+    try:
+        return from_capability(int(match[1]), int(match[2]))
+    except TargetError as error:
+        raise TargetError(f"TORCH_CUDA_ARCH_LIST: {error.what}", hint="leave it out, or give --arch") from None
+
+
+def _calls(options: argparse.Namespace, targets: Sequence[Target]) -> list[RequestedCall]:
+    _check_level(options, targets)
+    return [
+        RequestedCall(
+            kernel=name,
+            target=target.name,
+            dtype=dtype or "",
+            shapes=(*options.shape, *(call.split(",") if call else ())),
+            arguments=tuple(options.arg),
+            cpu=(options.cpu or "") if target.backend is Backend.CPU else "",
+        )
+        for name, target, dtype, call in product(options.kernel, targets, _words(options.dtype), options.call or [None])
+    ]
+
+
+def _check_level(options: argparse.Namespace, targets: Sequence[Target]) -> None:
+    if options.cpu is None:
+        return
+    if options.cpu not in LEVELS:
+        raise ArgumentError(f"there is no x86-64 level {options.cpu!r}", hint=f"give one of {', '.join(LEVELS)}")
+    if options.format not in (None, "bundle"):
+        raise ArgumentError("--cpu applies only to --format bundle", hint="leave it out: other formats are for this machine's CPU")
+    if not any(target.backend is Backend.CPU for target in targets):
+        raise ArgumentError("--cpu applies only to the target cpu", hint="add --arch cpu")
+    if platform.machine() not in X86:
+        raise ArgumentError(f"--cpu {options.cpu}: this machine is a {platform.machine()}", hint="build on an x86-64 machine")
+
+
+def _requests(calls: Iterable[RequestedCall], modules: dict[str, ModuleType], terminal: Terminal) -> Iterator[BuildRequest]:
+    for call in calls:
+        terminal.progress(f"building {described(call)} …")
+        yield request_of(call, modules)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

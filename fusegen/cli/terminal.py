@@ -153,10 +153,10 @@ def _console(stream: TextIO | None) -> Console | None:
 
 
 def _bar(console: Console) -> Bar:
-    """Returns a progress bar that is drawn only when a step begins, so that drawing never disturbs a timed step."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    """Returns a progress bar with the time left, drawn only when a step begins, so that drawing never disturbs a timed step."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = BarColumn(_BAR), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    columns = BarColumn(_BAR), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False)
     return Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 

@@ -167,7 +167,6 @@ _HOST_FLAGS = (
     "-std=c++17", "-O3", *ARITHMETIC, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
     "-fvisibility=default",
 )  # fmt: skip
-_X86 = ("x86_64", "AMD64")
 
 
 _LOADED: dict[Source, Any] = {}
@@ -191,11 +190,13 @@ def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None
     return [_LOADED[source] for source in sources]
 
 
-@lru_cache(maxsize=1)
-def host_flags() -> tuple[str, ...]:
-    """The compiler flags for this machine. The definition adds its instruction set to the cache key."""
-    vectors = ("-mprefer-vector-width=512",) if platform.machine() in _X86 else ()
-    return (*_HOST_FLAGS, "-march=native", *vectors, f"-DFG_MACHINE={instruction_set()}")
+@lru_cache(maxsize=8)
+def host_flags(level: str = "") -> tuple[str, ...]:
+    """The compiler flags for a level of x86-64, by default for this machine, whose instruction set a definition adds to the cache
+    key."""
+    vectors = ("-mprefer-vector-width=512",) if platform.machine() in devices.X86 else ()
+    machine = (f"-march={level}",) if level else ("-march=native", f"-DFG_MACHINE={instruction_set()}")
+    return (*_HOST_FLAGS, machine[0], *vectors, *machine[1:])
 
 
 # Operators.

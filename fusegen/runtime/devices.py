@@ -48,9 +48,38 @@ def host_kernel(function: Any) -> Any:
     return function
 
 
+X86 = ("x86_64", "AMD64")
+"""Names of x86-64 in `platform.machine`."""
+
+_ADDED_FEATURES = {
+    "x86-64": (),
+    "x86-64-v2": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
+    "x86-64-v3": ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+}
+"""The CPU features, as Linux names them, that each level of x86-64 adds to the one before."""
+
+LEVELS = tuple(_ADDED_FEATURES)
+"""The levels of x86-64."""
+
+
+@lru_cache
+def runs_here(machine: str) -> bool:
+    """True if this processor runs binaries for a level, or for the processor with this digest of its features."""
+    if machine not in LEVELS:
+        return machine == instruction_set()
+    features = {*_features().partition(":")[2].split()}
+    needed = (feature for level in LEVELS[: LEVELS.index(machine) + 1] for feature in _ADDED_FEATURES[level])
+    return platform.machine() in X86 and features.issuperset(needed)
+
+
 def instruction_set() -> str:
     """Returns a digest of the CPU features."""
+    return "m" + hashlib.sha256(f"{platform.machine()} {_features()}".encode()).hexdigest()[:16]
+
+
+def _features() -> str:
+    """Returns the line of CPU features."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    return "m" + hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:16]
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -221,7 +221,7 @@ def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: py
 
 
 def test_a_library_of_another_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.bundle.kernels.instruction_set", lambda: "m0123456789abcdef")
+    monkeypatch.setattr("fusegen.bundle.kernels.runs_here", lambda _: False)
     with pytest.raises(BundleError, match="another kind of processor"):
         load(folder).numbers(randn(4, 8), 0.5, 3)
 

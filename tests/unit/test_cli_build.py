@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ import torch.nn.functional as F
 import fusegen as fg
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension
+from fusegen.bundle.manifest import read_manifest
 from fusegen.cli.main import main
 from fusegen.errors import BundleError
+from fusegen.runtime import devices
 from fusegen.target import target
 from tests.naming import case
 from tests.unit.commands import Run
@@ -84,7 +88,7 @@ def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, caps
     assert kernel["name"] == "gated" and variant["target"] == "cpu" and variant["steps"] == 1
     assert variant["arguments"] == {"x": "float32[rows, 32]", "gate": "float32[rows, 32]", "scale": "float"}
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))
-    programs = ("gated/cpu-0", "gated/cpu-0-backward-0", "gated/cpu-0-forward-0")
+    programs = ("gated/cpu-0-0", "gated/cpu-0-0-backward-0", "gated/cpu-0-0-forward-0")
     wanted = [f"{program}/kernels.{kind}" for program in programs for kind in ("cpp", "so")]
     assert sorted(re.sub("-[0-9a-f]{16}", "", file) for file in files) == sorted([*wanted, "manifest.json"])
     x, gate = torch.randn(2, 5, 32)
@@ -100,7 +104,8 @@ def test_shapes_on_the_command_line(tmp_path: Path, user_file: Path) -> None:
 
 
 MISTAKES = [
-    (["softmax"], "the following arguments are required: --out", 2),
+    (["softmax"], "no folder is given · try: add --out DIR", 2),
+    (["--out", "OUT"], "no kernel is named · try: name a kernel, build all prebuilt fusions by --all, or list kernels in", 2),
     (["softmax", "--arch", "sm_75", "--out", "OUT"], "unknown target 'sm_75'", 2),
     (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
     (["softmax", "--out", "MINE"], "exists already", 1),
@@ -124,3 +129,46 @@ def test_two_kernels_of_one_name(tmp_path: Path, user_file: Path, capsys: pytest
     other.write_text(USER)
     assert main(["build", f"{user_file}:gated", f"{other}:gated", "--out", str(tmp_path / "out")]) == 2
     assert "two kernels have the name gated" in capsys.readouterr().err
+
+
+def built_here(monkeypatch: pytest.MonkeyPatch, features: str) -> Callable[[str], bool]:
+    monkeypatch.setattr(devices, "_features", lambda: f"flags : {features}")
+    return devices.runs_here.__wrapped__
+
+
+@pytest.mark.skipif(platform.machine() not in devices.X86, reason="levels are of x86-64")
+def test_a_level_of_x86_64(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "built"
+    done = run("build", "softmax", "--arch", "cpu,sm_90a", "--dtype", "f32", "--cpu", "x86-64-v2", "--out", str(out))
+    assert done.code == 0 and "building softmax for cpu, x86-64-v2, f32" in done.err
+    assert {v.target: v.machine for v in read_manifest(out).kernels[0].variants} == {"cpu": "x86-64-v2", "sm_90a": ""}
+    x = torch.randn(3, 4096, requires_grad=True)
+    y = fg.load(out).softmax(x)
+    torch.testing.assert_close(y, x.softmax(-1))
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(x.softmax(-1).square().sum(), x)[0])
+    assert run("build", "softmax", "--arch", "cpu", "--dtype", "f32", "--out", str(out)).code == 0
+    machines = [v.machine for v in read_manifest(out).kernels[0].variants]
+    assert machines == ["x86-64-v2", "", devices.instruction_set()]
+    monkeypatch.setattr(devices, "runs_here", lambda machine: machine == devices.instruction_set())
+    torch.testing.assert_close(fg.load(out).softmax(x), x.softmax(-1))
+
+
+def test_processors_of_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    v2 = "fpu cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
+    runs_here = built_here(monkeypatch, v2)
+    assert [level for level in devices.LEVELS if runs_here(level)] == ["x86-64", "x86-64-v2"]
+    assert runs_here(devices.instruction_set()) and not runs_here("m0123") and not runs_here("x86-64-v9")
+    runs_here = built_here(monkeypatch, f"{v2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f")
+    assert [level for level in devices.LEVELS if runs_here(level)] == ["x86-64", "x86-64-v2", "x86-64-v3"]
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert not runs_here("x86-64")
+
+
+def test_levels_that_do_not_apply(tmp_path: Path, run: Run) -> None:
+    out = ("--out", str(tmp_path / "built"))
+    assert "there is no x86-64 level 'haswell'" in run("build", "silu", "--arch", "cpu", "--cpu", "haswell", *out).err
+    assert "add --arch cpu" in run("build", "silu", "--arch", "sm_80", "--cpu", "x86-64", *out).err
+    refused = run("build", "silu", "--arch", "cpu", "--cpu", "x86-64", "--format", "extension", *out)
+    assert "--cpu applies only to --format bundle" in refused.err and refused.code == 2

@@ -1,0 +1,121 @@
+"""A folder that kernels are built into: a new one, or one of built kernels, which gets more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fusegen.bundle.build import merged
+from fusegen.bundle.manifest import NAME, AnyProgram, BuiltKernel, BuiltVariant, Manifest, digest, manifest_text, read_manifest
+from fusegen.bundle.programs import cache_writes, locked, new_folder, temporary_folder, write
+from fusegen.errors import BundleError
+from fusegen.files import write_atomically
+
+
+@dataclass(frozen=True)
+class OpenFolder:
+    """A folder that is built into. `finish` changes it.
+
+    Attributes:
+        folder: the requested folder.
+        unfinished: a folder for new files.
+        known: its contents so far; None for a new folder.
+    """
+
+    folder: Path
+    unfinished: Path
+    known: Manifest | None
+
+    @property
+    def kernels(self) -> tuple[BuiltKernel, ...]:
+        return () if self.known is None else self.known.kernels
+
+    @property
+    def tag(self) -> str:
+        """Part of new files' names that no earlier build into the folder had, so that no file is replaced."""
+        return "" if self.known is None else f"{digest(manifest_text(self.known).encode())[:8]}-"
+
+    def is_whole(self, variants: Iterable[BuiltVariant]) -> bool:
+        """True if the binaries of programs are undamaged."""
+        files = BuiltKernel("", (), tuple(variants)).files
+        try:
+            return all(digest((self.folder / file).read_bytes()) == known for file, known in files.items() if known)
+        except OSError:
+            return False
+
+    def finish(self, kernels: Iterable[BuiltKernel], version: str) -> Manifest:
+        """Writes the manifest of these kernels, whose new files were written. Files that it does not name are removed."""
+        parts = list(kernels)
+        manifest = Manifest(version, tuple(map(self._with_known_files, merged(parts))))
+        used = {file for kernel in manifest.kernels for file in kernel.files}
+        unused = {file for kernel in (*parts, *self.kernels) for file in kernel.files} - used
+        if self.known is None:
+            write(self.unfinished / NAME, manifest_text(manifest).encode())
+            _remove(self.unfinished, unused)
+        elif manifest != self.known:
+            with cache_writes(self.folder):
+                self._replace(manifest, used)
+            _remove(self.folder, unused)
+        return manifest
+
+    def _with_known_files(self, kernel: BuiltKernel) -> BuiltKernel:
+        """Returns a kernel with the folder's files in place of new ones with the same contents."""
+        if kernel in self.kernels:
+            return kernel
+        known = {_without_paths(v): v for each in self.kernels if each.name == kernel.name for v in each.variants}
+        whole = {key: variant for key, variant in known.items() if self.is_whole([variant])}
+        return replace(kernel, variants=tuple(whole.get(_without_paths(v), v) for v in kernel.variants))
+
+    def _replace(self, manifest: Manifest, used: Iterable[str]) -> None:
+        """Moves new files into the folder, which does not name them yet, then replaces its manifest atomically."""
+        for file in used:
+            if (new := self.unfinished / file).exists():
+                (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+                new.replace(self.folder / file)
+        write_atomically(self.folder / NAME, manifest_text(manifest).encode())
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[OpenFolder]:
+    """Yields a folder to build into.
+
+    Raises:
+        BundleError: it exists and contains no kernels built by this fusegen, another process builds into it, or it cannot be
+            written.
+    """
+    if not folder.exists():
+        with new_folder(folder) as unfinished:
+            yield OpenFolder(folder, unfinished, None)
+        return
+    with locked(folder):
+        try:
+            known = read_manifest(folder)
+        except BundleError as error:
+            what = f"{folder} exists already, and nothing can be added: {error.what}"
+            raise BundleError(what, hint="remove it, or build into another folder") from None
+        with temporary_folder(folder) as unfinished:
+            yield OpenFolder(folder, unfinished, known)
+
+
+def _without_paths(variant: BuiltVariant) -> BuiltVariant:
+    passes = variant.passes
+    if passes is not None:
+        forward, backward = (tuple(map(_program_without_paths, some)) for some in (passes.forward, passes.backward))
+        passes = replace(passes, forward=forward, backward=backward)
+    return replace(_program_without_paths(variant), passes=passes)
+
+
+def _program_without_paths(program: AnyProgram) -> AnyProgram:
+    return replace(program, code=tuple(replace(code, file="", source="") for code in program.code))
+
+
+def _remove(folder: Path, files: Iterable[str]) -> None:
+    """Removes files, and their folders if these become empty."""
+    for file in files:
+        path = folder / file
+        with suppress(OSError):  # the folder may be in use elsewhere; nothing names the file any more
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
+            path.parent.parent.rmdir()

@@ -1,0 +1,176 @@
+"""Builds the calls of ``fusegen build`` into a folder: those that are new or have changed, prebuilt kernels in parallel."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from fusegen import target as targets
+from fusegen.bundle.build import BuildRequest, built_kernel
+from fusegen.bundle.manifest import BuiltKernel, RequestedCall, digest
+from fusegen.bundle.update import OpenFolder
+from fusegen.cli.arguments import check_complete, meta_arguments
+from fusegen.cli.load import is_location, load
+from fusegen.cli.terminal import Terminal
+from fusegen.compiler.backends import host_flags
+from fusegen.emit.environment import generator
+from fusegen.errors import BundleError
+from fusegen.jit import host, nvrtc
+from fusegen.settings import settings
+from fusegen.target import Backend, Target
+
+_LEAST_PARALLEL = 16  # calls; a process takes seconds to start
+
+
+@dataclass(frozen=True)
+class FolderBuild:
+    """A build into a folder.
+
+    Attributes:
+        names: names of the kernels in the folder, by their names on the command line.
+        modules: the user's modules, imported.
+    """
+
+    folder: OpenFolder
+    names: Mapping[str, str]
+    modules: dict[str, ModuleType]
+    terminal: Terminal
+
+    def kernels(self, calls: Iterable[RequestedCall]) -> list[BuiltKernel]:
+        """Returns the folder's kernels, with those of some calls. Earlier calls of the same kernels are built again, unless nothing
+        that they depend on has changed: a folder never has programs of two versions of a function.
+
+        Raises:
+            BundleError: the folder has another kernel with the name of one of these, or it cannot be built.
+            CompileError, ToolNotFoundError, TraceError: as for `fusegen.bundle.build.build`.
+        """
+        known = {kernel.name: kernel for kernel in self.folder.kernels}
+        stored = [(known[name], command_name) for command_name, name in self.names.items() if name in known]
+        earlier = [call for kernel, command_name in stored for call in self._earlier(kernel, command_name)]
+        wanted = dict.fromkeys(replace(call, environment=environment_of(call)) for call in (*earlier, *calls))
+        built = {call: kernel for call in wanted if (kernel := self._reusable(known, call)) is not None}
+        built |= self._built([call for call in wanted if call not in built])
+        kept = [kernel for name, kernel in known.items() if name not in self.names.values()]
+        order = {name: number for number, name in enumerate(known)}
+        return sorted([*kept, *(built[call] for call in wanted)], key=lambda kernel: order.get(kernel.name, len(order)))
+
+    def _earlier(self, kernel: BuiltKernel, command_name: str) -> Iterator[RequestedCall]:
+        for call in dict.fromkeys(variant.requested for variant in kernel.variants):
+            if Path(command_name).name != Path(call.kernel).name:
+                what = f"{self.folder.folder} has a kernel {kernel.name} already, of {call.kernel or 'a Python program'}"
+                raise BundleError(what, hint="remove it, or build into another folder")
+            yield replace(call, kernel=command_name)
+
+    def _reusable(self, known: Mapping[str, BuiltKernel], call: RequestedCall) -> BuiltKernel | None:
+        """Returns the kernel with its programs for a call, if they are whole and up to date."""
+        kernel = known.get(self.names[call.kernel])
+        if kernel is None or not call.environment:
+            return None
+        variants = tuple(variant for variant in kernel.variants if variant.requested == call)
+        return replace(kernel, variants=variants) if variants and self.folder.is_whole(variants) else None
+
+    def _built(self, calls: Sequence[RequestedCall]) -> dict[RequestedCall, BuiltKernel]:
+        tags = {call: f"{self.folder.tag}{number}-" for number, call in enumerate(calls)}
+        prebuilt = [call for call in calls if not is_location(call.kernel)]
+        workers = min(settings().max_jobs or nvrtc.cpus(), len(prebuilt))
+        is_parallel = workers > 1 and len(prebuilt) >= _LEAST_PARALLEL
+        built: dict[RequestedCall, BuiltKernel] = {}
+        with self.terminal.steps(len(calls)) as step:
+            if is_parallel:
+                with _workers(workers) as pool:
+                    futures = {pool.submit(_build, call, self.folder.unfinished, tags[call]): call for call in prebuilt}
+                    for future in as_completed(futures):
+                        step(f"built {described(futures[future])}")
+                        built[futures[future]] = future.result()
+            for call in calls:
+                if call not in built:
+                    step(f"building {described(call)} …")
+                    built[call] = _build(call, self.folder.unfinished, tags[call], self.modules)
+        return built
+
+
+def described(call: RequestedCall) -> str:
+    return f"{call.kernel} for {', '.join(filter(None, (call.target, call.cpu, call.dtype, *call.shapes)))}"
+
+
+def portable_name(name: str) -> str:
+    """The name of a kernel on the command line, without the folder of an absolute path."""
+    return Path(name).name if Path(name).is_absolute() else str(Path(name))
+
+
+def request_of(call: RequestedCall, modules: dict[str, ModuleType] | None = None) -> BuildRequest:
+    """Loads the kernel of a call, and its arguments.
+
+    Args:
+        modules: imported modules, as for `load`.
+
+    Raises:
+        ArgumentError, SpecNotFoundError: the call names something that does not exist.
+    """
+    named = load(call.kernel, modules)
+    options = argparse.Namespace(dtype=call.dtype or None, shape=call.shapes, arg=call.arguments)
+    target = _target(call)
+    arguments = meta_arguments(named, options, target)
+    check_complete(named, arguments)
+    kernel, recorded = named.kernel, replace(call, kernel=portable_name(call.kernel))
+    return BuildRequest(named.name, kernel.function, arguments, target, kernel.options, recorded)
+
+
+def environment_of(call: RequestedCall) -> str:
+    """Returns a digest of everything but the call that a prebuilt kernel's binaries depend on; "" for a user's own kernel, whose
+    function may read any Python state."""
+    return "" if is_location(call.kernel) else _environment(_target(call))
+
+
+def _target(call: RequestedCall) -> Target:
+    return replace(targets.target(call.target), level=call.cpu)
+
+
+@lru_cache
+def _environment(target: Target) -> str:
+    is_cpu = target.backend is Backend.CPU
+    compiler = (host.find_compiler(settings().cxx), host_flags(target.level)) if is_cpu else nvrtc.compiler_version()
+    return digest(repr((generator(), compiler)).encode())
+
+
+def _build(call: RequestedCall, folder: Path, tag: str, modules: dict[str, ModuleType] | None = None) -> BuiltKernel:
+    return built_kernel(request_of(call, modules), folder, tag=tag)
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Yields processes that end with this one, or at once if the block fails."""
+    with ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(os.getpid(),)
+    ) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _start_worker(parent: int) -> None:
+    """Makes this process end with its parent, also if that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    if sys.platform == "linux":
+        with suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)

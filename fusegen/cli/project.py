@@ -1,0 +1,87 @@
+"""The kernels that a project ships: ``[tool.fusegen.build]`` in ``pyproject.toml``."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fusegen.errors import ArgumentError
+
+_FILE = Path("pyproject.toml")
+_TABLE = "[tool.fusegen.build]"
+_TEXTS = ("out", "format", "library", "cpu")
+_LISTS = ("arch", "dtype")
+_OF_KERNEL = ("shape", "arg", "call")
+
+
+def with_project(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """Returns the options of one build for each kernel that the project in the current folder lists. Options of the command line
+    replace those of the file.
+
+    Raises:
+        ArgumentError: there is no such table, or an entry is invalid.
+    """
+    table = _table()
+    _refuse_unknown(_TABLE, table, (*_TEXTS, *_LISTS, "all", "kernels"))
+    common = _values(_TABLE, table, _TEXTS, _LISTS)
+    if "out" in common:
+        common["out"] = Path(common["out"])
+    given = {name: value for name, value in vars(options).items() if value not in (None, [], False)}
+    is_all = table.get("all", False)
+    if type(is_all) is not bool:
+        raise ArgumentError(f"{_FILE}: all of {_TABLE} is {is_all!r}", hint="write true or false")
+    builds = [vars(options) | common | given | {"all": True}] if is_all else []
+    kernels = table.get("kernels", [])
+    if not isinstance(kernels, list) or not (kernels or builds):
+        raise ArgumentError(f"{_FILE}: {_TABLE} lists no kernels", hint='write kernels = ["rms_norm"], or all = true')
+    builds += [vars(options) | common | _kernel(entry) | given for entry in kernels]
+    return [argparse.Namespace(**build) for build in builds]
+
+
+def _table() -> Mapping[str, Any]:
+    hint = f"name a kernel, build all prebuilt fusions by --all, or list kernels in {_TABLE} of {_FILE}"
+    try:
+        table: Any = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArgumentError("no kernel is named", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"cannot read {_FILE}: {error}", hint="correct the file, or name a kernel") from None
+    for key in ("tool", "fusegen", "build"):
+        table = table.get(key) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        raise ArgumentError("no kernel is named", hint=hint)
+    return table
+
+
+def _kernel(entry: object) -> dict[str, Any]:
+    entry = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        hint = '"rms_norm", or {name = "mine.py:scaled", call = "x=8192x4096"}'
+        raise ArgumentError(f"{_FILE}: the kernel {entry!r} in {_TABLE} has no name", hint=hint)
+    where = f"{entry['name']} in {_TABLE}"
+    _refuse_unknown(where, entry, ("name", *_LISTS, *_OF_KERNEL))
+    return {"kernel": [entry["name"]], **_values(where, entry, (), (*_LISTS, *_OF_KERNEL))}
+
+
+def _values(where: str, table: Mapping[str, Any], texts: Sequence[str], lists: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of some keys; one string stands for a list of one."""
+    values: dict[str, Any] = {}
+    for name in (*texts, *lists):
+        if name not in table:
+            continue
+        value = [table[name]] if name in lists and isinstance(table[name], str) else table[name]
+        elements = value if name in lists and isinstance(value, list) else [value]
+        if not all(isinstance(element, str) for element in elements):
+            expected = "strings" if name in lists else "a string"
+            raise ArgumentError(f"{_FILE}: {name} of {where} is {table[name]!r}", hint=f"write {expected}")
+        values[name] = value
+    return values
+
+
+def _refuse_unknown(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in table:
+        if name not in known:
+            raise ArgumentError(f"{_FILE}: {where} has no key {name!r}", hint=f"its keys are {', '.join(known)}")

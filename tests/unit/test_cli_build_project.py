@@ -1,0 +1,139 @@
+"""``fusegen build`` of many kernels: all prebuilt ones, and those that a project lists in its ``pyproject.toml``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusegen as fg
+from fusegen.bundle.manifest import read_manifest
+from fusegen.cli import build, build_folder
+from fusegen.settings import settings
+from fusegen.specs import SPECS
+from tests.naming import case
+from tests.unit.commands import Run
+
+USER = """
+from torch import Tensor
+import fusegen as fg
+
+@fg.kernel
+def scaled(x: Tensor, by: float, *, times: int = 1) -> Tensor:
+    return x * by * times
+
+@fg.kernel
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+"""
+PROJECT = """
+[tool.fusegen.build]
+out = "kernels"
+arch = "cpu"
+dtype = ["f32"]
+kernels = [
+    "softmax",
+    {name = "mine.py:added", call = ["x=7x8,y=7x8", "x=2x7x8,y=2x7x8"]},
+    {name = "mine.py:scaled", shape = "x=7x8", arg = ["by=2.0"], dtype = ["f32", "f64"]},
+]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(USER)
+    path = tmp_path / "pyproject.toml"
+    path.write_text(PROJECT)
+    return path
+
+
+def test_a_project_lists_its_kernels(project: Path, run: Run) -> None:
+    done = run("build")
+    assert done.code == 0, done.err
+    kernels = fg.load("kernels")
+    assert list(kernels) == ["softmax", "added", "scaled"]
+    x = torch.randn(5, 4096)
+    torch.testing.assert_close(kernels.softmax(x), F.softmax(x, -1))
+    for shape in ((1, 8), (3, 1, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(kernels.added(x, x), x + x)
+    torch.testing.assert_close(kernels.scaled(x[0].double(), 3.0), x[0].double() * 3)
+    before = (project.parent / "kernels" / "manifest.json").read_bytes()
+    assert run("build").code == 0 and (project.parent / "kernels" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("project")
+def test_the_command_line_replaces_options_of_the_file(run: Run) -> None:
+    assert run("build", "--dtype", "f64", "--out", "other").code == 0
+    dtypes = {kernel.name: {v.requested.dtype for v in kernel.variants} for kernel in read_manifest(Path("other")).kernels}
+    assert dtypes == {name: {"f64"} for name in ("softmax", "added", "scaled")} and not Path("kernels").exists()
+
+
+@pytest.mark.usefixtures("project")
+def test_a_named_kernel_needs_no_table(run: Run) -> None:
+    assert run("build", "silu", "--arch", "cpu", "--out", "named").code == 0
+    assert list(fg.load("named")) == ["silu"]
+
+
+MISTAKES = [
+    ("", "list kernels in [tool.fusegen.build]"),
+    ("[tool.fusegen]\nbuild = 1", "list kernels in [tool.fusegen.build]"),
+    ("[tool", "cannot read pyproject.toml"),
+    ("[tool.fusegen.build]\nout = 'x'", "lists no kernels"),
+    ("[tool.fusegen.build]\nkernels = ['softmax']", "add --out DIR"),
+    ("[tool.fusegen.build]\nkernel = ['softmax']", "has no key 'kernel' · try: its keys are out, format"),
+    ("[tool.fusegen.build]\nall = 1", "all of [tool.fusegen.build] is 1"),
+    ("[tool.fusegen.build]\nout = ['x']\nkernels = ['softmax']", "write a string"),
+    ("[tool.fusegen.build]\nout = 'x'\nformat = 'exe'\nkernels = ['softmax']", "there is no format 'exe'"),
+    ("[tool.fusegen.build]\nkernels = [{call = 'x=1x2'}]", "has no name"),
+    ("[tool.fusegen.build]\nkernels = [{name = 'softmax', arg = [1]}]", "arg of softmax in [tool.fusegen.build] is [1]"),
+    ("[tool.fusegen.build]\nkernels = [{name = 'softmax', shapes = 'x'}]", "softmax in [tool.fusegen.build] has no key 'shapes'"),
+]
+
+
+def test_mistakes_in_the_file(project: Path, run: Run) -> None:
+    for text, expected in MISTAKES:
+        with case(text):
+            project.write_text(text)
+            done = run("build")
+            assert done.code == 2 and expected in done.err
+    assert {path.name for path in project.parent.iterdir()} <= {"pyproject.toml", "mine.py"}
+
+
+def test_all_prebuilt_fusions(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SPECS", {name: SPECS[name] for name in ("relu", "swiglu")})
+    out = tmp_path / "built"
+    assert run("build", "--all", "softmax", "--arch", "cpu", "--dtype", "f32", "--out", str(out)).code == 0
+    assert list(fg.load(out)) == ["relu", "swiglu", "softmax"]
+    x = torch.randn(3, 14336, requires_grad=True)
+    fg.load(out).swiglu(x, x).sum().backward()
+    wanted = x.detach().requires_grad_()
+    (F.silu(wanted) * wanted).sum().backward()
+    torch.testing.assert_close(x.grad, wanted.grad)
+
+
+@pytest.mark.deep
+def test_prebuilt_fusions_are_built_by_several_processes(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_folder, "_LEAST_PARALLEL", 2)
+    names = ("relu", "silu", "gelu")
+    for folder, jobs in (("one", 1), ("two", 2)):
+        monkeypatch.setattr(build_folder, "settings", lambda jobs=jobs: replace(settings(), max_jobs=jobs))
+        assert run("build", *names, "--arch", "sm_90a", "--out", str(tmp_path / folder)).code == 0
+    texts = {(tmp_path / folder / "manifest.json").read_text() for folder in ("one", "two")}
+    assert len(texts) == 1
+
+
+@pytest.mark.usefixtures("project")
+def test_architectures_of_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_for(*architectures: str) -> str:
+        monkeypatch.setattr(build, "settings", lambda: replace(settings(), arch_list=architectures))
+        return run("build", "relu", "--out", "built").err
+
+    assert "7.5 is too old · try: leave it out, or give --arch" in build_for("7.5")
+    assert "'Ampere', which is not a compute capability" in build_for("Ampere")
+    assert build_for("8.0", "9.0a", "8.6+PTX").count("building") == 3
+    assert {variant.target for variant in read_manifest(Path("built")).kernels[0].variants} == {"sm_80", "sm_86", "sm_90a"}
