@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +193,26 @@ def test_a_pipe_in_place_of_a_library_is_not_waited_for(tmp_path: Path) -> None:
     library.unlink()
     os.mkfifo(library)
     assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
+
+
+def test_a_library_of_another_name_is_not_loaded(tmp_path: Path) -> None:
+    one, two = (host.compile_shared(text, FLAGS, tmp_path) for text in (TEXT, TEXT.replace("1", "2")))
+    one.unlink()
+    two.rename(one)
+    assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
+
+
+def test_a_library_that_is_removed_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanishing(*arguments: Any) -> Path:
+        library = compile_shared(*arguments)
+        library.unlink()
+        return library
+
+    compile_shared = host.compile_shared
+    monkeypatch.setattr(host, "compile_shared", vanishing)
+    monkeypatch.setattr(files, "_SAID", set())
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert host.load_compiled(TEXT, FLAGS, tmp_path)[0].one() == 1
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

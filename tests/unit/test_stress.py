@@ -323,14 +323,6 @@ def test_damaged_entries(works: Callable[[], bool], folder: Path, stress: Share)
         assert ends([fork(works)]) == [0]
 
 
-@pytest.mark.usefixtures("folder")
-def test_an_entry_of_another_name_is_not_loaded() -> None:
-    one, two = (host.compile_shared(*_library(number), cache_folder("cpu")) for number in (1, 2))
-    one.unlink()
-    two.rename(one)
-    assert _number(1) == 1
-
-
 def test_no_path_leaves_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_right()
     read: list[Path] = []
@@ -442,19 +434,6 @@ def test_the_least_recently_used_entries_are_removed(monkeypatch: pytest.MonkeyP
     assert stay == [0, *range(16 - len(stay) + 1, 16)] and 7 <= len(stay) <= 10 and kept.exists()
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_library_that_is_removed_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def vanishing(*arguments: Any) -> Path:
-        library = compile_shared(*arguments)
-        library.unlink()
-        return library
-
-    compile_shared = host.compile_shared
-    monkeypatch.setattr(host, "compile_shared", vanishing)
-    with pytest.warns(RuntimeWarning, match="cannot be used"):
-        assert _number(3) == 3
-
-
 # Other users.
 
 
@@ -496,16 +475,6 @@ def test_a_group_shares_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # Upgrades.
-
-
-def test_the_size_of_nvrtc_and_the_command_of_nvcc_are_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = fg.kernel(chain).lower(torch.empty(4, 6, device="meta"), target="sm_90a").sources[0]
-    keys = {nvrtc._key(source, "sm_90a")}
-    monkeypatch.setattr(nvrtc, "_nvrtc_bytes", lambda: 1)
-    keys.add(nvrtc._key(source, "sm_90a"))
-    assert len(keys) == 2 and nvrtc._compiler_identity(None)[0] == nvrtc.nvrtc_version()
-    monkeypatch.setattr(nvrtc, "find_nvcc", lambda name: nvrtc.Nvcc(tuple(name.split()), "13.0"))
-    assert nvrtc._compiler_identity("nvcc") != nvrtc._compiler_identity("nvcc -G")
 
 
 @pytest.mark.parametrize("part", ["compiler", "machine", "torch", "templates"])
