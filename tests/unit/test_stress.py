@@ -37,7 +37,7 @@ from fusegen.settings import cache_folder, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 Share = Callable[[int], int]
-SECONDS = 120
+SECONDS = 300
 
 
 def chain(x: Tensor) -> Tensor:
