@@ -6,6 +6,8 @@ Each field names its variable and its part in cache keys. Settings are read once
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +20,7 @@ Compiler: TypeAlias = Literal["nvrtc", "extension"]
 
 COMPILERS: tuple[Compiler, ...] = get_args(Compiler)
 
+_NO_HOME = Path(os.devnull, "no-home-folder", "fusegen")  # nobody can create it
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
@@ -27,6 +30,8 @@ class Settings:
 
     Attributes:
         cache_dir: folder of compiled binaries (``FUSEGEN_CACHE_DIR``; not part of any key).
+        cache_mib: the size that the cache is kept below (``FUSEGEN_CACHE_MIB``; not part of any key).
+        shared_cache: use a cache that others can write to (``FUSEGEN_SHARED_CACHE``; not part of any key).
         emulate: run CUDA kernels in the emulator on the CPU (``FUSEGEN_EMULATE``; not part of any key: the emulator stores its
             binaries under their own digest).
         cxx: the host compiler (``CXX``; part of the host compiler's key).
@@ -51,6 +56,8 @@ class Settings:
     tuning_path: tuple[Path, ...] = ()
     max_jobs: int | None = None
     arch_list: tuple[str, ...] = ()
+    cache_mib: int = 4096
+    shared_cache: bool = False
 
 
 @lru_cache(maxsize=1)
@@ -66,20 +73,45 @@ def settings() -> Settings:
         tuning_path=tuple(map(Path, filter(None, os.environ.get("FUSEGEN_TUNING_PATH", "").split(os.pathsep)))),
         max_jobs=_max_jobs(),
         arch_list=tuple(os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()),
+        cache_mib=_size("FUSEGEN_CACHE_MIB", default=4096),
+        shared_cache=_flag("FUSEGEN_SHARED_CACHE"),
     )
 
 
 def cache_folder(name: str) -> Path:
-    """Returns a folder of the cache, and creates it if necessary; raises `SettingsError` if that fails."""
-    folder = settings().cache_dir / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(
-            f"the cache folder {folder} cannot be used: {error.strerror}",
-            hint="set FUSEGEN_CACHE_DIR to a folder that you can write to",
-        ) from None
+    """Returns a folder of the cache, and creates it if that is possible: reads and writes report a folder that is not there.
+
+    Raises:
+        SettingsError: others can write to it, so that they could run code as this user.
+    """
+    root, is_shared = settings().cache_dir, settings().shared_cache
+    folder, mode = root / name, 0o777 if is_shared else 0o700
+    with suppress(OSError):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode, exist_ok=True)
+        folder.mkdir(mode, exist_ok=True)
+    if not is_shared:
+        for each in (root, folder):
+            _refuse_others(each)
     return folder
+
+
+def _refuse_others(folder: Path) -> None:
+    try:
+        state = folder.stat()
+    except OSError:
+        return
+    if state.st_uid != os.geteuid():
+        who = f"it belongs to another user ({state.st_uid})"
+    elif state.st_mode & 0o022:
+        who = f"other users can write to it ({stat.filemode(state.st_mode)})"
+    else:
+        return
+    raise SettingsError(
+        f"the cache folder {folder} is refused: {who}, and its files are run as code",
+        where="FUSEGEN_CACHE_DIR",
+        hint=f"chmod go-w {folder}, or set FUSEGEN_CACHE_DIR to a folder of yours; FUSEGEN_SHARED_CACHE=1 trusts all who can write",
+    )
 
 
 def _cache_dir() -> Path:
@@ -89,7 +121,9 @@ def _cache_dir() -> Path:
             return Path(folder).expanduser()
         return (Path(xdg) if xdg else Path.home() / ".cache") / "fusegen"
     except RuntimeError:  # no such user, or no home folder
-        what = f"FUSEGEN_CACHE_DIR={folder!r} does not name a user's home" if folder else "there is no home folder for the cache"
+        if not folder:
+            return _NO_HOME
+        what = f"FUSEGEN_CACHE_DIR={folder!r} does not name a user's home"
         raise SettingsError(what, hint="set FUSEGEN_CACHE_DIR to a folder that you can write to") from None
 
 
@@ -112,3 +146,10 @@ def _flag(name: str, default: str = "") -> bool:
     if value in _FALSE:
         return False
     raise SettingsError(f"{name}={value!r} is not a flag", hint=f"set {name} to 1 or 0")
+
+
+def _size(name: str, default: int) -> int:
+    value = os.environ.get(name, "").strip() or str(default)
+    if value.isdecimal() and int(value) > 0:
+        return int(value)
+    raise SettingsError(f"{name}={value!r} is not a size", hint=f"set {name} to a number of MiB, such as {default}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +20,21 @@ _SLOW = 5.0  # seconds of a test
 os.environ["FUSEGEN_CACHE_DIR"] = str(_SHARED)
 os.environ["FUSEGEN_PROGRESS"] = "0"  # stderr must not depend on how fast a machine compiles
 os.environ.pop("FUSEGEN_EMULATE", None)
+os.umask(0o022)  # a cache that a group can write to is refused
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers, and processes that tests start, compile each module once
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--accept``: what is compared with a stored text replaces it instead; look at the difference before you keep it.
 
-    ``--programs``, ``--seed``, ``--device``: which random programs run, and where.
+    ``--programs``, ``--seed``, ``--device``: which random programs run, and where. ``--stress``: the part of the processes, kills,
+    damaged files and hostile strings of `.ci/deep cache`, in percent.
     """
     parser.addoption("--accept", action="store_true", help="replace stored texts by what comes out now")
     parser.addoption("--programs", type=int, default=200, help="tests/fuzz: how many random programs")
     parser.addoption("--seed", type=int, default=0, help="tests/fuzz: another seed draws other programs")
-    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="tests/fuzz: where the programs run")
+    parser.addoption("--stress", type=int, default=10, help="tests/unit/test_stress.py: percent of the deep suite's counts")
+    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="tests/fuzz, test_stress.py: where kernels run")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -78,6 +81,12 @@ def _without_known_programs() -> None:
 def accept(request: pytest.FixtureRequest) -> bool:
     """True if stored texts are to be replaced."""
     return bool(request.config.getoption("--accept"))
+
+
+@pytest.fixture
+def stress(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """The part of a count of the deep suite that runs here."""
+    return lambda count: max(2, count * request.config.getoption("--stress") // 100)
 
 
 @pytest.fixture

@@ -23,12 +23,11 @@ from fusegen.compiler.compile import CompiledGraph, compile_graph
 from fusegen.dtypes import DType
 from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError
-from fusegen.extension.native import LibrarySources, library_of
+from fusegen.extension.native import LibrarySources, library_content
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import CallGuards
 from fusegen.extension.sources_text import cmake_text, program_files
 from fusegen.extension.unit import CallKind, CompiledProgram, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header
-from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.index_map import in_row_major_order
@@ -71,7 +70,7 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     unit = UnitText(library, operators)
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
     texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
-    content = unsealed(library_of(texts).read_bytes()) or b""
+    content = library_content(texts)
     shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, cache_writes(folder):
         write(unfinished / shipped.library, content)

@@ -335,7 +335,7 @@ def probe_cache() -> ProbeResult:
         with tempfile.TemporaryFile(dir=cache_folder("cpu")) as file:
             file.write(b"fusegen")
     except OSError as error:
-        what = f"the folder cannot be written: {error.strerror}"
+        what = f"{folder} cannot be written to: {error.strerror}"
         return broken(what, _CACHE_HINT, where=str(folder))
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return broken("libraries cannot be loaded from it: the file system is mounted noexec", _CACHE_HINT, where=str(folder))

@@ -24,7 +24,7 @@ from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
-from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
+from fusegen.jit.host import ARITHMETIC, load_compiled, load_shared
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.devices import host_kernel, instruction_set
@@ -185,7 +185,7 @@ def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None
     """
     new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
     if new:
-        library = load_shared(compile_shared(unit_text(new), flags or host_flags(), cache_folder("cpu")))
+        library, _ = load_compiled(unit_text(new), flags or host_flags(), cache_folder("cpu"))
         _LOADED.update((source, host_kernel(getattr(library, source.entry))) for source in new)
     return [_LOADED[source] for source in sources]
 
@@ -268,7 +268,7 @@ def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) 
     unit = unit_of(ascii_name(compiled.traced.name), call, size_places, compiled.sources, cubins)
     files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
     library = library_of(LibrarySources(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
-    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    load_shared(library)
     operator: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
     return unit, operator
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from fusegen.compiler.specialize import Specializer
 from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
-from fusegen.files import read_regular, sealed, unsealed, write_atomically
+from fusegen.files import read_sealed, write_sealed
 from fusegen.guards import StateGuard
 from fusegen.ir.formula import numbers_of, relation
 from fusegen.ir.graph import Graph, InputSpec, Location
@@ -33,7 +34,7 @@ from fusegen.runtime.arguments import WIDE
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.names import stride_name
 from fusegen.schedule.program import Program
-from fusegen.settings import cache_folder, settings
+from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
@@ -353,7 +354,7 @@ class SpecializationCache:
     def _read(self, name: str) -> StoredSpecialization | None:
         """The specialization of a file; None if the file is missing or damaged."""
         with suppress(OSError, ValueError, zlib.error, FusegenError, RecursionError):
-            digest = _read(name).decode()
+            digest = _digest_in(_read(name))
             if digest in self._with_text:
                 return self._with_text[digest]
             content = json.loads(zlib.decompress(_read(digest)))
@@ -376,7 +377,7 @@ class SpecializationCache:
                 folder, key = cache_folder("plans"), (id(specialization), bool(texts) or self._has_text(specialization))
                 if key not in self._written:
                     self._written[key] = _write(folder, StoredSpecialization(specialization.call, texts))
-                write_atomically(folder / name, sealed(self._written[key].encode()))
+                write_sealed(folder / name, self._written[key].encode())
 
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
         independent = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
@@ -409,13 +410,20 @@ def _read(name: str) -> bytes:
     """The content of a cache file.
 
     Raises:
-        OSError: it is missing.
-        ValueError: it is damaged.
+        SettingsError: others can write to the cache.
+        ValueError: it is missing or damaged.
     """
-    content = unsealed(read_regular(settings().cache_dir / "plans" / name))
+    content = read_sealed(cache_folder("plans") / name)
     if content is None:
-        raise ValueError(f"{name} is damaged")
+        raise ValueError(f"{name} is missing or damaged")
     return content
+
+
+def _digest_in(content: bytes) -> str:
+    """The name of the file that a file names. Raises `ValueError` if it is no digest: no path leads out of the folder."""
+    if re.fullmatch(rb"[0-9a-f]{64}", content) is None:
+        raise ValueError("no digest")
+    return content.decode()
 
 
 def _write(folder: Path, specialization: StoredSpecialization) -> str:
@@ -426,5 +434,5 @@ def _write(folder: Path, specialization: StoredSpecialization) -> str:
     """
     content = zlib.compress(json.dumps(encode(specialization, StoredSpecialization), separators=(",", ":")).encode(), 1)
     digest = hashlib.sha256(content).hexdigest()
-    write_atomically(folder / digest, sealed(content))
+    write_sealed(folder / digest, content)
     return digest

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fusegen.emit.environment import body, closure, names, templates
 from fusegen.errors import EmulationError, IndexRangeError
-from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
+from fusegen.jit.host import ARITHMETIC, load_compiled
 from fusegen.program import call
 from fusegen.program.call import TensorMapSpec
 from fusegen.runtime.execute import Binder, LaunchBackend, out_of_range
@@ -167,8 +167,8 @@ def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
     new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
     if new:
         _load_runtime()
-        path = compile_shared(host_text(new), _KERNEL_FLAGS, cache_folder("emulator"))
-        library, where = load_shared(path), str(path.with_suffix(".cpp"))
+        library, path = load_compiled(host_text(new), _KERNEL_FLAGS, cache_folder("emulator"))
+        where = str(path.with_suffix(".cpp"))
         _LOADED.update((source, _Loaded(getattr(library, _runner(n)), where)) for n, source in enumerate(new))
     return [_LOADED[source] for source in sources]
 
@@ -177,7 +177,7 @@ def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
 def _load_runtime() -> None:
     """Loads the emulator's runtime, with its symbols visible to libraries that are loaded later."""
     text = "\n".join([_host_body("types"), *map(_written, _BOTH), *(_written(f"runtime/{name}") for name in _RUNTIME)])
-    load_shared(compile_shared(text, _RUNTIME_FLAGS, cache_folder("emulator")), for_others=True)
+    load_compiled(text, _RUNTIME_FLAGS, cache_folder("emulator"), for_others=True)
 
 
 def host_text(sources: Sequence[EmulatedSource]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import marshal
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from jinja2.bccache import Bucket
 
 from fusegen.dtypes import DType
 from fusegen.errors import SettingsError, VerificationError
-from fusegen.files import read_regular, sealed, unsealed, write_atomically
+from fusegen.files import FORMAT, read_sealed, write_sealed
 from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
@@ -149,24 +150,26 @@ def strict_environment(**options: Any) -> jinja2.Environment:
 class _Compiled(jinja2.BytecodeCache):
     """Caches compiled templates on disk: compiling those of a first kernel takes longer than everything else it needs.
 
-    Jinja compares the template's text itself. An unreadable, unwritable or damaged file only costs time.
+    A file holds the digest of the template's text and the code, as in Python's own ``__pycache__``; Jinja's format would pickle the
+    digest. An unreadable, unwritable or damaged file only costs time.
     """
 
     def __init__(self, options: str) -> None:
         self._options = options
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        parts = (sys.version, jinja2.__version__, self._options, name, filename)
+        parts = (FORMAT, sys.version, jinja2.__version__, self._options, name, filename)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        with suppress(OSError, SettingsError):
-            if (content := unsealed(read_regular(_path(bucket)))) is not None:
-                bucket.bytecode_from_string(content)
+        with suppress(SettingsError, ValueError, EOFError, TypeError):
+            checksum, _, code = (read_sealed(_path(bucket)) or b"").partition(b"\n")
+            if checksum == bucket.checksum.encode():
+                bucket.code = marshal.loads(code)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         with suppress(OSError, SettingsError):
-            write_atomically(_path(bucket), sealed(bucket.bytecode_to_string()))
+            write_sealed(_path(bucket), bucket.checksum.encode() + b"\n" + marshal.dumps(bucket.code))
 
 
 def _path(bucket: Bucket) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ def _with_locations(lines: Sequence[_Line]) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    text = text.replace("??", "? ?")  # compilers warn of trigraphs, also in comments
+    text = re.sub(r"\?(?=\?)", "? ", text)  # compilers warn of trigraphs, also in comments
     return text if len(text) <= _LOCATION_WIDTH else f"{text[: _LOCATION_WIDTH - 1]}…"
 
 

@@ -6,7 +6,6 @@ cache atomically.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -18,20 +17,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
 
 import torch
 
 from fusegen import native
 from fusegen.emit.environment import templates
-from fusegen.errors import CompileError, FusegenError, ToolNotFoundError
-from fusegen.files import cache_writes, is_undamaged, sealed, write_atomically
-from fusegen.jit.host import ProcessResult, find_compiler, is_ending, run
+from fusegen.errors import CompileError, FusegenError, SettingsError, ToolNotFoundError
+from fusegen.files import FORMAT, cache_writes, is_undamaged, one_builder, unsealed, write_atomically, write_sealed
+from fusegen.jit.cache import keep_within_size
+from fusegen.jit.host import ProcessResult, find_compiler, in_memory, is_ending, run
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
 
@@ -75,13 +73,29 @@ def library_of(texts: LibrarySources) -> Path:
     """
     folder = cache_folder("extension")
     library = folder / f"{key_of(texts)}.so"
-    if not is_undamaged(library):
-        print(f"fusegen: building the extension of {texts.name} (torch's headers take a while) …", file=sys.stderr, flush=True)
-        with cache_writes(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as inner:
-            content = build_library(texts, Path(inner))
-            write_atomically(library.with_suffix(".cpp"), next(iter(texts.files.values())).encode())
-            write_atomically(library, sealed(content))
-    return library
+    if is_undamaged(library):
+        return library
+    try:
+        with cache_writes(folder), one_builder(library, _SECONDS):
+            if not is_undamaged(library):
+                _store(texts, library)
+        keep_within_size(library)
+        return library
+    except SettingsError as error:
+        return in_memory(library, error, lambda inner: build_library(texts, inner))
+
+
+def library_content(texts: LibrarySources) -> bytes:
+    """Builds a library, unless it is cached, and returns its content; errors are those of `library_of`."""
+    return unsealed(library_of(texts).read_bytes(), f"{key_of(texts)}.so") or b""
+
+
+def _store(texts: LibrarySources, library: Path) -> None:
+    print(f"fusegen: building the extension of {texts.name} (torch's headers take a while) …", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-", ignore_cleanup_errors=True) as inner:
+        content = build_library(texts, Path(inner))
+        write_atomically(library.with_suffix(".cpp"), next(iter(texts.files.values())).encode())
+        write_sealed(library, content)
 
 
 def build_library(texts: LibrarySources, folder: Path) -> bytes:
@@ -131,7 +145,7 @@ def _build_error(name: str, result: ProcessResult) -> CompileError | ToolNotFoun
 def key_of(texts: LibrarySources) -> str:
     """Returns the digest of the texts, the compiler and torch."""
     compiler = find_compiler(settings().cxx)
-    parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__)
+    parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__, FORMAT)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -146,7 +160,6 @@ _RETRY_SECONDS = 600  # until a failed build is retried
 _lock = new_lock()
 _builder: threading.Thread | None = None
 _reason = "it has not been used yet"
-_locked: list[TextIO] = []
 
 
 def ensure_native() -> None:
@@ -209,7 +222,7 @@ def _build() -> None:
     global _reason
     try:
         library = _library()
-        with _build_lock(library):
+        with one_builder(library, _SECONDS):
             if not is_undamaged(library):
                 _build_once(library)
         _use(library)
@@ -231,7 +244,7 @@ def _build_once(library: Path) -> None:
         if not is_ending():
             write_atomically(_failure_file(library), str(error).encode())
         raise
-    write_atomically(library, sealed(content))
+    write_sealed(library, content)
 
 
 def _recent_failure(library: Path) -> str:
@@ -263,26 +276,10 @@ def _loaded(library: Path) -> ModuleType:
     return module
 
 
-@contextmanager
-def _build_lock(library: Path) -> Iterator[None]:
-    """Locks out other processes; the lock of a process that ends is released."""
-    with library.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        _locked.append(file)
-        try:
-            yield
-        finally:
-            _locked.remove(file)
-            fcntl.flock(file, fcntl.LOCK_UN)  # forked children share the open file
-
-
 def _after_fork() -> None:
     global _builder
     if native.loaded() is None:  # the building thread belongs to the parent
         _builder = None
-    for file in _locked:  # otherwise this process would keep the lock
-        file.close()
-    _locked.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

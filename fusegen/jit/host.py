@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import hashlib
 import os
 import shlex
@@ -11,13 +12,25 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.files import cache_writes, is_undamaged, sealed, unusable
+from fusegen.errors import CompileError, SettingsError, ToolNotFoundError
+from fusegen.files import (
+    FORMAT,
+    cache_writes,
+    is_undamaged,
+    one_builder,
+    sealed,
+    unusable,
+    warn_of_cache,
+    write_atomically,
+    write_sealed,
+)
+from fusegen.jit.cache import keep_within_size
 from fusegen.settings import settings
 
 ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
@@ -30,6 +43,7 @@ _DISK_ERRORS = (
     "Read-only file system",
     "File size limit exceeded",
     "File too large",
+    "Bus error",
 )
 _DEFAULT_COMPILERS = ("c++", "g++", "clang++")
 
@@ -63,21 +77,39 @@ def find_compiler(preferred: str | None = None) -> HostCompiler:
 def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     """Compiles C++ to a shared library in ``cache_dir``, unless it is cached, and returns its path.
 
-    The name is the digest of text, flags and compiler; the source is stored next to it. A damaged library is rebuilt. Concurrent
-    processes build separate files, and the last one replaces an equal one.
+    The name is the digest of text, flags and compiler; the source is stored next to it. A damaged library is rebuilt. Of several
+    processes one builds, and the others wait. If the folder cannot be written to, the library is a file in memory.
 
     Raises:
         ToolNotFoundError: there is no compiler.
         CompileError: the compiler rejected the text, crashed, built nothing or took too long; includes its output.
-        SettingsError: the folder cannot be written to.
+        SettingsError: no folder for temporary files can be written to.
     """
     compiler = find_compiler(settings().cxx)
     library = cache_dir / f"{_digest(text, flags, compiler)}.so"
-    if not is_undamaged(library):
+    if is_undamaged(library):
+        return library
+    try:
         with cache_writes(cache_dir):
             cache_dir.mkdir(parents=True, exist_ok=True)
-            _build(compiler, text, flags, library)
-    return library
+            with one_builder(library, _BUILD_SECONDS):
+                if not is_undamaged(library):
+                    _build(compiler, text, flags, library)
+        keep_within_size(library)
+        return library
+    except SettingsError as error:
+        return _in_memory(compiler, text, flags, library, error)
+
+
+def load_compiled(text: str, flags: tuple[str, ...], cache_dir: Path, *, for_others: bool = False) -> tuple[ctypes.CDLL, Path]:
+    """Compiles and loads a library: that of :func:`compile_shared`, or one in memory if the system does not load that one, because
+    it was removed meanwhile, is foreign, or lies on a file system without execution. Returns the library and its path."""
+    library = compile_shared(text, flags, cache_dir)
+    try:
+        return load_shared(library, for_others=for_others), library
+    except SettingsError as error:
+        library = _in_memory(find_compiler(settings().cxx), text, flags, cache_dir / library.name, error)
+        return load_shared(library, for_others=for_others), library
 
 
 def load_shared(library: Path, *, for_others: bool = False) -> ctypes.CDLL:
@@ -90,6 +122,43 @@ def load_shared(library: Path, *, for_others: bool = False) -> ctypes.CDLL:
         return ctypes.CDLL(str(library), mode=os.RTLD_NOW | (os.RTLD_GLOBAL if for_others else os.RTLD_LOCAL))
     except OSError as error:
         raise unusable(library.parent, str(error)) from error
+
+
+def _in_memory(compiler: HostCompiler, text: str, flags: tuple[str, ...], library: Path, error: SettingsError) -> Path:
+    return in_memory(library, error, lambda folder: _built(compiler, text, flags, folder / f"{library.stem}.cpp"))
+
+
+_MEMORY = Path("/dev/shm")
+_IN_MEMORY: dict[Path, Path] = {}  # open for as long as the process runs: the system finds a loaded library by its path
+
+
+def in_memory(library: Path, error: SettingsError, build: Callable[[Path], bytes]) -> Path:
+    """Builds a library that the cache cannot store, once per process, and returns the path of a file in memory.
+
+    Args:
+        error: the reason why the cache cannot store it. A warning reports it, or it is raised if nothing else can be written to.
+        build: returns the library; it may write to the folder that it is given.
+    """
+    if library not in _IN_MEMORY:
+        name, content = library.name, sealed(_built_elsewhere(error, build), library.name)
+        warn_of_cache(library.parent, error)
+        descriptor = os.memfd_create(name)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        _IN_MEMORY[library] = Path(f"/proc/self/fd/{descriptor}")
+    return _IN_MEMORY[library]
+
+
+def _built_elsewhere(error: SettingsError, build: Callable[[Path], bytes]) -> bytes:
+    if not hasattr(os, "memfd_create"):
+        raise error
+    for parent in (None, _MEMORY):
+        with (
+            suppress(OSError, SettingsError),
+            tempfile.TemporaryDirectory(dir=parent, prefix="fusegen-", ignore_cleanup_errors=True) as folder,
+        ):
+            return build(Path(folder))
+    raise error
 
 
 def _split_command(name: str) -> tuple[str, ...]:
@@ -105,37 +174,41 @@ def _version(command: tuple[str, ...]) -> str:
 
 
 def _digest(text: str, flags: tuple[str, ...], compiler: HostCompiler) -> str:
-    parts = (text, *flags, "", *compiler.command, compiler.version)
+    parts = (text, *flags, FORMAT, *compiler.command, compiler.version)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _build(compiler: HostCompiler, text: str, flags: tuple[str, ...], library: Path) -> None:
-    final_source = library.with_suffix(".cpp")
+    source = library.with_suffix(".cpp")
+    write_atomically(source, text.encode())
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-", ignore_cleanup_errors=True) as folder:
-        source, built = Path(folder, final_source.name), Path(folder, library.name)
-        source.write_text(text, encoding="utf-8")
-        command = [*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)]
-        result = run(command, _BUILD_SECONDS, {"TMPDIR": folder})
-        source.replace(final_source)
-        _check(result, command[0], final_source, built)
-        built.write_bytes(sealed(built.read_bytes()))
-        built.replace(library)
+        write_sealed(library, _built(compiler, text, flags, Path(folder, source.name), str(source)))
 
 
-def _check(result: ProcessResult, compiler: str, source: Path, built: Path) -> None:
+def _built(compiler: HostCompiler, text: str, flags: tuple[str, ...], source: Path, where: str | None = None) -> bytes:
+    """Compiles a text. The source file does not exist yet; its folder is temporary."""
+    built = source.with_suffix(".so")
+    source.write_text(text, encoding="utf-8")
+    command = [*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)]
+    result = run(command, _BUILD_SECONDS, {"TMPDIR": str(source.parent)})
+    _check(result, command[0], where, built)
+    return built.read_bytes()
+
+
+def _check(result: ProcessResult, compiler: str, where: str | None, built: Path) -> None:
     if result.code is None:
         what = f"{compiler} was stopped after {_BUILD_SECONDS} s: the source is too large for it"
-        raise CompileError(what, where=str(source), hint="split the kernel into several; materialized values are computed once")
+        raise CompileError(what, where=where, hint="split the kernel into several; materialized values are computed once")
     if result.code != 0 and (reason := next((error for error in _DISK_ERRORS if error in result.output), None)):
-        raise unusable(source.parent, reason)
+        raise OSError(errno.ENOSPC, reason)
     if result.code != 0 and result.output.strip():
         raise CompileError(
-            f"the C++ compiler rejected the emitted code:\n{result.output}", where=str(source), hint="report it with this file"
+            f"the C++ compiler rejected the emitted code:\n{result.output}", where=where, hint="report it with the text"
         )
     if result.code != 0 or not built.is_file():
         printed = repr(result.output.strip()) if result.output.strip() else "nothing"
         what = f"{compiler} {result.exit_description}, printed {printed} and built nothing"
-        raise CompileError(what, where=str(source), hint="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")
+        raise CompileError(what, where=where, hint="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")
 
 
 # Compiler processes, with a time limit; their children end with them.

@@ -1,13 +1,12 @@
 """NVRTC: CUDA text to cubin or PTX, cached by content. Needs neither a GPU nor a host compiler.
 
-The cache is cuda.core's program cache (atomic, shared by processes, LRU eviction). The key is the digest of the text without
-comments, the architecture, the flags and the compiler version. Each entry ends with its digest; a damaged one is compiled again.
+The key is the digest of the text without comments, the architecture, the flags and the compiler's version. Each entry ends with its
+digest; a damaged one is compiled again.
 ``FUSEGEN_NVCC`` replaces NVRTC by nvcc for cubins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -15,20 +14,21 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.files import cache_writes, sealed, unsealed, write_atomically
+from fusegen.errors import CompileError, SettingsError, ToolNotFoundError
+from fusegen.files import FORMAT, one_builder, read_sealed, stored_if_possible, write_atomically, write_sealed
+from fusegen.jit.cache import keep_within_size
 from fusegen.jit.host import run
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 
-_CACHE_BYTES = 1 << 30
 _STANDARD = "c++17"
 
 FLAGS = (f"--std={_STANDARD}", "--fmad=false")
@@ -48,33 +48,48 @@ class Binary:
 
 
 def compile_cubin(source: Source, architecture: str) -> Binary:
-    """Compiles a source to a cubin, unless it is cached.
+    """Compiles a source to a cubin, unless it is cached. Of several processes one compiles, and the others wait.
 
     Raises:
         ToolNotFoundError: NVRTC is not installed, or ``FUSEGEN_NVCC`` is not an nvcc.
         CompileError: the compiler rejected the text; includes its log.
-        SettingsError: the cache cannot be written to.
     """
     key = _key(source, architecture)
-    path = _source_path(key)
-    with cache_writes(path.parent):
-        cached = unsealed(_cache().get(key) or b"")
-        if cached is not None and path.exists():
-            return Binary(source.entry, architecture, cached, path, from_cache=True)
-        _write(path, source.text)
+    entry, path = cache_folder("cubin") / key, cache_folder("cuda") / f"{key[:32]}.cu"
+    cubin = read_sealed(entry)
+    if cubin is None:
+        with one_builder(entry, _BUILD_SECONDS):
+            cubin = read_sealed(entry)
+            if cubin is None:
+                return Binary(source.entry, architecture, _stored(source, architecture, entry, path), path, from_cache=False)
+    if not path.exists():
+        with suppress(OSError):  # a read-only cache
+            write_atomically(path, source.text.encode())
+    return Binary(source.entry, architecture, cubin, path, from_cache=True)
+
+
+def _stored(source: Source, architecture: str, entry: Path, path: Path) -> bytes:
+    """Compiles a source and stores the cubin, and the source at its line-info path, for profilers and debuggers."""
+    with stored_if_possible(path.parent):
+        write_atomically(path, source.text.encode())
     cubin = _compile(source.text, architecture, path)
-    with cache_writes(cache_folder("cubin")):
-        _cache()[key] = sealed(cubin)
-    return Binary(source.entry, architecture, cubin, path, from_cache=False)
+    with stored_if_possible(entry.parent):
+        write_sealed(entry, cubin)
+        keep_within_size(entry)
+    return cubin
 
 
 def compile_cubins(sources: Sequence[Source], architecture: str) -> list[Binary]:
     """Compiles several sources in parallel: NVRTC releases the GIL. Raises the error of the first that fails."""
     by_digest = {source.digest: source for source in sources}
+    compile_ = partial(compile_cubin, architecture=architecture)
     if len(by_digest) < 2:
-        return [compile_cubin(source, architecture) for source in sources]
+        return [compile_(source) for source in sources]
     with ThreadPoolExecutor(min(len(by_digest), cpus())) as pool:
-        compiled = pool.map(partial(compile_cubin, architecture=architecture), by_digest.values())
+        try:
+            compiled: Iterable[Binary] = pool.map(compile_, by_digest.values())
+        except RuntimeError:  # the interpreter ends and starts no more threads
+            compiled = map(compile_, by_digest.values())
         binaries = dict(zip(by_digest, compiled, strict=True))
     return [binaries[source.digest] for source in sources]
 
@@ -86,8 +101,8 @@ def cpus() -> int:
 
 def forget(source: Source, architecture: str) -> None:
     """Removes a damaged binary from the cache."""
-    with contextlib.suppress(KeyError):
-        del _cache()[_key(source, architecture)]
+    with suppress(OSError):
+        (cache_folder("cubin") / _key(source, architecture)).unlink()
 
 
 def compile_ptx(source: Source, architecture: str) -> str:
@@ -128,7 +143,7 @@ def compiler_version() -> str:
 
 def _compile(text: str, architecture: str, path: Path) -> bytes:
     if chosen := settings().nvcc:
-        return cubin_of(find_nvcc(chosen), path, architecture, FLAGS)
+        return _cubin_by_nvcc(find_nvcc(chosen), text, path, architecture)
     from cuda.core import Program, ProgramOptions
 
     nvrtc_version()
@@ -142,25 +157,27 @@ def _compile(text: str, architecture: str, path: Path) -> bytes:
     return bytes(compiled.code)
 
 
-def _key(source: Source, architecture: str) -> bytes:
-    parts = (source.digest, architecture, *FLAGS, "lineinfo", compiler_version())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest().encode()
+def _key(source: Source, architecture: str) -> str:
+    parts = (FORMAT, source.digest, architecture, *FLAGS, "lineinfo", *_compiler_identity(settings().nvcc))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _source_path(key: bytes) -> Path:
-    return cache_folder("cuda") / f"{key.decode()[:32]}.cu"
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes the source to its line-info path, for profilers and debuggers."""
-    write_atomically(path, text.encode())
+def _compiler_identity(nvcc: str | None) -> tuple[str, ...]:
+    """Returns the texts that tell a compiler from others: releases of NVRTC with one version differ in the size of the library."""
+    if nvcc is not None:
+        found = find_nvcc(nvcc)
+        return ("nvcc", found.version, *found.command)
+    return nvrtc_version(), str(_nvrtc_bytes())
 
 
 @lru_cache(maxsize=1)
-def _cache() -> Any:
-    from cuda.core.utils import FileStreamProgramCache
+def _nvrtc_bytes() -> int:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    return FileStreamProgramCache(cache_folder("cubin"), max_size_bytes=_CACHE_BYTES)
+    try:
+        return Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "").stat().st_size
+    except (OSError, RuntimeError):  # the system's loader found it
+        return 0
 
 
 def _nvrtc() -> Any:
@@ -211,6 +228,15 @@ def find_nvcc(name: str) -> Nvcc:
     return Nvcc(command, match[1])
 
 
+def _cubin_by_nvcc(nvcc: Nvcc, text: str, path: Path, architecture: str) -> bytes:
+    if path.is_file():
+        return cubin_of(nvcc, path, architecture, FLAGS)
+    with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:  # the cache stores nothing
+        source = Path(folder, path.name)
+        source.write_text(text, encoding="utf-8")
+        return cubin_of(nvcc, source, architecture, FLAGS)
+
+
 def cubin_of(nvcc: Nvcc, source: Path, architecture: str, flags: Sequence[str]) -> bytes:
     """Compiles a file by nvcc; raises `CompileError`, with all output, if that fails."""
     with tempfile.TemporaryDirectory(dir=source.parent, prefix="building-", ignore_cleanup_errors=True) as folder:
@@ -258,11 +284,14 @@ def sass(cubin: bytes) -> str:
     tool = find_nvdisasm()
     if tool is None:
         raise ToolNotFoundError("nvdisasm is not installed", hint="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit")
-    folder = cache_folder("cubin")
-    with cache_writes(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
-        file.write(cubin)
-        file.flush()
-        result = run([tool, "-c", file.name], _SECONDS)
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            result = run([tool, "-c", file.name], _SECONDS)
+    except OSError as error:
+        what = f"no temporary file can be written: {error.strerror or error}"
+        raise SettingsError(what, where="TMPDIR", hint="free space there, or set TMPDIR to another folder") from error
     if result.code != 0:
         raise CompileError(
             f"{tool} {result.exit_description}:\n{result.output}", hint="install an nvdisasm at least as new as NVRTC"

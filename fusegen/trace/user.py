@@ -51,7 +51,9 @@ def location() -> Location | None:
     if frame is None:
         return None
     code = frame.f_code
-    text = linecache.getline(code.co_filename, frame.f_lineno).strip().rstrip("\\ ")  # else it continues a C comment
+    written = linecache.getline(code.co_filename, frame.f_lineno)
+    printable = "".join(c if c.isprintable() else " " for c in written)  # no second line, and no reversed text, in a C comment
+    text = printable.strip().rstrip("\\ ")  # a backslash would continue the comment
     return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
 
 

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,14 +125,6 @@ def test_an_interrupt_ends_the_compiler_and_what_it_has_started(tmp_path: Path) 
 # Files.
 
 
-def test_a_cache_folder_that_is_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "file"
-    folder.write_text("")
-    with pytest.raises(SettingsError, match="cannot be used") as caught:
-        host.compile_shared(TEXT, FLAGS, folder)
-    assert "FUSEGEN_CACHE_DIR" in str(caught.value)
-
-
 def test_a_cache_folder_that_goes_away(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     first = host.compile_shared(TEXT, FLAGS, folder)
@@ -145,21 +138,20 @@ def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
-    nvrtc._cache.cache_clear()
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     yield tmp_path
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     monkeypatch.undo()
     settings.cache_clear()
-    nvrtc._cache.cache_clear()
 
 
+@pytest.mark.filterwarnings("ignore:kernels are compiled by each process")
 def test_a_disk_that_is_full(full_disk: Path) -> None:
     kernel, x = fg.kernel(lambda x: x.softmax(-1)), torch.ones(4, 4)
     for call in (lambda: kernel(x), lambda: kernel.lower(x, target="sm_90a").asm["sass"]):
-        with pytest.raises(SettingsError, match="the cache folder") as caught:
+        with pytest.raises(SettingsError, match="File") as caught:
             call()
-        assert "FUSEGEN_CACHE_DIR" in caught.value.one_line
+        assert caught.value.where and caught.value.hint
     assert not [
         path
         for path in full_disk.rglob("*")
@@ -169,7 +161,7 @@ def test_a_disk_that_is_full(full_disk: Path) -> None:
 
 def test_a_library_that_the_system_does_not_load(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
-    library.write_bytes(files.sealed(b"no library"))
+    files.write_sealed(library, b"no library")
     with pytest.raises(SettingsError, match="cannot be used"):
         host.load_shared(library)
 
@@ -179,11 +171,12 @@ def test_a_library_that_the_system_does_not_load(tmp_path: Path) -> None:
 
 def test_what_a_seal_notices() -> None:
     content = bytes(range(256)) * 8
-    whole = files.sealed(content)
-    assert files.unsealed(whole) == content and files.unsealed(files.sealed(b"")) == b""
+    whole = files.sealed(content, "name")
+    assert files.unsealed(whole, "name") == content and files.unsealed(files.sealed(b"", "name"), "name") == b""
+    assert files.unsealed(whole, "another") is None
     damaged = [whole[:end] for end in (0, 1, 40, len(content), len(whole) - 1)]
     damaged += [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in (0, 1000, len(content) + 2, len(whole) - 1)]
-    assert [files.unsealed(d) for d in (*damaged, content, whole + b"\0")] == [None] * (len(damaged) + 2)
+    assert [files.unsealed(d, "name") for d in (*damaged, content, whole + b"\0")] == [None] * (len(damaged) + 2)
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -191,7 +184,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda whole: b"",
     "flipped": lambda whole: whole[:700] + bytes([whole[700] ^ 16]) + whole[701:],
     "zeros": lambda whole: bytes(len(whole)),
-    "of-an-older-version": lambda whole: files.unsealed(whole) or b"",
+    "of-an-older-version": lambda whole: whole[: whole.rindex(files._MARK)],
 }
 
 
@@ -202,6 +195,26 @@ def test_a_pipe_in_place_of_a_library_is_not_waited_for(tmp_path: Path) -> None:
     assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
 
 
+def test_a_library_of_another_name_is_not_loaded(tmp_path: Path) -> None:
+    one, two = (host.compile_shared(text, FLAGS, tmp_path) for text in (TEXT, TEXT.replace("1", "2")))
+    one.unlink()
+    two.rename(one)
+    assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
+
+
+def test_a_library_that_is_removed_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanishing(*arguments: Any) -> Path:
+        library = compile_shared(*arguments)
+        library.unlink()
+        return library
+
+    compile_shared = host.compile_shared
+    monkeypatch.setattr(host, "compile_shared", vanishing)
+    monkeypatch.setattr(files, "_SAID", set())
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert host.load_compiled(TEXT, FLAGS, tmp_path)[0].one() == 1
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_library_is_built_again(damage: str, tmp_path: Path) -> None:
     library = host.compile_shared(TEXT, FLAGS, tmp_path)
@@ -210,15 +223,15 @@ def test_a_damaged_library_is_built_again(damage: str, tmp_path: Path) -> None:
     library.unlink()
     library.write_bytes(broken)
     assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
-    assert files.unsealed(library.read_bytes()) and names(tmp_path) == {".so", ".cpp"}
+    assert files.is_undamaged(library) and names(tmp_path) == {".so", ".cpp"}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_cubin_is_compiled_again(damage: str) -> None:
     source: Source = fg.kernel(lambda x: x * 2.625).lower(torch.empty(4, 64, device="meta"), target="sm_80").sources[0]
     nvrtc.compile_cubin(source, "sm_80")
-    key = nvrtc._key(source, "sm_80")
-    nvrtc._cache()[key] = DAMAGE[damage](nvrtc._cache()[key])
+    entry = cache_folder("cubin") / nvrtc._key(source, "sm_80")
+    entry.write_bytes(DAMAGE[damage](entry.read_bytes()))
     again = nvrtc.compile_cubin(source, "sm_80")
     assert not again.from_cache and again.cubin.startswith(b"\x7fELF")
     assert nvrtc.compile_cubin(source, "sm_80").from_cache

@@ -40,6 +40,14 @@ def test_the_compiler_s_version_is_part_of_a_binary_s_key(monkeypatch: pytest.Mo
     assert nvrtc._key(source(), "sm_90a") != before
 
 
+def test_the_size_of_nvrtc_and_the_command_of_nvcc_are_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = nvrtc._key(source(), "sm_90a")
+    monkeypatch.setattr(nvrtc, "_nvrtc_bytes", lambda: 1)
+    assert nvrtc._key(source(), "sm_90a") != before
+    monkeypatch.setattr(nvrtc, "find_nvcc", lambda name: nvrtc.Nvcc(tuple(name.split()), "13.0"))
+    assert nvrtc._compiler_identity("nvcc") != nvrtc._compiler_identity("nvcc -G")
+
+
 def test_the_flags_are_part_of_a_binary_s_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = nvrtc._key(source(), "sm_90a")
     monkeypatch.setattr(nvrtc, "FLAGS", nvrtc.FLAGS[:-1])

@@ -26,12 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HEX = "0123456789abcdef"
 
 OURS = {
-    f"cubin/entries/7c/{HEX * 3}{HEX[:14]}": 30,
+    f"cubin/{HEX * 4}": 30,
     f"cuda/{HEX * 2}.cu": 5,
     f"cpu/{HEX * 4}.so": 20,
     f"cpu/{HEX * 4}.cpp": 7,
     f"native/{HEX * 4}.cpython-311-x86_64-linux-gnu.so": 29,
-    f"native/{HEX * 4}.cpython-311-x86_64-linux-gnu.lock": 0,
     f"emulator/{HEX * 4}.so": 11,
     f"extension/{HEX * 4}.so": 23,
     "emitted/sm_90a-gelu-bf16.json": 13,
@@ -40,7 +39,10 @@ OURS = {
     f"tuned/{HEX * 2}/40x500.json": 17,
 }
 UNFINISHED = {
-    "cubin/tmp/entry-ab12": 3,
+    f"cubin/.{HEX * 4}-ab12": 3,
+    f"cubin/.{HEX * 4}.lock": 0,
+    f"cpu/.{HEX * 4}.so.lock": 0,
+    f"native/.{HEX * 4}.cpython-311-x86_64-linux-gnu.so.lock": 0,
     f"cuda/.{HEX * 2}.cu-x1_y2": 3,
     f"cpu/building-ab_1/{HEX * 4}.cpp": 3,
     "extension/building-ab_2/build.ninja": 3,
@@ -62,7 +64,7 @@ ENTRIES = {
 """Entries of each kind, and their bytes."""
 
 THEIRS = (
-    ".bashrc", "notes.txt", "thesis/chapter.tex", "cpu/main.cpp", f"cpu/{HEX * 4}.txt", "cuda/kernel.cu", "cubin/entries/7c/readme",
+    ".bashrc", "notes.txt", "thesis/chapter.tex", "cpu/main.cpp", f"cpu/{HEX * 4}.txt", "cuda/kernel.cu", "cubin/readme",
 )  # fmt: skip
 
 
@@ -159,7 +161,6 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
         settings_.settings.cache_clear()
-        nvrtc._cache.cache_clear()
         environment.cache_clear()
         _makes()
         found = {each.name: each.entries for each in cache.usage(tmp_path)}
@@ -169,7 +170,6 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
         _makes()
     settings_.settings.cache_clear()
-    nvrtc._cache.cache_clear()
 
 
 _COMPILES = """

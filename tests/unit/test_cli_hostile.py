@@ -238,6 +238,7 @@ def test_a_terminal_for_ascii_and_nobodys_home(tmp_path: Path, monkeypatch: pyte
     assert code == 0 and "9.0\\xd7 less traffic" in path.read_text(encoding="ascii")
 
 
+@pytest.mark.filterwarnings("ignore:kernels are compiled by each process")
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for words, environment, wanted in (
         (("cache", "info"), {"FORCE_COLOR": "1", "COLUMNS": "1"}, 0),
@@ -245,7 +246,8 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (("cache", "--help"), {"COLUMNS": "1"}, 0),
         (("cache", "info"), {"FUSEGEN_CACHE_DIR": "~nobody-of-this-name"}, 1),
         (("cache", "clear"), {"FUSEGEN_CACHE_DIR": "/dev/null"}, 1),
-        (("show", "gelu", "--stage", "sass"), {"FUSEGEN_CACHE_DIR": "/proc/nowhere"}, 1),
+        (("cache", "info"), {"FUSEGEN_CACHE_MIB": "-1"}, 1),
+        (("show", "gelu", "--stage", "sass"), {"FUSEGEN_CACHE_DIR": "/proc/nowhere"}, 0),
     ):
         with monkeypatch.context() as patch, case((words, environment)):
             for name, value in environment.items():
