@@ -7,14 +7,14 @@ element is by far the greatest, a sum of squares about it loses some of the last
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, Shape, literal, product, same
+from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.rewrite import rebuilt
 
@@ -112,7 +112,8 @@ def join_normalizers(graph: Graph) -> Graph:
 
     On an H200, the loss of 4096 rows of 128256 classes in bfloat16 takes 337 µs with its rows on chip and two reductions.
     """
-    sums = {position: rows for position, _ in graph if (rows := _exponentiated(graph, position)) is not None}
+    reduced = _reduced(graph)
+    sums = {position: rows for position, _ in graph if (rows := _exponentiated(graph, position, reduced)) is not None}
     if not sums:
         return graph
     peaks = {graph.nodes[graph.nodes[graph.nodes[position].args[0]].args[0]].args[1]: rows for position, rows in sums.items()}
@@ -131,8 +132,8 @@ def join_normalizers(graph: Graph) -> Graph:
     return rebuilt(graph, replaced)
 
 
-def _exponentiated(graph: Graph, position: int) -> int | None:
-    """Matches the sum of exp(x - max x) over long rows whose elements nothing else needs; returns x."""
+def _exponentiated(graph: Graph, position: int, reduced: Set[int]) -> int | None:
+    """Matches the sum of exp(x - max x) over long rows whose elements only reduced values need; returns x."""
     total = graph.nodes[position]
     exponential = graph.nodes[total.args[0]] if total.op is Op.SUM else total
     distance = graph.nodes[exponential.args[0]] if exponential.op is Op.EXP else exponential
@@ -144,16 +145,18 @@ def _exponentiated(graph: Graph, position: int) -> int | None:
     if not is_max or _is_on_chip(graph, rows, dims):
         return None
     needed = {u for p in (rows, exponential.args[0], total.args[0]) for u in graph.users[p]} - {*total.args, *exponential.args}
-    return rows if all(_is_reduced(graph, p, graph.nodes[rows].shape) for p in needed) else None
+    return rows if needed <= reduced else None
 
 
-def _is_reduced(graph: Graph, position: int, shape: Shape) -> bool:
-    """True if a value is a reduction or has been gathered, or if only such values depend on it."""
-    node = graph.nodes[position]
-    if node.family is Family.REDUCTION or node.op is Op.GATHER:
-        return True
-    is_elementwise = node.family is Family.POINTWISE and node.shape == shape and position not in graph.outputs
-    return is_elementwise and all(_is_reduced(graph, user, shape) for user in graph.users[position])
+def _reduced(graph: Graph) -> set[int]:
+    """Returns reductions, gathered values, and results of pointwise operations that only such values depend on."""
+    reduced: set[int] = set()
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[position]
+        is_pointwise = node.family is Family.POINTWISE and position not in graph.outputs
+        if node.family is Family.REDUCTION or node.op is Op.GATHER or (is_pointwise and reduced.issuperset(graph.users[position])):
+            reduced.add(position)
+    return reduced
 
 
 def split_normalizers(graph: Graph) -> Graph:
