@@ -186,7 +186,6 @@ answer(version=nvrtc_version(), where=where)
 """
 _ASK_CORE = """
 from cuda.core import LaunchConfig, ObjectCode, Program, ProgramOptions, launch
-from cuda.core.utils import FileStreamProgramCache
 import cuda.core
 made = Program('extern "C" __global__ void fg_probe() {}', "c++", ProgramOptions(arch="sm_80", std="c++17")).compile("cubin")
 assert bytes(made.code)[:4] == b"\\x7fELF", "it does not compile to a cubin"

@@ -28,8 +28,11 @@ from fusegen.jit.cache import keep_within_size
 from fusegen.jit.host import run
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
+from fusegen.threads import new_lock
 
 _STANDARD = "c++17"
+_IMPORTING = new_lock()
+"""Held while cuda.core is imported: a second thread would see a module without its names."""
 
 FLAGS = (f"--std={_STANDARD}", "--fmad=false")
 """Flags of NVRTC and nvcc that affect results. Without contraction a value is the same wherever it is computed: a contracted
@@ -144,7 +147,8 @@ def compiler_version() -> str:
 def _compile(text: str, architecture: str, path: Path) -> bytes:
     if chosen := settings().nvcc:
         return _cubin_by_nvcc(find_nvcc(chosen), text, path, architecture)
-    from cuda.core import Program, ProgramOptions
+    with _IMPORTING:
+        from cuda.core import Program, ProgramOptions
 
     nvrtc_version()
     options = ProgramOptions(name=str(path), arch=architecture, std=_STANDARD, fma=False, lineinfo=True)

@@ -49,7 +49,7 @@ def bits(number: float) -> int:
 def call(function: ctypes._NamedFuncPointer, header: Path, **given: torch.Tensor | int) -> None:
     """Calls a function with the fields of its header in their order."""
     body = header.read_text().partition("_arguments {\n")[2].partition("};")[0]
-    names = [line.partition(";")[0].split()[-1] for line in body.splitlines()]
+    names = [line.partition(" FUSEGEN_INITIAL(")[0].split()[-1] for line in body.splitlines()]
     values = [given[name] for name in names]
     words = (ctypes.c_int64 * len(values))(*(v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values))
     assert function(words, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)) == 0
