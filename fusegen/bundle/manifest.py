@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.errors import BundleError
+from fusegen.files import read_regular
 from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
@@ -176,11 +177,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder.
 
     Raises:
-        BundleError: it is missing, was changed, or has another format.
+        BundleError: it is missing, was changed, has another format, or names a file outside of the folder.
     """
     path = folder / NAME
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular(path))
     except OSError as error:
         what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
@@ -208,7 +209,22 @@ def _decode_checked(document: Any, path: Path) -> Manifest:
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
+        _check_files(kernel, path)
     return manifest
+
+
+def _check_files(kernel: BuiltKernel, path: Path) -> None:
+    """Rejects names of files that are outside of the folder, or the manifest's: builds into the folder may remove these files."""
+    folder = path.parent.resolve()
+    for file in kernel.files:
+        try:
+            resolved = (folder / file).resolve()
+        except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
+            raise BundleError(f"{path}: {file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
+        if not resolved.is_relative_to(folder) or ".." in Path(file).parts:
+            raise BundleError(f"{path}: the file {file!r} is outside of the folder", hint=REBUILD_HINT)
+        if resolved == folder / NAME:
+            raise BundleError(f"{path}: the file {file!r} is the manifest itself", hint=REBUILD_HINT)
 
 
 def _canonical(content: object) -> bytes:
@@ -274,17 +290,11 @@ def binary(folder: Path, code: KernelBinary, mark: bytes) -> bytes:
     """Reads and checks a kernel's binary.
 
     Raises:
-        BundleError: it is missing, was changed, is outside of the folder, or belongs to another call.
+        BundleError: it is missing, was changed, or belongs to another call.
     """
     path = folder / code.file
     try:
-        is_inside = path.resolve().is_relative_to(folder.resolve())
-    except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
-        raise BundleError(f"{folder / NAME}: {code.file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
-    if not is_inside:
-        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=REBUILD_HINT)
-    try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
     if digest(content) != code.sha256:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fusegen.bundle.programs import locked, temporary_folder
 from fusegen.cli import build_folder
 from fusegen.errors import ArgumentError
 from tests.naming import case
+from tests.unit.bundles import rewrite
 from tests.unit.commands import Run
 
 USER = """
@@ -155,6 +157,21 @@ def test_kernels_of_two_files_with_one_name(run: Run, user_file: Path, out: Path
     assert contents(out) == before
     done = run("build", f"{other}:norm", *map(str, shapes), "--arch", "cpu")
     assert done.code == 1 and "has a kernel norm already, of mine.py:norm" in done.err and contents(out) == before
+
+
+def test_a_build_removes_no_file_outside_of_its_folder(run: Run, user_file: Path, out: Path) -> None:
+    shapes = ("--shape", "x=7x16", "weight=16", "--out", out)
+    build(run, f"{user_file}:norm", *shapes)
+    victim = out.with_name("victim")
+    victim.write_text("mine")
+
+    def name_it(content: Any) -> None:
+        content["kernels"][0]["variants"][0]["code"][0]["source"] = "../victim"
+
+    rewrite(out, name_it)
+    user_file.write_text(USER.replace("return F.silu(y)", "return F.silu(y * 3)"))
+    done = run("build", f"{user_file}:norm", *map(str, shapes), "--arch", "cpu")
+    assert done.code == 1 and "'../victim' is outside of the folder" in done.err and victim.read_text() == "mine"
 
 
 def test_a_folder_of_others_stays_as_it_is(run: Run, tmp_path: Path, out: Path) -> None:
