@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 
-FORMAT = 12
+FORMAT = 13
 """The version of the manifest's format. Other versions are rejected."""
 
 REBUILD_HINT = "build it again, or copy the whole folder"
@@ -98,6 +99,7 @@ class RequestedCall:
 
     Attributes:
         kernel: the kernel's name on the command line; "" if the build was started from Python.
+        place: of a kernel in a file, what `place_of` returns for the file; else "".
         target: e.g. ``sm_90a``.
         dtype: dtype of tensors without one in `shapes`; "" for the default.
         shapes: ``NAME=SIZES[:DTYPE]``.
@@ -107,6 +109,7 @@ class RequestedCall:
     """
 
     kernel: str = ""
+    place: str = ""
     target: str = ""
     dtype: str = ""
     shapes: tuple[str, ...] = ()
@@ -161,6 +164,11 @@ class Manifest:
 
     fusegen: str
     kernels: tuple[BuiltKernel, ...]
+
+
+def place_of(file: Path, folder: Path) -> str:
+    """Returns a digest of the path from a folder to a file. It tells files apart, and stays if both are moved together."""
+    return digest(os.fsencode(os.path.relpath(file.resolve(), folder.resolve())))[:16]
 
 
 def digest(content: bytes) -> str:
