@@ -97,7 +97,7 @@ class FolderBuild:
     def _built(self, calls: Sequence[RequestedCall]) -> dict[RequestedCall, BuiltKernel]:
         tags = {call: f"{self.folder.tag}{number}-" for number, call in enumerate(calls)}
         prebuilt = [call for call in calls if not is_location(call.kernel)]
-        workers = min(settings().max_jobs or nvrtc.cpus(), len(prebuilt))
+        workers = min(settings().jobs() or nvrtc.cpus(), len(prebuilt))
         is_parallel = workers > 1 and len(prebuilt) >= _LEAST_PARALLEL
         built: dict[RequestedCall, BuiltKernel] = {}
         with self.terminal.steps(len(calls)) as step:

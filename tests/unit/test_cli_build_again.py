@@ -199,16 +199,16 @@ def test_files_of_one_name_in_two_folders(run: Run, tmp_path: Path, out: Path, m
     shapes = ("--shape", "x=7x16", "weight=16", "--out", str(out))
     build(run, "a/mine.py:norm", *shapes)
     before = contents(out)
-    for folder, name in ((tmp_path, "b/mine.py:norm"), (tmp_path / "b", "mine.py:norm"), (tmp_path, tmp_path / "b/mine.py:norm")):
+    for folder, name in ((tmp_path, "b/mine.py:norm"), (tmp_path / "b", "mine.py:norm"), (tmp_path, f"{tmp_path}/b/mine.py:norm")):
         with case(name):
             monkeypatch.chdir(folder)
-            done = run("build", str(name), *shapes, "--arch", "cpu")
+            done = run("build", name, *shapes, "--arch", "cpu")
             assert done.code == 1 and f"of a/mine.py:norm, which is another one than {name}" in " ".join(done.err.split())
             assert contents(out) == before
     for folder, name in (
         (tmp_path, "link/mine.py:norm"),
         (tmp_path / "a", "mine.py:norm"),
-        (tmp_path, tmp_path / "a/mine.py:norm"),
+        (tmp_path, f"{tmp_path}/a/mine.py:norm"),
     ):
         monkeypatch.chdir(folder)
         build(run, name, *shapes)
