@@ -21,6 +21,7 @@ Compiler: TypeAlias = Literal["nvrtc", "extension"]
 COMPILERS: tuple[Compiler, ...] = get_args(Compiler)
 
 _NO_HOME = Path(os.devnull, "no-home-folder", "fusegen")  # nobody can create it
+_MOST_DIGITS, _MOST_SHOWN = 18, 40
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
@@ -42,7 +43,8 @@ class Settings:
             process of a machine does.
         tuning_path: files and folders with more tuning records, separated like those of ``PATH`` (``FUSEGEN_TUNING_PATH``; the
             records are part of the key of a plan). They may be read-only.
-        max_jobs: processes of ``fusegen build`` (``MAX_JOBS``; not part of any key); None for one per CPU.
+        max_jobs: processes of ``fusegen build`` (``MAX_JOBS``; not part of any key); "" for one per CPU. Only builds read it: other
+            tools have the variable too.
         arch_list: the default of ``fusegen build --arch`` (``TORCH_CUDA_ARCH_LIST``; not part of any key).
     """
 
@@ -54,10 +56,22 @@ class Settings:
     native: bool = True
     progress: bool = True
     tuning_path: tuple[Path, ...] = ()
-    max_jobs: int | None = None
+    max_jobs: str = ""
     arch_list: tuple[str, ...] = ()
     cache_mib: int = 4096
     shared_cache: bool = False
+
+    def jobs(self) -> int | None:
+        """Returns the number of processes of a build, or None for one per CPU.
+
+        Raises:
+            SettingsError: ``MAX_JOBS`` is not a number of processes.
+        """
+        jobs = _positive(self.max_jobs)
+        if self.max_jobs and jobs is None:
+            what = f"MAX_JOBS={_shown(self.max_jobs)} is not a number of processes"
+            raise SettingsError(what, hint="set it to 1 or more, or unset it")
+        return jobs
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +85,7 @@ def settings() -> Settings:
         native=_flag("FUSEGEN_NATIVE", default="1"),
         progress=_flag("FUSEGEN_PROGRESS", default="1") and os.environ.get("LOCAL_RANK", "0") == "0",
         tuning_path=tuple(map(Path, filter(None, os.environ.get("FUSEGEN_TUNING_PATH", "").split(os.pathsep)))),
-        max_jobs=_max_jobs(),
+        max_jobs=os.environ.get("MAX_JOBS", "").strip(),
         arch_list=tuple(os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()),
         cache_mib=_size("FUSEGEN_CACHE_MIB", default=4096),
         shared_cache=_flag("FUSEGEN_SHARED_CACHE"),
@@ -87,9 +101,8 @@ def cache_folder(name: str) -> Path:
     root, is_shared = settings().cache_dir, settings().shared_cache
     folder, mode = root / name, 0o777 if is_shared else 0o700
     with suppress(OSError):
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir(mode, exist_ok=True)
-        folder.mkdir(mode, exist_ok=True)
+        for each in reversed((folder, root, *root.parents)):
+            each.mkdir(mode, exist_ok=True)
     if not is_shared:
         for each in (root, folder):
             _refuse_others(each)
@@ -110,7 +123,8 @@ def _refuse_others(folder: Path) -> None:
     raise SettingsError(
         f"the cache folder {folder} is refused: {who}, and its files are run as code",
         where="FUSEGEN_CACHE_DIR",
-        hint=f"chmod go-w {folder}, or set FUSEGEN_CACHE_DIR to a folder of yours; FUSEGEN_SHARED_CACHE=1 trusts all who can write",
+        hint=f"empty it, as files that others wrote there would be run, then chmod go-w {folder}; or set FUSEGEN_CACHE_DIR to a "
+        "folder of yours; FUSEGEN_SHARED_CACHE=1 trusts all who can write",
     )
 
 
@@ -134,11 +148,6 @@ def _compiler() -> Compiler:
     return value
 
 
-def _max_jobs() -> int | None:
-    value = os.environ.get("MAX_JOBS", "").strip()
-    return int(value) or None if value.isdecimal() else None
-
-
 def _flag(name: str, default: str = "") -> bool:
     value = os.environ.get(name, "").strip().lower() or default
     if value in _TRUE:
@@ -150,6 +159,16 @@ def _flag(name: str, default: str = "") -> bool:
 
 def _size(name: str, default: int) -> int:
     value = os.environ.get(name, "").strip() or str(default)
-    if value.isdecimal() and int(value) > 0:
-        return int(value)
-    raise SettingsError(f"{name}={value!r} is not a size", hint=f"set {name} to a number of MiB, such as {default}")
+    size = _positive(value)
+    if size is None:
+        raise SettingsError(f"{name}={_shown(value)} is not a size", hint=f"set {name} to a number of MiB, such as {default}")
+    return size
+
+
+def _positive(text: str) -> int | None:
+    """Returns a number above 0 that fits in 63 bits; None for other texts."""
+    return int(text) or None if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…")

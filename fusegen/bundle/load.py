@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ from fusegen.bundle.manifest import (
     BuiltPasses,
     BuiltProgram,
     BuiltVariant,
+    RequestedCall,
     mark_of,
     passes_mark_of,
+    place_of,
     read_manifest,
 )
 from fusegen.dtypes import DType, autocast_dtype
@@ -316,28 +319,50 @@ class BuiltFunction(CallBinder):
         has_autocast = autocast_dtype(tensors[0].device.type) is not None
         if not known.kernel or has_autocast or torch.get_default_dtype() is not signature.default_dtype.torch:
             return None
+        named = self._name_from_here(known)
+        if named is None:
+            return None
         cpu = ["--cpu", known.cpu] if known.cpu and target == like.target else []
-        shapes, words = [], ["fusegen", "build", known.kernel, "--arch", target, *cpu, "--out", str(self._folder)]
+        shapes, words = [], ["fusegen", "build", named, "--arch", target, *cpu, "--out", str(self._folder)]
         for parameter, argument, value in zip(self._kernel.parameters, signature.arguments, values, strict=True):
             is_default = parameter.default is not None and same(value, parameter.default.value)
             if parameter.captured or (is_default and isinstance(argument, Constant) and same(value, argument.value)):
                 continue
-            if _is_literal(value):
-                words += ["--arg", f"{parameter.name}={value!r}"]
-            elif isinstance(value, Tensor) and value.numel() and value.dtype in _SHORT:
+            if isinstance(value, Tensor) and value.numel() and value.dtype in _SHORT:
                 shapes.append(f"{parameter.name}={'x'.join(map(str, value.shape))}:{_SHORT[value.dtype]}")
+            elif _is_literal(value):
+                words += ["--arg", f"{parameter.name}={value!r}"]
             else:
                 return None
-        return shlex.join([*words, "--call", ",".join(shapes)])
+        return shlex.join([*words, "--call", ",".join(shapes)]) if shapes else None
+
+    def _name_from_here(self, known: RequestedCall) -> str | None:
+        """Returns the kernel's name on a command line in the current folder; None if its file is not found. The file is searched
+        here and in the folders above the built one, by the path that the build had."""
+        if not known.place:
+            return known.kernel
+        path, colon, attribute = (known.kernel, "", "") if known.kernel.endswith(".py") else known.kernel.rpartition(":")
+        for start in (Path(), *self._folder.parents):
+            if (start / path).is_file() and place_of(start / path, self._folder) == known.place:
+                return f"{start / path}{colon}{attribute}"
+        return None
 
 
 _SHORT = {dtype.torch: dtype.short for dtype in DType}
 
 
+_LONGEST_TEXT = 100  # characters
+
+
 def _is_literal(value: object) -> bool:
+    """True if ``--arg`` takes a value as Python writes it."""
     if type(value) in (tuple, list):
         return all(map(_is_literal, cast(Sequence[object], value)))
-    return type(value) in (int, float, bool, str, type(None))
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is str:
+        return len(value) <= _LONGEST_TEXT
+    return type(value) in (int, bool, type(None))
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.errors import BundleError
+from fusegen.files import read_regular
 from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
@@ -18,7 +20,7 @@ from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 
-FORMAT = 12
+FORMAT = 13
 """The version of the manifest's format. Other versions are rejected."""
 
 REBUILD_HINT = "build it again, or copy the whole folder"
@@ -97,6 +99,7 @@ class RequestedCall:
 
     Attributes:
         kernel: the kernel's name on the command line; "" if the build was started from Python.
+        place: of a kernel in a file, what `place_of` returns for the file; else "".
         target: e.g. ``sm_90a``.
         dtype: dtype of tensors without one in `shapes`; "" for the default.
         shapes: ``NAME=SIZES[:DTYPE]``.
@@ -106,6 +109,7 @@ class RequestedCall:
     """
 
     kernel: str = ""
+    place: str = ""
     target: str = ""
     dtype: str = ""
     shapes: tuple[str, ...] = ()
@@ -162,6 +166,11 @@ class Manifest:
     kernels: tuple[BuiltKernel, ...]
 
 
+def place_of(file: Path, folder: Path) -> str:
+    """Returns a digest of the path from a folder to a file. It tells files apart, and stays if both are moved together."""
+    return digest(os.fsencode(os.path.relpath(file.resolve(), folder.resolve())))[:16]
+
+
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -176,11 +185,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder.
 
     Raises:
-        BundleError: it is missing, was changed, or has another format.
+        BundleError: it is missing, was changed, has another format, or names a file outside of the folder.
     """
     path = folder / NAME
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular(path))
     except OSError as error:
         what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
@@ -208,7 +217,22 @@ def _decode_checked(document: Any, path: Path) -> Manifest:
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
+        _check_files(kernel, path)
     return manifest
+
+
+def _check_files(kernel: BuiltKernel, path: Path) -> None:
+    """Rejects names of files that are outside of the folder, or the manifest's: builds into the folder may remove these files."""
+    folder = path.parent.resolve()
+    for file in kernel.files:
+        try:
+            resolved = (folder / file).resolve()
+        except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
+            raise BundleError(f"{path}: {file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
+        if not resolved.is_relative_to(folder) or ".." in Path(file).parts:
+            raise BundleError(f"{path}: the file {file!r} is outside of the folder", hint=REBUILD_HINT)
+        if resolved == folder / NAME:
+            raise BundleError(f"{path}: the file {file!r} is the manifest itself", hint=REBUILD_HINT)
 
 
 def _canonical(content: object) -> bytes:
@@ -274,17 +298,11 @@ def binary(folder: Path, code: KernelBinary, mark: bytes) -> bytes:
     """Reads and checks a kernel's binary.
 
     Raises:
-        BundleError: it is missing, was changed, is outside of the folder, or belongs to another call.
+        BundleError: it is missing, was changed, or belongs to another call.
     """
     path = folder / code.file
     try:
-        is_inside = path.resolve().is_relative_to(folder.resolve())
-    except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
-        raise BundleError(f"{folder / NAME}: {code.file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
-    if not is_inside:
-        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=REBUILD_HINT)
-    try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
     if digest(content) != code.sha256:

@@ -11,7 +11,7 @@ from fusegen.bundle.build import merged
 from fusegen.bundle.manifest import NAME, AnyProgram, BuiltKernel, BuiltVariant, Manifest, digest, manifest_text, read_manifest
 from fusegen.bundle.programs import cache_writes, locked, new_folder, temporary_folder, write
 from fusegen.errors import BundleError
-from fusegen.files import write_atomically
+from fusegen.files import read_regular, write_atomically
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class OpenFolder:
         """True if the binaries of programs are undamaged."""
         files = BuiltKernel("", (), tuple(variants)).files
         try:
-            return all(digest((self.folder / file).read_bytes()) == known for file, known in files.items() if known)
+            return all(digest(read_regular(self.folder / file)) == known for file, known in files.items() if known)
         except OSError:
             return False
 

@@ -143,16 +143,28 @@ def _names(builds: Sequence[argparse.Namespace], modules: dict[str, ModuleType])
 
 def _targets(options: argparse.Namespace) -> list[Target]:
     if options.arch is None and settings().arch_list:
-        return list(dict.fromkeys(map(_of_torch, settings().arch_list)))
+        return list(dict.fromkeys(target for architecture in settings().arch_list for target in _of_torch(architecture)))
     return [chosen_target(name) for name in _words(options.arch)]
 
 
-def _of_torch(architecture: str) -> Target:
-    """The target of an architecture of ``TORCH_CUDA_ARCH_LIST``, such as ``9.0a`` or ``8.6+PTX``."""
-    match = re.fullmatch(r"(\d+)\.(\d)[a-z]?(\+PTX)?", architecture)
-    if match is None:
-        what = f"TORCH_CUDA_ARCH_LIST names {architecture!r}, which is not a compute capability"
-        raise ArgumentError(what, hint="write capabilities as in '8.0;9.0a', or give --arch")
+_FIRST_WITH_SUFFIX = 9  # major version; 8.0a does not exist
+_GENERATIONS = {"Ampere": ("8.0", "8.6"), "Ada": ("8.9",), "Hopper": ("9.0",), "Blackwell": ("10.0", "12.0")}
+"""Names of `torch.utils.cpp_extension`, with the capabilities that have targets of their own."""
+
+
+def _of_torch(architecture: str) -> list[Target]:
+    """The targets of an architecture of ``TORCH_CUDA_ARCH_LIST``, such as ``9.0a``, ``8.6+PTX`` or ``Hopper``."""
+    if architecture == "native":
+        return [chosen_target(None)]
+    return [_of_capability(capability) for capability in _GENERATIONS.get(architecture, (architecture,))]
+
+
+def _of_capability(capability: str) -> Target:
+    match = re.fullmatch(r"(\d\d?)\.(\d)([af]?)(\+PTX)?", capability)
+    if match is None or (match[3] and int(match[1]) < _FIRST_WITH_SUFFIX):
+        what = f"TORCH_CUDA_ARCH_LIST names {capability!r}, which is not a compute capability"
+        hint = f"write numbers such as 8.0;8.6;8.9;9.0a;10.0;12.0, or {', '.join(_GENERATIONS)}, or give --arch"
+        raise ArgumentError(what, hint=hint)
     try:
         return from_capability(int(match[1]), int(match[2]))
     except TargetError as error:

@@ -18,10 +18,10 @@ from types import ModuleType
 
 from fusegen import target as targets
 from fusegen.bundle.build import BuildRequest, built_kernel
-from fusegen.bundle.manifest import BuiltKernel, RequestedCall, digest
+from fusegen.bundle.manifest import BuiltKernel, RequestedCall, digest, place_of
 from fusegen.bundle.update import OpenFolder
 from fusegen.cli.arguments import check_complete, meta_arguments
-from fusegen.cli.load import is_location, load
+from fusegen.cli.load import file_of, is_location, load, location_of
 from fusegen.cli.terminal import Terminal
 from fusegen.compiler.backends import host_flags
 from fusegen.emit.environment import generator
@@ -58,7 +58,7 @@ class FolderBuild:
         known = {kernel.name: kernel for kernel in self.folder.kernels}
         stored = [(known[name], command_name) for command_name, name in self.names.items() if name in known]
         earlier = [call for kernel, command_name in stored for call in self._earlier(kernel, command_name)]
-        wanted = dict.fromkeys(replace(call, environment=environment_of(call)) for call in (*earlier, *calls))
+        wanted = dict.fromkeys(self._recorded(call) for call in (*earlier, *calls))
         built = {call: kernel for call in wanted if (kernel := self._reusable(known, call)) is not None}
         built |= self._built([call for call in wanted if call not in built])
         kept = [kernel for name, kernel in known.items() if name not in self.names.values()]
@@ -67,10 +67,24 @@ class FolderBuild:
 
     def _earlier(self, kernel: BuiltKernel, command_name: str) -> Iterator[RequestedCall]:
         for call in dict.fromkeys(variant.requested for variant in kernel.variants):
-            if Path(command_name).name != Path(call.kernel).name:
+            if not self._is_same(call, self._recorded(replace(call, kernel=command_name))):
                 what = f"{self.folder.folder} has a kernel {kernel.name} already, of {call.kernel or 'a Python program'}"
+                if call.kernel:
+                    what += f", which is another one than {command_name} or was built at another place"
                 raise BundleError(what, hint="remove it, or build into another folder")
             yield replace(call, kernel=command_name)
+
+    def _recorded(self, call: RequestedCall) -> RequestedCall:
+        file = file_of(call.kernel)
+        place = "" if file is None else place_of(file, self.folder.folder)
+        return replace(call, place=place, environment=environment_of(call))
+
+    def _is_same(self, known: RequestedCall, call: RequestedCall) -> bool:
+        """True if two calls are of the same function, whose file may have several paths."""
+        if not known.place and not call.place:
+            return known.kernel == call.kernel
+        attributes = {location_of(each.kernel)[1] or self.names[call.kernel] for each in (known, call)}
+        return known.place == call.place and len(attributes) == 1
 
     def _reusable(self, known: Mapping[str, BuiltKernel], call: RequestedCall) -> BuiltKernel | None:
         """Returns the kernel with its programs for a call, if they are whole and up to date."""
@@ -83,7 +97,7 @@ class FolderBuild:
     def _built(self, calls: Sequence[RequestedCall]) -> dict[RequestedCall, BuiltKernel]:
         tags = {call: f"{self.folder.tag}{number}-" for number, call in enumerate(calls)}
         prebuilt = [call for call in calls if not is_location(call.kernel)]
-        workers = min(settings().max_jobs or nvrtc.cpus(), len(prebuilt))
+        workers = min(settings().jobs() or nvrtc.cpus(), len(prebuilt))
         is_parallel = workers > 1 and len(prebuilt) >= _LEAST_PARALLEL
         built: dict[RequestedCall, BuiltKernel] = {}
         with self.terminal.steps(len(calls)) as step:

@@ -37,6 +37,18 @@ def is_location(name: str) -> bool:
     return (":" in name and not is_prebuilt(name)) or name.endswith(_SUFFIX)
 
 
+def location_of(name: str) -> tuple[str, str]:
+    """Returns the file or module of a user's kernel, and its name there, "" for the only one."""
+    location, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
+    return location, attribute
+
+
+def file_of(name: str) -> Path | None:
+    """Returns the file of a kernel, None for one of a module and a prebuilt one."""
+    location = location_of(name)[0] if is_location(name) else ""
+    return Path(location) if location.endswith(_SUFFIX) else None
+
+
 def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, NamedKernel]:
     """The kernels by name; a file is imported once.
 
@@ -64,7 +76,7 @@ def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> 
     if not is_location(name):
         spec = find(name)
         return NamedKernel(spec.name.replace(":", "_"), spec.fresh(), spec)  # the name becomes an attribute of a built package
-    location, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
+    location, attribute = location_of(name)
     modules = {} if imported is None else imported
     if location not in modules:
         modules[location] = module_at(location)

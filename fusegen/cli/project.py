@@ -44,15 +44,18 @@ def with_project(options: argparse.Namespace) -> list[argparse.Namespace]:
 def _table() -> Mapping[str, Any]:
     hint = f"name a kernel, build all prebuilt fusions by --all, or list kernels in {_TABLE} of {_FILE}"
     try:
-        table: Any = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+        table: Mapping[str, Any] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArgumentError("no kernel is named", hint=hint) from None
     except (OSError, ValueError) as error:
         raise ArgumentError(f"cannot read {_FILE}: {error}", hint="correct the file, or name a kernel") from None
     for key in ("tool", "fusegen", "build"):
-        table = table.get(key) if isinstance(table, dict) else None
-    if not isinstance(table, dict):
-        raise ArgumentError("no kernel is named", hint=hint)
+        if key not in table:
+            raise ArgumentError("no kernel is named", hint=hint)
+        value: object = table[key]
+        if not isinstance(value, dict):
+            raise ArgumentError(f"{_FILE}: {key} is {value!r}, not a table", hint=f"write {_TABLE}, and kernels = [...] below it")
+        table = value
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusegen.bundle import manifest
 from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.load import BuiltFunction, load
 from fusegen.compiler.parameters import Parameters
@@ -18,6 +20,7 @@ from fusegen.target import target
 from tests.unit.eager import ints, randn
 
 Function = Callable[..., Any]
+Change = Callable[[Any], object]
 
 
 class Pair(NamedTuple):
@@ -113,3 +116,12 @@ def equal(one: Any, other: Any) -> bool:
         isinstance(one, Pair) and type(other).__name__ == "Pair" and other._fields == one._fields
     )
     return is_alike and len(one) == len(other) and all(map(equal, one, other))
+
+
+def rewrite(folder: Path, change: Change) -> None:
+    """Changes the content, with a hash that fits."""
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document["content"])
+    document["sha256"] = manifest.digest(manifest._canonical(document["content"]))
+    path.write_text(json.dumps(document))

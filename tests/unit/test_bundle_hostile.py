@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -12,14 +13,11 @@ from typing import Any
 import pytest
 
 import fusegen as fg
-from fusegen.bundle import manifest
 from fusegen.bundle.load import load
 from fusegen.errors import ArgumentError, BundleError
 from tests.naming import case
-from tests.unit.bundles import built, nested, numbers
+from tests.unit.bundles import Change, built, nested, numbers, rewrite
 from tests.unit.eager import randn
-
-Change = Callable[[Any], object]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +103,13 @@ def test_a_binary_has_changed(folder: Path, damage: Callable[[bytes], bytes]) ->
     assert re.search(r"kernels-\w+\.so was modified after the build", refusal(folder))
 
 
+def test_pipes_are_refused_at_once(folder: Path) -> None:
+    for path in (library(folder), folder / "manifest.json"):
+        path.unlink()
+        os.mkfifo(path)
+        assert "cannot be read: not a regular file" in refusal(folder)
+
+
 def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None:
     kernel, path = load(folder).numbers, library(folder)
     path.write_bytes(path.read_bytes()[:-1])
@@ -113,15 +118,6 @@ def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None
 
 
 # Manifests that somebody wrote.
-
-
-def rewrite(folder: Path, change: Change) -> None:
-    """Changes the content, with a hash that fits."""
-    path = folder / "manifest.json"
-    document = json.loads(path.read_text())
-    change(document["content"])
-    document["sha256"] = manifest.digest(manifest._canonical(document["content"]))
-    path.write_text(json.dumps(document))
 
 
 def variant(content: Any) -> Any:
@@ -184,6 +180,11 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a binary too few": (put("code", value=[]), "0 binaries for 1 launches"),
     "a file outside": (put("code", 0, "file", value="../../secret"), "outside of the folder"),
     "a file of the system": (put("code", 0, "file", value="/etc/hostname"), "outside of the folder"),
+    "a source outside": (put("code", 0, "source", value="../victim"), "outside of the folder"),
+    "a source behind a link": (put("code", 0, "source", value="link/victim"), "outside of the folder"),
+    "a source on a way out and back": (put("code", 0, "source", value="x/../../kernels/a.cpp"), "outside of the folder"),
+    "a source of a pass outside": (put(*PASSES, "backward", 0, "code", 0, "source", value="/victim"), "outside of the folder"),
+    "the manifest as a source": (put("code", 0, "source", value="./manifest.json"), "is the manifest itself"),
     "a file that is a folder": (put("code", 0, "file", value="numbers"), "cannot be read"),
     "a file with a null in its name": (put("code", 0, "file", value="a\0b"), "is not a file name"),
     "a relation of no sign": (
@@ -214,6 +215,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    Path("link").symlink_to("..")
     change, text = HOSTILE[name]
     rewrite(folder, change)
     assert text in refusal(folder)

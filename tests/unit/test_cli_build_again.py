@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.bundle.manifest import read_manifest
 from fusegen.bundle.programs import locked, temporary_folder
 from fusegen.cli import build_folder
 from fusegen.errors import ArgumentError
 from tests.naming import case
+from tests.unit.bundles import rewrite
 from tests.unit.commands import Run
 
 USER = """
@@ -35,6 +40,10 @@ def mlp(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 @fg.kernel
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+@fg.kernel
+def times(x: Tensor, scale) -> Tensor:
+    return x * scale
 """
 SHAPES = {"norm": "x=7x16 weight=16", "mlp": "x=7x16 w=24x16 bias=24", "attend": "q=2x3x7x8 k=2x3x7x8 v=2x3x7x8"}
 
@@ -87,12 +96,36 @@ def test_the_error_of_a_call_names_the_command_that_adds_it(run: Run, user_file:
             fg.load(out).norm(x, weight.to(x.dtype), **options)
         assert refused.value.hint is not None
         fusegen, *words = shlex.split(refused.value.hint.partition(";")[0])
-        assert fusegen == "fusegen" and words[1] == "mine.py:norm" and words[words.index("--out") + 1] == str(out)
-        assert run(*[word.replace("mine.py", str(user_file)) for word in words]).code == 0
+        assert fusegen == "fusegen" and words[1] == f"{user_file}:norm" and words[words.index("--out") + 1] == str(out)
+        assert run(*words).code == 0
         y = F.rms_norm(x, (16,), weight.to(x.dtype), 1e-5)
         wanted = F.silu(y) if options else y
         torch.testing.assert_close(fg.load(out).norm(x, weight.to(x.dtype), **options), wanted)
     torch.testing.assert_close(fg.load(out).norm(torch.ones(5, 16), weight), F.rms_norm(torch.ones(5, 16), (16,), weight, 1e-5))
+
+
+def test_the_command_works_in_other_folders_or_is_left_out(
+    run: Run, user_file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(user_file.parent)
+    build(run, "mine.py:times", "--shape", "x=7x16", "--arg", "scale=2.0", "--out", "built")
+    (user_file.parent / "below").mkdir()
+    monkeypatch.chdir(user_file.parent / "below")
+
+    def hint(*args: object) -> str:
+        with pytest.raises(ArgumentError) as refused:
+            fg.load(out).times(*args)
+        return str(refused.value.hint)
+
+    x = torch.ones(2, 2, 16)
+    scale = torch.tensor(3.0)
+    command = hint(x, scale).partition(";")[0]
+    assert run(*shlex.split(command)[1:]).code == 0, command
+    torch.testing.assert_close(fg.load(out).times(x, scale), x * scale)
+    for value in (math.nan, math.inf, "s" * 20_000):
+        assert hint(torch.ones(2, 2, 2, 16), value).startswith("build it for this call too")
+    user_file.rename(user_file.with_name("moved.py"))
+    assert hint(torch.ones(2, 2, 2, 16), 2.0).startswith("build it for this call too")
 
 
 def test_the_command_of_a_prebuilt_kernel_gives_all_that_differs_from_its_example(run: Run, out: Path) -> None:
@@ -155,6 +188,47 @@ def test_kernels_of_two_files_with_one_name(run: Run, user_file: Path, out: Path
     assert contents(out) == before
     done = run("build", f"{other}:norm", *map(str, shapes), "--arch", "cpu")
     assert done.code == 1 and "has a kernel norm already, of mine.py:norm" in done.err and contents(out) == before
+
+
+def test_files_of_one_name_in_two_folders(run: Run, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, factor in (("a", 1), ("b", 3)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(USER.replace("return F.silu(y)", f"y = y * {factor}; return F.silu(y)"))
+    (tmp_path / "link").symlink_to("a")
+    monkeypatch.chdir(tmp_path)
+    shapes = ("--shape", "x=7x16", "weight=16", "--out", str(out))
+    build(run, "a/mine.py:norm", *shapes)
+    before = contents(out)
+    for folder, name in ((tmp_path, "b/mine.py:norm"), (tmp_path / "b", "mine.py:norm"), (tmp_path, f"{tmp_path}/b/mine.py:norm")):
+        with case(name):
+            monkeypatch.chdir(folder)
+            done = run("build", name, *shapes, "--arch", "cpu")
+            assert done.code == 1 and f"of a/mine.py:norm, which is another one than {name}" in " ".join(done.err.split())
+            assert contents(out) == before
+    for folder, name in (
+        (tmp_path, "link/mine.py:norm"),
+        (tmp_path / "a", "mine.py:norm"),
+        (tmp_path, f"{tmp_path}/a/mine.py:norm"),
+    ):
+        monkeypatch.chdir(folder)
+        build(run, name, *shapes)
+        kernel = read_manifest(out).kernels[0]
+        assert len(kernel.variants) == len(json.loads(before["manifest.json"])["content"]["kernels"][0]["variants"])
+
+
+def test_a_build_removes_no_file_outside_of_its_folder(run: Run, user_file: Path, out: Path) -> None:
+    shapes = ("--shape", "x=7x16", "weight=16", "--out", out)
+    build(run, f"{user_file}:norm", *shapes)
+    victim = out.with_name("victim")
+    victim.write_text("mine")
+
+    def name_it(content: Any) -> None:
+        content["kernels"][0]["variants"][0]["code"][0]["source"] = "../victim"
+
+    rewrite(out, name_it)
+    user_file.write_text(USER.replace("return F.silu(y)", "return F.silu(y * 3)"))
+    done = run("build", f"{user_file}:norm", *map(str, shapes), "--arch", "cpu")
+    assert done.code == 1 and "'../victim' is outside of the folder" in done.err and victim.read_text() == "mine"
 
 
 def test_a_folder_of_others_stays_as_it_is(run: Run, tmp_path: Path, out: Path) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import fusegen as fg
 from fusegen.bundle.manifest import read_manifest
 from fusegen.cli import build, build_folder
+from fusegen.errors import SettingsError
 from fusegen.settings import settings
 from fusegen.specs import SPECS
 from tests.naming import case
@@ -81,7 +82,9 @@ def test_a_named_kernel_needs_no_table(run: Run) -> None:
 
 MISTAKES = [
     ("", "list kernels in [tool.fusegen.build]"),
-    ("[tool.fusegen]\nbuild = 1", "list kernels in [tool.fusegen.build]"),
+    ("[tool.fusegen]\nline = 1", "list kernels in [tool.fusegen.build]"),
+    ("[tool.fusegen]\nbuild = 3", "pyproject.toml: build is 3, not a table"),
+    ("tool = []", "pyproject.toml: tool is [], not a table"),
     ("[tool", "cannot read pyproject.toml"),
     ("[tool.fusegen.build]\nout = 'x'", "lists no kernels"),
     ("[tool.fusegen.build]\nkernels = ['softmax']", "add --out DIR"),
@@ -121,7 +124,7 @@ def test_prebuilt_fusions_are_built_by_several_processes(tmp_path: Path, run: Ru
     monkeypatch.setattr(build_folder, "_LEAST_PARALLEL", 2)
     names = ("relu", "silu", "gelu")
     for folder, jobs in (("one", 1), ("two", 2)):
-        monkeypatch.setattr(build_folder, "settings", lambda jobs=jobs: replace(settings(), max_jobs=jobs))
+        monkeypatch.setattr(build_folder, "settings", lambda jobs=jobs: replace(settings(), max_jobs=str(jobs)))
         assert run("build", *names, "--arch", "sm_90a", "--out", str(tmp_path / folder)).code == 0
     texts = {(tmp_path / folder / "manifest.json").read_text() for folder in ("one", "two")}
     assert len(texts) == 1
@@ -134,6 +137,34 @@ def test_architectures_of_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         return run("build", "relu", "--out", "built").err
 
     assert "7.5 is too old · try: leave it out, or give --arch" in build_for("7.5")
-    assert "'Ampere', which is not a compute capability" in build_for("Ampere")
+    for name in ("All", "Common", "Turing", "8.0a", "9.0x", "9.0a+SASS", "9" * 40 + ".0"):
+        with case(name):
+            assert f"{name!r}, which is not a compute capability · try: write numbers such as 8.0;8.6" in build_for(name)
     assert build_for("8.0", "9.0a", "8.6+PTX").count("building") == 3
     assert {variant.target for variant in read_manifest(Path("built")).kernels[0].variants} == {"sm_80", "sm_86", "sm_90a"}
+
+
+@pytest.mark.usefixtures("project")
+def test_names_of_architectures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "settings", lambda: replace(settings(), arch_list=("Ampere", "Hopper", "10.0f", "8.0+PTX")))
+    assert run("build", "relu", "--dtype", "f32", "--out", "built").code == 0
+    targets = {variant.target for variant in read_manifest(Path("built")).kernels[0].variants}
+    assert targets == {"sm_80", "sm_86", "sm_90a", "sm_100"}
+
+
+@pytest.mark.usefixtures("project")
+def test_jobs_are_a_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("0", "-1", "abc", "1.5", "9" * 5000):
+        with case(text):
+            monkeypatch.setattr(build_folder, "settings", lambda text=text: replace(settings(), max_jobs=text))
+            done = run("build", "relu", "--arch", "cpu", "--out", "built")
+            assert done.code == 1 and "is not a number of processes" in done.err and not Path("built").exists()
+
+
+def test_a_size_of_thousands_of_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEGEN_CACHE_MIB", "9" * 5000)
+        settings.cache_clear()
+        with pytest.raises(SettingsError, match="is not a size"):
+            settings()
+    settings.cache_clear()

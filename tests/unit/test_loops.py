@@ -21,10 +21,9 @@ from fusegen.families.library import LOOP
 from fusegen.program import call
 from fusegen.program.call import Role
 from fusegen.schedule.program import LoopStep, Program
-from tests.unit.bundles import built
+from tests.unit.bundles import built, rewrite
 from tests.unit.eager import randn
 from tests.unit.lowering import meta
-from tests.unit.test_bundle_hostile import rewrite
 from tests.unit.test_scatter import trained
 
 Q, K, V = randn(2, 3, 21, 8), randn(2, 3, 37, 8), randn(2, 3, 37, 8)

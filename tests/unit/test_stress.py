@@ -457,10 +457,23 @@ def test_a_folder_that_others_can_write_to(name: str, mode: int | None, folder: 
         (folder / name).chmod(mode)
     with pytest.raises(SettingsError, match=r"is refused: (other users can write|it belongs to another)") as caught:
         is_right()
-    assert "FUSEGEN_SHARED_CACHE=1" in str(caught.value.hint) and not list(folder.rglob("*.so"))
+    assert "empty it" in (hint := str(caught.value.hint)) and "FUSEGEN_SHARED_CACHE=1" in hint and not list(folder.rglob("*.so"))
     monkeypatch.setenv("FUSEGEN_SHARED_CACHE", "1")
     forget()
     assert is_right() and list(folder.rglob("*.so"))
+
+
+def test_new_folders_above_the_cache_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "a" / "b" / "cache"))
+    forget()
+    before = os.umask(0o002)
+    try:
+        folder = cache_folder("cpu")
+    finally:
+        os.umask(before)
+        monkeypatch.undo()
+        forget()
+    assert {path.stat().st_mode & 0o777 for path in (folder, *list(folder.parents)[:3])} == {0o700}
 
 
 def test_a_group_shares_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
