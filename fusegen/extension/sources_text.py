@@ -269,13 +269,12 @@ def _form(built: CompiledProgram, entries: Sequence[LaunchEntry], fields: Fields
         )
     own = [(size_name(name), divisor) for name, divisor in strides.items() if size_name(name) in sizes]
     multiples = [f"if ({variable} % {divisor}) {_INVALID}" for variable, divisor in own if divisor > 1]
+    guards = [*_invalid(size_guards(assumed, built.call)), *multiples]
+    checked = [f"[[maybe_unused]] const fg::Size {variable}{{{field}}};" for variable, field in sizes.items()]
     return [
         *(f"[[maybe_unused]] const int64_t {variable} = {field};" for variable, field in sizes.items()),
         *numbers,
-        "{",
-        *(f"  [[maybe_unused]] const fg::Size {variable}{{{field}}};" for variable, field in sizes.items()),
-        *(f"  {line}" for line in [*_invalid(size_guards(assumed, built.call)), *multiples]),
-        "}",
+        *(["{", *(f"  {line}" for line in (*checked, *guards)), "}"] if guards else []),
         *_invalid(number_guards(assumed, built.call)),
         *computed,
         *text.lines,
