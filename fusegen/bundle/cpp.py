@@ -22,7 +22,7 @@ from fusegen.compiler.backends import flags_of
 from fusegen.compiler.compile import CompiledGraph, compile_graph
 from fusegen.dtypes import DType
 from fusegen.emit.environment import unit_text
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
 from fusegen.extension.native import LibrarySources, library_content
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import CallGuards
@@ -156,6 +156,12 @@ def _without_programs(kind: CallKind) -> CallKind:
 # CUDA files, with a CMake target.
 
 
+_CMAKE_TARGETS = {
+    "all", "ALL_BUILD", "clean", "depend", "edit_cache", "help", "install", "INSTALL", "list_install_components",
+    "package", "PACKAGE", "package_source", "preinstall", "rebuild_cache", "RUN_TESTS", "test", "ZERO_CHECK",
+}  # fmt: skip
+
+
 def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) -> tuple[str, ...]:
     """Writes CUDA files, a header for launches and a CMake target into a new folder, atomically.
 
@@ -169,6 +175,10 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
         ArgumentError, BundleError: as in `build_extension`, or torch runs a step of a kernel.
     """
     require_name(library)
+    if library in _CMAKE_TARGETS:
+        raise ArgumentError(
+            f"CMake reserves the name {library!r}", hint=f"give another name, such as {library}_kernels, by --library"
+        )
     require_new(folder)
     files = {"fusegen.h": "#pragma once\n" + header("sources.h")}
     functions: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from fusegen.program.numbers import TORCH_OPERATIONS, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
 from fusegen.schedule.names import stride_name
 
-_WIDE = 1 << 31
+_WIDE, _WIDEST = 1 << 31, 1 << 56  # bounds of indices; bytes of values below the second one fit 64 bits
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,16 @@ def computed_numbers(call: LaunchPlan, assumed: CallGuards, requested: Mapping[s
 
 
 def size_guards(assumed: CallGuards, call: LaunchPlan) -> list[str]:
-    """Returns statements that return false if the sizes and numbers, which are variables, violate a guard.
+    """Returns statements that return false if the sizes and strides, which are variables, violate a guard.
 
     The variable ``any`` disables the guards on row counts.
     """
     return _Guards(assumed, call).size_checks()
+
+
+def number_guards(assumed: CallGuards, call: LaunchPlan) -> list[str]:
+    """Returns statements that return false if the numbers, which are variables, violate a condition."""
+    return _Guards(assumed, call).number_checks()
 
 
 def _device_setup(entries: Sequence[LaunchEntry]) -> list[str]:
@@ -104,18 +109,22 @@ class _Guards:
         statements += self._strides()
         statements += [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._layout(n, tensor)]
         statements += [_require(_relation(relation)) for relation in (*assumed.relations, *assumed.rows)]
-        statements += self._numbers()
+        statements += self._number_variables()
         if assumed.distinct:
             statements.append("if (fg::one_twice(t)) return false;")
         return statements + ([] if assumed.index64 else self._narrow())
 
     def size_checks(self) -> list[str]:
         assumed = self._assumed
-        names = {name for _, tensor in assumed.tensors for extent in tensor.shape for name in extent.sizes} | set(assumed.sizes)
-        lines = [_require(f"{size_name(name)} >= 1") for name in sorted(names)]
+        bound = _WIDEST if assumed.index64 else _WIDE
+        names = {name for _, tensor in assumed.tensors for extent in (*tensor.shape, *tensor.strides) for name in extent.sizes}
+        lines = [
+            _require(f"{size_name(name)} >= 1 && {size_name(name)} < int64_t({bound})") for name in sorted(names | {*assumed.sizes})
+        ]
         lines += [_require(_relation(relation)) for relation in assumed.relations]
         lines += [_require(f"any || {_relation(relation)}") for relation in assumed.rows]
-        return lines + self._conditions() + ([] if assumed.index64 else self._narrow_counts())
+        lines += [_span(tensor, bound) for _, tensor in assumed.tensors if any(tensor.own_strides)]
+        return list(dict.fromkeys([*lines, *_narrow_counts(self._call, bound)]))
 
     def _kind(self, n: int, tensor: TensorArgument) -> list[str]:
         return [_require(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]
@@ -149,14 +158,14 @@ class _Guards:
             for d in range(len(tensor.shape))
         ]
 
-    def _numbers(self) -> list[str]:
+    def _number_variables(self) -> list[str]:
         assumed = self._assumed
         kinds = {True: ("double", "real"), False: ("int64_t", "integer")}
         numbers = [(name, *kinds[dtype.is_float]) for name, dtype in assumed.numbers]
         lines = [f"const {kind} {number_name(name)} = n[{n}].{field};" for n, (name, kind, field) in enumerate(numbers)]
-        return lines + self._conditions()
+        return lines + self.number_checks()
 
-    def _conditions(self) -> list[str]:
+    def number_checks(self) -> list[str]:
         assumed = self._assumed
         kinds = {name: dtype.is_float for name, dtype in assumed.numbers}
         conditions = NumberText(assumed.conditions, kinds, dict(assumed.constants), "c")
@@ -173,16 +182,24 @@ class _Guards:
 
     def _narrow(self) -> list[str]:
         spans = [_require(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]
-        return spans + self._narrow_counts()
-
-    def _narrow_counts(self) -> list[str]:
-        return _narrow_counts(self._call)
+        return spans + _narrow_counts(self._call, _WIDE)
 
 
-def _narrow_counts(call: LaunchPlan) -> list[str]:
-    """Checks that 31 bits can hold all indices of a call, and of the first blocks of its loops."""
-    lines = [_require(f"{' * '.join(map(cpp_expression, b.shape))} < int64_t({_WIDE})") for b in call.buffers if b.shape]
-    lines += [_require(f"{cpp_expression(count)} < int64_t({_WIDE})") for count in call.counts]
+def _span(tensor: TensorArgument, bound: int) -> str:
+    """Checks that a bound exceeds the number of elements from the first to the last, for strides that no size implies."""
+    steps = [
+        f"({cpp_expression(extent)} - 1) * {cpp_expression(stride)}"
+        for extent, stride in zip(tensor.shape, tensor.strides, strict=True)
+    ]
+    return _require(f"{' + '.join(steps)} < int64_t({bound - 1})")
+
+
+def _narrow_counts(call: LaunchPlan, bound: int) -> list[str]:
+    """Checks that a bound exceeds all indices of a call, and of the first blocks of its loops."""
+    used = {key for step in call.steps for key in step.accesses}
+    shapes = [*(buffer.shape for buffer in call.buffers if buffer.key in used), *((count,) for count in call.counts)]
+    varying = [shape for shape in shapes if any(extent.sizes for extent in shape) or math.prod(n({}) for n in shape) >= bound]
+    lines = [_require(f"{' * '.join(map(cpp_expression, shape))} < int64_t({bound})") for shape in varying]
     for loop in call.steps:
         if isinstance(loop, Loop):
             arguments = ", ".join(
@@ -190,7 +207,7 @@ def _narrow_counts(call: LaunchPlan) -> list[str]:
             )
             block = {loop.start: "0", loop.rows: f"fg::rows_of_block({arguments})"}
             sizes = [f"[[maybe_unused]] const int64_t {size_name(name)} = {value};" for name, value in block.items()]
-            body = [*sizes, *_narrow_counts(loop.body)]
+            body = [*sizes, *_narrow_counts(loop.body, bound)]
             lines += ["{", *(f"  {line}" for line in body), "}"]
     return lines
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import chain, count
 
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
-from fusegen.extension.call_text import CallText, LaunchEntry, cpp_expression, number_name, size_name
-from fusegen.extension.program_text import CallGuards, computed_name, computed_numbers, size_guards
+from fusegen.extension.call_text import CallText, LaunchEntry, number_name, size_name
+from fusegen.extension.program_text import CallGuards, computed_name, computed_numbers, number_guards, size_guards
 from fusegen.extension.unit import CompiledProgram
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
-from fusegen.program.numbers import TORCH_OPERATIONS, Operation
+from fusegen.program.formula import Formula, FormulaKind, Relation, size
+from fusegen.program.numbers import TORCH_OPERATIONS, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
-from fusegen.schedule.names import stride_name
+from fusegen.schedule.names import field_identifier, stride_name
 
 _INVALID = "return cudaErrorInvalidValue;"
 _ALLOCATED, _KEY_BYTES, _WORKSPACE = 16, 8, 256  # alignments of results, keys and workspaces that kernels rely on
@@ -31,6 +34,71 @@ class Field:
     initial: str = "0"
 
 
+class FieldKind(Enum):
+    """The namespaces of a program's names."""
+
+    TENSOR = "tensor"
+    RESULT = "result"
+    NUMBER = "number"
+    SIZE = "size or stride"
+    KEY = "random_key"
+    SCRATCH = "workspace"
+
+
+class Fields:
+    """The fields of the argument struct, each with a name of its own. Names of parameters stay."""
+
+    def __init__(self, struct: str, assumed: CallGuards) -> None:
+        self._used, self._names = {struct}, dict[tuple[FieldKind, str], str]()
+        self._fields: dict[str, Field] = {}
+        for name, _ in assumed.tensors:
+            self.name(FieldKind.TENSOR, name)
+        for name, _ in assumed.numbers:
+            self.name(FieldKind.NUMBER, name)
+        for name in assumed.sizes:
+            self.name(FieldKind.SIZE, name)
+
+    def name(self, kind: FieldKind, name: str) -> str:
+        """Returns the name of the field for a program's name."""
+        if (kind, name) not in self._names:
+            base = field_identifier(name)
+            names = chain([base], (f"{base.rstrip('_')}_{number}" for number in count(2)))
+            self._names[kind, name] = next(each for each in names if each not in self._used)
+            self._used.add(self._names[kind, name])
+        return self._names[kind, name]
+
+    def add(self, kind: FieldKind, name: str, type: str, what: str, initial: str = "0") -> str:
+        """Adds a field if there is none for the name, and returns its expression."""
+        field = self.name(kind, name)
+        self._fields.setdefault(field, Field(type, field, what, initial))
+        return f"a.{field}"
+
+    def ordered(self) -> list[Field]:
+        """Returns the addresses, then the other fields."""
+        return sorted(self._fields.values(), key=lambda field: "*" not in field.type)
+
+    def formula(self, formula: Formula) -> Formula:
+        """Returns a formula of fields."""
+        if formula.operator is FormulaKind.SIZE:
+            return size(self.name(FieldKind.SIZE, str(formula.value)))
+        return replace(formula, operands=tuple(map(self.formula, formula.operands)))
+
+    def rules(self, assumed: CallGuards) -> list[str]:
+        """Describes the relations of sizes and the conditions on numbers."""
+        relations = [Relation(self.formula(each.left), each.sign, self.formula(each.right)) for each in assumed.relations]
+        constants = dict(assumed.constants)
+        lines = [
+            self.formula(line)
+            if isinstance(line, Formula)
+            else constants.get(line.name, Scalar(self.name(FieldKind.NUMBER, line.name)))
+            if isinstance(line, Scalar)
+            else line
+            for line in assumed.conditions.lines
+        ]
+        conditions = Numbers(tuple(lines), assumed.conditions.results)
+        return [*map(str, relations), *(conditions.text(position) for _, position in conditions.results)]
+
+
 class SourcesCall(CallText):
     """The statements of a call on addresses ``a`` that returns a status; ``tensors`` are those of the function."""
 
@@ -40,30 +108,41 @@ class SourcesCall(CallText):
         entries: Sequence[LaunchEntry],
         number: Callable[[str], str],
         tensors: Mapping[str, TensorArgument],
+        fields: Fields,
     ) -> None:
-        self.fields: dict[str, Field] = {}
-        self._tensors, self._alignments = tensors, dict[str, int]()
+        self._fields, self._alignments = fields, dict[str, int]()
+        self._given = {key: (name, tensors[name]) for key, name in call.inputs}
+        self.used: dict[str, TensorArgument] = {}
         self._seeds = {key.buffer: key.source.buffer for key in call.keys if isinstance(key.source, PointerArgument)}
         super().__init__(call, entries, number)
 
     def tensor(self, key: int) -> str:
         """Returns the field of a buffer, or of the seed for random bits."""
-        spec = self._specs[self._seeds.get(key, key)]
-        name = spec.name if spec.role is not Role.RANDOM else "random_key"
+        buffer = self._seeds.get(key, key)
+        spec = self._specs[buffer]
+        if buffer not in self._given and spec.role is Role.RANDOM:
+            what = f"the key of the random bits, one int64, aligned to {_KEY_BYTES} bytes"
+            return self._add(FieldKind.KEY, FieldKind.KEY.value, "const void*", what, _KEY_BYTES)
         is_written = spec.role is Role.OUTPUT or any(step.accesses.get(key) for step in self.call.steps)
-        shape = " x ".join(str(extent) for extent in spec.shape) or "one element"
-        given = self._tensors.get(name)
-        strides = f" with strides [{', '.join(map(str, given.strides))}]" if given and not _is_row_major(given) else ""
-        what = f"{spec.dtype} of {shape}{strides}" if spec.role is not Role.RANDOM else "the key of the random bits, one int64"
-        alignment = _KEY_BYTES if spec.role is Role.RANDOM else given.alignment if given else _ALLOCATED
-        self._alignments.setdefault(name, alignment)
-        described = f"{what}, aligned to {alignment} bytes"
-        self.fields.setdefault(name, Field(f"{'' if is_written else 'const '}void*", name, described, "nullptr"))
-        return f"a.{name}"
+        shape = " x ".join(str(self._fields.formula(extent)) for extent in spec.shape) or "one element"
+        kind, name, strides, alignment = FieldKind.RESULT, spec.name, "", _ALLOCATED
+        if buffer in self._given:
+            kind, (name, given) = FieldKind.TENSOR, self._given[buffer]
+            alignment, self.used[name] = given.alignment, given
+            if not _is_row_major(given):
+                strides = f" with strides [{', '.join(str(self._fields.formula(stride)) for stride in given.strides)}]"
+        what = f"{spec.dtype} of {shape}{strides}, aligned to {alignment} bytes"
+        return self._add(kind, name, f"{'' if is_written else 'const '}void*", what, alignment)
+
+    def _add(self, kind: FieldKind, name: str, type: str, what: str, alignment: int) -> str:
+        field = self._fields.add(kind, name, type, what, "nullptr")
+        self._alignments.setdefault(field, alignment)
+        return field
 
     def _address(self, key: int) -> str:
         if key in self._slots:
-            self._addresses.setdefault("workspace", "const int64_t at_workspace = reinterpret_cast<int64_t>(a.workspace);")
+            definition = f"const int64_t at_workspace = reinterpret_cast<int64_t>(a.{self._workspace});"
+            self._addresses.setdefault("workspace", definition)
             return f"at_workspace + slots[{self._slots[key][0]}].offset"
         name = f"at_b{key}".replace("-", "_")
         self._addresses.setdefault(name, f"const int64_t {name} = reinterpret_cast<int64_t>({self.tensor(key)});")
@@ -74,14 +153,18 @@ class SourcesCall(CallText):
 
     def _memory(self) -> list[str]:
         slots = [f"{{{self._bytes(key)}, {used[0]}, {used[-1]}}}" for key, (_, used) in self._slots.items()]
-        checks = [f"if (!fg::lies_at(a.{name}, {alignment})) {_INVALID}" for name, alignment in self._alignments.items()]
+        checks = [f"if (!fg::lies_at({field}, {alignment})) {_INVALID}" for field, alignment in self._alignments.items()]
         if not slots:
             return ["if (bytes) return cudaSuccess;", *checks]
         what = f"memory that only this call uses, aligned to {_WORKSPACE} bytes; its size is that of the function below"
-        self.fields["workspace"] = Field("void*", "workspace", what, "nullptr")
-        lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::plan_workspace(slots);"]
+        workspace = self._fields.add(FieldKind.SCRATCH, FieldKind.SCRATCH.value, "void*", what, "nullptr")
+        lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::arrange(slots);"]
         returned = "if (bytes) return *bytes = static_cast<size_t>(taken), cudaSuccess;"
-        return [*lines, returned, *checks, f"if (taken && !fg::lies_at(a.workspace, {_WORKSPACE})) {_INVALID}"]
+        return [*lines, returned, *checks, f"if (taken && !fg::lies_at({workspace}, {_WORKSPACE})) {_INVALID}"]
+
+    @property
+    def _workspace(self) -> str:
+        return self._fields.name(FieldKind.SCRATCH, FieldKind.SCRATCH.value)
 
     def _before_step(self, number: int) -> list[str]:
         return []
@@ -126,20 +209,6 @@ def _strides(tensors: Iterable[tuple[str, TensorArgument]]) -> dict[str, int]:
     }
 
 
-def _stride_checks(assumed: CallGuards, known: Container[str]) -> list[str]:
-    """Refuses strides that kernels do not expect: negative, not aligned, or too far apart for 31-bit indices."""
-    strides = {name: divisor for name, divisor in _strides(assumed.tensors).items() if name in known}
-    lines = [f"if (s_{stride} < 0 || s_{stride} % {divisor}) {_INVALID}" for stride, divisor in strides.items()]
-    for _, tensor in assumed.tensors:
-        if not assumed.index64 and frozenset[str]().union(*(stride.sizes for stride in tensor.strides)) & strides.keys():
-            steps = [
-                f"({cpp_expression(extent)} - 1) * {cpp_expression(stride)}"
-                for extent, stride in zip(tensor.shape, tensor.strides, strict=True)
-            ]
-            lines.append(f"if ({' + '.join(steps)} > INT32_MAX) {_INVALID}")
-    return lines
-
-
 def program_files(
     name: str, target: str, programs: Sequence[CompiledProgram], defaults: Mapping[str, int | float]
 ) -> dict[str, str]:
@@ -153,7 +222,8 @@ def program_files(
     Raises:
         BundleError: all programs call libraries, or need numbers or seeds that plain sources do not support.
     """
-    fields: dict[str, Field] = {}
+    arguments = f"{name}_arguments"
+    fields = Fields(arguments, programs[0].assumed)
     kernels, forms = [], []
     for number, built in enumerate(_plain_programs(name, programs)):
         entries = []
@@ -162,41 +232,58 @@ def program_files(
             renamed = re.sub(rf"\b{source.entry}\b", entry, source.text)
             kernels.append({"space": f"kernel_{name}_{number}_{index}", "text": renamed})
             entries.append(LaunchEntry(f"kernel_{name}_{number}_{index}::{entry}", True))
-        text = SourcesCall(built.call, entries, computed_name, dict(built.assumed.tensors))
-        sizes = [size_name(size) for size in dict.fromkeys([*_sizes(built), *text.sizes])]
-        lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]
-        strides = _strides(built.assumed.tensors)
-        for size in sizes:
-            plain = size.removeprefix("s_")
-            divisor = strides.get(plain)
-            what = "a size, 1 or more" if divisor is None else f"a stride in elements, a multiple of {divisor}"
-            fields.setdefault(plain, Field("int64_t", plain, what))
-        for number_of, dtype in built.assumed.numbers:
-            kind = "double" if dtype.is_float else "int64_t"
-            initial = defaults.get(number_of, 0)
-            what = f"a number; {initial} by default" if number_of in defaults else "a number"
-            fields.setdefault(number_of, Field(kind, number_of, what, repr(initial)))
-            lines.append(f"[[maybe_unused]] const {kind} {number_name(number_of)} = a.{number_of};")
-        fields |= text.fields
-        lines += _stride_checks(built.assumed, [size.removeprefix("s_") for size in sizes])
-        guards = [line.replace("return false;", _INVALID) for line in size_guards(built.assumed, built.call)]
-        computed = computed_numbers(built.call, built.assumed, text.numbers)
-        forms.append({"name": f"form_{number}", "lines": [*lines, *guards, *computed, *text.lines, "return cudaSuccess;"]})
-    arguments = f"{name}_arguments"
-    banner = f"{name}, made by fusegen for {target}"
-    order = sorted(fields.values(), key=lambda field: "*" not in field.type)
+        forms.append({"name": f"form_{number}", "lines": _form(built, entries, fields, defaults)})
     assumed = programs[0].assumed
-    conditions = (assumed.conditions.text(index) for _, index in assumed.conditions.results)
-    required = [
-        *map(str, assumed.relations),
-        *conditions,
-        *([] if assumed.index64 else ["fewer than 2^31 elements from the first to the last of each tensor and intermediate value"]),
-    ]
-    context = {"banner": banner, "name": name, "arguments": arguments, "target": target, "required": required}
+    bound = 56 if assumed.index64 else 31
+    limits = f"sizes and strides below 2^{bound}, and fewer than 2^{bound} elements from the first to the last of each tensor and "
+    context = {
+        "banner": f"{name}, made by fusegen for {target}",
+        "name": name,
+        "arguments": arguments,
+        "target": target,
+        "workspace": fields.name(FieldKind.SCRATCH, FieldKind.SCRATCH.value),
+        "required": [*fields.rules(assumed), f"{limits}intermediate value"],
+    }
     return {
-        f"{name}.h": render("binding/program.h.jinja", fields=order, **context),
+        f"{name}.h": render("binding/program.h.jinja", fields=fields.ordered(), **context),
         f"{name}.cu": render("binding/program.cu.jinja", header=f"{name}.h", kernels=kernels, forms=forms, **context),
     }
+
+
+def _form(built: CompiledProgram, entries: Sequence[LaunchEntry], fields: Fields, defaults: Mapping[str, int | float]) -> list[str]:
+    """Returns the statements that check a call and launch the kernels of a program; adds its fields."""
+    text = SourcesCall(built.call, entries, computed_name, dict(built.assumed.tensors), fields)
+    assumed = replace(built.assumed, tensors=tuple(text.used.items()))  # the sizes of unused tensors are not known
+    computed = computed_numbers(built.call, assumed, text.numbers)
+    strides, sizes = _strides(text.used.items()), dict[str, str]()
+    for name in dict.fromkeys([*_sizes(built.call, assumed), *text.sizes]):
+        multiple = f", a multiple of {strides[name]}" if strides.get(name, 1) > 1 else ""
+        what = f"a stride in elements, 1 or more{multiple}" if name in strides else "a size, 1 or more"
+        sizes[size_name(name)] = fields.add(FieldKind.SIZE, name, "int64_t", what)
+    numbers = []
+    for name, dtype in assumed.numbers:
+        kind, initial = "double" if dtype.is_float else "int64_t", repr(+defaults.get(name, 0))
+        what = f"a number; {initial} by default" if name in defaults else "a number"
+        numbers.append(
+            f"[[maybe_unused]] const {kind} {number_name(name)} = {fields.add(FieldKind.NUMBER, name, kind, what, initial)};"
+        )
+    own = [(size_name(name), divisor) for name, divisor in strides.items() if size_name(name) in sizes]
+    multiples = [f"if ({variable} % {divisor}) {_INVALID}" for variable, divisor in own if divisor > 1]
+    guards = [*_invalid(size_guards(assumed, built.call)), *multiples]
+    checked = [f"[[maybe_unused]] const fg::Size {variable}{{{field}}};" for variable, field in sizes.items()]
+    return [
+        *(f"[[maybe_unused]] const int64_t {variable} = {field};" for variable, field in sizes.items()),
+        *numbers,
+        *(["{", *(f"  {line}" for line in (*checked, *guards)), "}"] if guards else []),
+        *_invalid(number_guards(assumed, built.call)),
+        *computed,
+        *text.lines,
+        "return cudaSuccess;",
+    ]
+
+
+def _invalid(guards: Iterable[str]) -> list[str]:
+    return [line.replace("return false;", _INVALID) for line in guards]
 
 
 def cmake_text(library: str, functions: Mapping[str, Sequence[str]]) -> str:
@@ -207,9 +294,14 @@ def cmake_text(library: str, functions: Mapping[str, Sequence[str]]) -> str:
     return render("binding/CMakeLists.txt.jinja", banner=banner, library=library, flags=flags, architectures=architectures)
 
 
-def _sizes(built: CompiledProgram) -> list[str]:
-    shapes = [extent for _, tensor in built.assumed.tensors for extent in tensor.shape]
-    return [*built.assumed.sizes, *(name for extent in shapes for name in sorted(extent.sizes))]
+def _sizes(call: LaunchPlan, assumed: CallGuards) -> list[str]:
+    """Returns the sizes and strides that the checks and the numbers of a call take."""
+    used = {key for step in call.steps for key in step.accesses}
+    formulas = [extent for _, tensor in assumed.tensors for extent in (*tensor.shape, *tensor.strides)]
+    formulas += [*call.counts, *(extent for buffer in call.buffers if buffer.key in used for extent in buffer.shape)]
+    relations = [each.sizes for each in (*assumed.relations, *assumed.rows)] + [assumed.conditions.sizes, call.scalars.sizes]
+    ordered = [name for each in (*(formula.sizes for formula in formulas), *relations) for name in sorted(each)]
+    return [*assumed.sizes, *ordered]
 
 
 def _plain_programs(name: str, programs: Sequence[CompiledProgram]) -> list[CompiledProgram]:

@@ -15,9 +15,13 @@ _KEYWORDS = """
     else enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
     nullptr operator or or_eq private protected public register reinterpret_cast requires return short signed sizeof static
     static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned
-    using virtual void volatile wchar_t while xor xor_eq main half omp parallel pragma schedule simd unroll
+    using virtual void volatile wchar_t while xor xor_eq restrict typeof typeof_unqual
 """
-"""Keywords of the languages and of pragmas."""
+"""Keywords of C and C++."""
+
+_PRAGMAS = "main half omp parallel pragma schedule simd unroll"
+_MACROS = r"NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|i386|assert|errno|std\w+|I|complex|\w+_(MAX|MIN|BIT)|BUFSIZ|E[A-Z]{3,}"
+"""Macros of the C library and of compilers."""
 
 _SHARED = """
     thread row col column index lane lanes load store chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16
@@ -68,7 +72,8 @@ _MATH = """
 """Names that math functions and their wrappers give to their variables."""
 
 _FIXED = frozenset(_MATH.split())
-_TAKEN = frozenset((_KEYWORDS + _SHARED + _PIPELINES + _PRIMITIVES).split())
+_TAKEN = frozenset((_KEYWORDS + _PRAGMAS + _SHARED + _PIPELINES + _PRIMITIVES).split())
+_RESERVED = frozenset([*_KEYWORDS.split(), "int64_t"])
 
 
 _SUFFIXES = (
@@ -85,7 +90,7 @@ _DERIVED = re.compile(
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
     r"|lgammaf?|llabs|sincosf?|fmaf?"
-    r"|NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|assert|errno|std\w+"  # macros
+    rf"|{_MACROS}"
 )
 
 
@@ -93,6 +98,12 @@ def identifier(name: str) -> str:
     """Returns a user's name as a C++ identifier: ASCII, without double underscores, and different from all reserved names."""
     safe = ascii_name(name)
     return f"{safe}_" if safe in _TAKEN or _DERIVED.fullmatch(safe) else safe
+
+
+def field_identifier(name: str) -> str:
+    """Returns a user's name as the name of a field in C and C++: in ASCII, and neither a keyword nor a macro."""
+    safe = ascii_name(name)
+    return f"{safe}_" if safe in _RESERVED or re.fullmatch(_MACROS, safe) else safe
 
 
 @lru_cache(maxsize=4096)

@@ -18,6 +18,52 @@ namespace fg {
 #include "sizes.h"
 #include "workspace.h"
 
+// A size or stride. Arithmetic on it throws if it overflows.
+struct Size {
+  int64_t value;
+  operator int64_t() const { return value; }
+};
+
+template <class A, class B>
+using SizeOf = std::enable_if_t<std::is_same_v<A, Size> || std::is_same_v<B, Size>, Size>;
+
+inline Size checked(bool overflows, int64_t value) {
+  if (overflows) throw std::domain_error("the sizes are too large");
+  return {value};
+}
+
+template <class A, class B>
+SizeOf<A, B> operator+(A a, B b) {
+  int64_t sum;
+  const bool overflows = __builtin_add_overflow(int64_t(a), int64_t(b), &sum);
+  return checked(overflows, sum);
+}
+
+template <class A, class B>
+SizeOf<A, B> operator-(A a, B b) {
+  int64_t difference;
+  const bool overflows = __builtin_sub_overflow(int64_t(a), int64_t(b), &difference);
+  return checked(overflows, difference);
+}
+
+template <class A, class B>
+SizeOf<A, B> operator*(A a, B b) {
+  int64_t product;
+  const bool overflows = __builtin_mul_overflow(int64_t(a), int64_t(b), &product);
+  return checked(overflows, product);
+}
+
+inline Size operator-(Size a) { return int64_t(0) - a; }
+
+template <class A, class B>
+SizeOf<A, B> quotient(A a, B b) { return {quotient(int64_t(a), int64_t(b))}; }
+
+template <class A, class B>
+SizeOf<A, B> remainder(A a, B b) { return {remainder(int64_t(a), int64_t(b))}; }
+
+template <class A, class B>
+SizeOf<A, B> least(A a, B b) { return {least(int64_t(a), int64_t(b))}; }
+
 #include "tensor_map.h"
 
 inline cudaError_t tensor_map(TensorMap& map, int64_t address, int kind, int64_t bytes, std::vector<int64_t> shape,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.Capt
     function.write_text("import fusegen as fg\n\n\n@fg.kernel(plan='library')\ndef mine(x, w):\n    return (x @ w).relu()\n")
     assert build(tmp_path / "declared", *words, "--arch", "sm_90a", "--dtype", "bf16") == 1
     assert "without plan='library'" in capsys.readouterr().err
+    assert main(["build", "softmax", "--format", "sources", "--library", "all", "--out", str(tmp_path / "all")]) == 2
+    assert "CMake reserves the name 'all'" in capsys.readouterr().err
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, seed):\n    return fg.dropout(x, 0.5, seed=seed)\n")
     assert build(tmp_path / "seed", f"{function}:mine", "--arch", "sm_90a", "--shape", "x=64x32", "--arg", "seed=7") == 1
     assert "seed as a number" in capsys.readouterr().err
@@ -92,7 +95,76 @@ def test_strides_of_captured_tensors_are_fields_with_rules(tmp_path: Path) -> No
     assert build(tmp_path / "made", *words, "--arch", "sm_90a", "--dtype", "f32") == 0
     header = (tmp_path / "made" / "mixed_f32_sm_90a.h").read_text()
     assert "float32 of 64 x 64 with strides [1, table_stride1], aligned to 16 bytes" in header
-    assert "int64_t half_stride1 FUSEGEN_INITIAL(0);  // a stride in elements, a multiple of 2" in header
+    assert "int64_t half_stride1 FUSEGEN_INITIAL(0);  // a stride in elements, 1 or more, a multiple of 2" in header
     text = (tmp_path / "made" / "mixed_f32_sm_90a.cu").read_text()
-    assert "if (s_half_stride1 < 0 || s_half_stride1 % 2) return cudaErrorInvalidValue;" in text
-    assert "> INT32_MAX) return cudaErrorInvalidValue;" in text
+    assert "if (s_half_stride1 % 2) return cudaErrorInvalidValue;" in text
+    assert "< int64_t(2147483647))) return cudaErrorInvalidValue;" in text
+    assert "% 1)" not in text
+
+
+CLASHING = """
+import fusegen as fg
+import torch
+from torch import Tensor
+
+half = torch.randn(64, 128)[:, ::2]
+
+@fg.kernel
+def clash(x: Tensor, workspace: Tensor, unused: Tensor, class_: float, NULL: float, x_dim0: float, half_stride1: float) -> Tensor:
+    return x * class_ + workspace * x_dim0 + half.sum(0) * half_stride1 + NULL
+"""
+
+STUBS = """
+#define INVALID(change) { clash_f32_sm_90a_arguments a = right; change; printf("%d ", clash_f32_sm_90a(&a, nullptr)); }
+
+static char memory[64];
+static int launched = 0;
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return ++launched, cudaSuccess; }
+extern "C" cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+int main() {
+  void* const at = memory + (16 - reinterpret_cast<size_t>(memory) % 16) % 16;
+  clash_f32_sm_90a_arguments right;
+  right.x = right.workspace = right.half = at;
+  right.out = at;
+  right.x_dim0_2 = 4;
+  right.half_stride1_2 = 2;
+  right.x_dim0 = right.half_stride1 = right.class_ = right.NULL_ = 0.5;
+  size_t bytes = 1;
+  const int sized = clash_f32_sm_90a_workspace(&right, &bytes);
+  right.workspace_2 = reinterpret_cast<void*>(256);
+  const int valid = clash_f32_sm_90a(&right, nullptr);
+  printf("%d %d %d %d | ", sized, valid, launched > 0, bytes > 0);
+  launched = 0;
+  INVALID(a.x_dim0_2 = 0)
+  INVALID(a.x_dim0_2 = (int64_t(1) << 58) + 1)
+  INVALID(a.x_dim0_2 = int64_t(1) << 25)
+  INVALID(a.half_stride1_2 = 0)
+  INVALID(a.half_stride1_2 = 3)
+  INVALID(a.half_stride1_2 = (int64_t(1) << 58) + 2)
+  INVALID(a.workspace_2 = nullptr)
+  INVALID(a.workspace = nullptr)
+  printf("%d %d %d | %d\\n", clash_f32_sm_90a(nullptr, nullptr), clash_f32_sm_90a_workspace(&right, nullptr),
+         clash_f32_sm_90a_workspace(nullptr, &bytes), launched);
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's headers of PyPI need a host compiler that only Linux is sure to have")
+def test_fields_have_names_of_their_own_and_illegal_calls_launch_nothing(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(CLASHING)
+    words = [f"{tmp_path / 'kernels.py'}:clash", "--shape", "x=32x64", "workspace=64", "unused=8x8"]
+    numbers = [f"{name}=0.5" for name in ("class_", "NULL", "x_dim0", "half_stride1")]
+    assert build(tmp_path / "made", *words, "--arch", "sm_90a", "--dtype", "f32", "--arg", *numbers) == 0
+    header = (tmp_path / "made" / "clash_f32_sm_90a.h").read_text()
+    assert "unused" not in header
+    text = (tmp_path / "made" / "clash_f32_sm_90a.cu").read_text()
+    host = re.sub(r"^namespace (kernel_\w+) \{.*^\}  // namespace \1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    host = re.sub(r"reinterpret_cast<const void\*>\(&kernel_\w+::\w+\)", "nullptr", host)
+    (tmp_path / "made" / "host.cpp").write_text(f"#include <stdio.h>\n{host}{STUBS}")
+    include = ["-isystem", str(Path(nvcc()).parents[1] / "include")]
+    program = [str(tmp_path / "made" / "host.cpp"), "-o", str(tmp_path / "host")]
+    done = subprocess.run(["c++", "-std=c++17", *include, *program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout
+    assert printed == f"0 0 1 1 | {'1 ' * 8}1 1 1 | 0\n"
