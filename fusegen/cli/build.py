@@ -173,6 +173,8 @@ def _of_capability(capability: str) -> Target:
 
 def _calls(options: argparse.Namespace, targets: Sequence[Target]) -> list[RequestedCall]:
     _check_level(options, targets)
+    if "" in _words(options.dtype):
+        raise ArgumentError("unknown dtype ''", hint="separate dtypes by single commas")
     return [
         RequestedCall(
             kernel=name,
