@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,8 +72,9 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _without_known_programs() -> None:
-    """A test lays out its programs anew: earlier tests may have done so by other rules."""
+def _new_state() -> None:
+    """A test reads its settings and lays out its programs anew: earlier tests may have done so by other rules."""
+    settings.cache_clear()
     forget_programs()
 
 
@@ -90,7 +91,7 @@ def stress(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, but for compiled code: what `fg.tune` measures in it decides no plan of another test."""
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -98,11 +99,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         (_SHARED / name).mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(_SHARED / name)
     _without_plans(folder)
-    with monkeypatch.context() as patch:
-        patch.setenv("FUSEGEN_CACHE_DIR", str(folder))
-        settings.cache_clear()
-        yield folder
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(folder))
     settings.cache_clear()
+    return folder
 
 
 @pytest.fixture
@@ -114,12 +113,9 @@ def kept_plans(own_cache: Path) -> Path:
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors go through the emulator."""
-    with monkeypatch.context() as patch:
-        patch.setenv("FUSEGEN_EMULATE", "1")
-        settings.cache_clear()
-        yield
+    monkeypatch.setenv("FUSEGEN_EMULATE", "1")
     settings.cache_clear()
 
 

@@ -51,9 +51,7 @@ def lowers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 128), (128, 256))]
         return kernel.lower(*tensors, target="sm_90a").asm["cuda"]
 
-    with monkeypatch.context() as patch:
-        patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
-        settings.cache_clear()
-        yield lower
-    forget()  # a test may have changed templates
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()
+    yield lower
+    forget()  # a test may have changed templates

@@ -65,11 +65,10 @@ def forget() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache of the test's own, with this process as new as can be."""
-    with monkeypatch.context() as patch:
-        patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
-        patch.setenv("FUSEGEN_NATIVE", "0")
-        forget()
-        yield tmp_path / "cache"
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FUSEGEN_NATIVE", "0")
+    forget()
+    yield tmp_path / "cache"
     forget()
 
 

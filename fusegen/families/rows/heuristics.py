@@ -118,7 +118,7 @@ class RowFeatures:
         interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
         indexed: whether row addresses depend on an index that is read.
         may_exchange: whether the blocks of a cluster may exchange partial reductions.
-        passes: phases that read the row if none holds it.
+        streamable: whether a long row may be read once and not held.
     """
 
     axes: Axes
@@ -138,7 +138,7 @@ class RowFeatures:
     segment: int = 0
     interleaved_bytes: int = 0
     indexed: bool = False
-    passes: int = 0
+    streamable: bool = False
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
@@ -205,7 +205,7 @@ def _plans(columns: int | None, known: bool, vec: int, features: RowFeatures, ta
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
     at_once = [_with_early_shared(plan, features) for plan in powers]
-    is_streamed = features.passes == 1 and columns > _LONGEST_HELD
+    is_streamed = features.streamable and columns > _LONGEST_HELD
     # Prefetching gains nothing if copies wait for an index: an embedding with a norm takes 132 µs staged on an H100, 110 in
     # registers. Nor does it if nothing reads the row again.
     waits = is_streamed or (features.indexed and any(powers))

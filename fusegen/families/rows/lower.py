@@ -27,8 +27,9 @@ from fusegen.fusion.producers import domain_axes, reduced_dims
 from fusegen.fusion.space import Space, is_per_segment, row_elements, unrolled
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
-from fusegen.ir.ops import Family
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
+from fusegen.passes.moments import has_16_bits
 from fusegen.schedule.access import AccessPattern, Anchor, divisor, merge_axes
 from fusegen.schedule.column_pairs import interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, leaves_of
@@ -263,16 +264,21 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         late_bytes=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
         computed=sum(math.terms.items[p].dtype.itemsize for phase in phases for p in phase.held if p not in math.leaves.reads),
-        passes=_passes(math),
+        streamable=_is_streamable(context, math),
     )
     plan = context.choose(row_plans(features, context.target, context.multiples, dict(context.graph.bounds)))
     return plan, _split(math, _KEEP[plan.persistence])
 
 
-def _passes(math: RowMath) -> int:
-    """Returns the number of phases that read elements of a row if none is held."""
+def _is_streamable(context: Context, math: RowMath) -> bool:
+    """True if only one phase reads elements of a row where none is held. Moments of 32-bit rows are not: each thread of a block
+    adds so many elements that after an outlier, a sum of squares loses bits that a cluster's sum keeps."""
+    nodes = context.graph.nodes
+    reduced = [nodes[root.key] for root in math.roots if root.kind == "reduce"]
+    if any(node.op is Op.MOMENTS and not has_16_bits(context.graph, node.args[0]) for node in reduced):
+        return False
     reads = {term for term, read in math.leaves.reads.items() if not read.drawn and _along(read.offset, math.column_axes)}
-    return sum(not reads.isdisjoint(phase.reads) for phase in _split(math, HeldValues.NOTHING))
+    return sum(not reads.isdisjoint(phase.reads) for phase in _split(math, HeldValues.NOTHING)) == 1
 
 
 def _split(math: RowMath, held_values: HeldValues) -> list[PhaseTerms]:
