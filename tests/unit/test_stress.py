@@ -37,7 +37,7 @@ from fusegen.settings import cache_folder, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 Share = Callable[[int], int]
-SECONDS = 300
+SECONDS = 120
 
 
 def chain(x: Tensor) -> Tensor:
@@ -92,7 +92,10 @@ def _counted(function: Callable[..., Any], log: Path) -> Callable[..., Any]:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """Starts a child that exits with 0 if work returns something true. After too long, an alarm ends it."""
+    """Starts a child that exits with 0 if work returns something true. After too long, an alarm ends it.
+
+    It has one thread of torch's, as a worker of a DataLoader has: those of its parent did not come along, and torch would wait.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
@@ -101,6 +104,7 @@ def fork(work: Callable[[], object]) -> int:
     code = 2
     try:
         signal.alarm(SECONDS)
+        torch.set_num_threads(1)
         code = 0 if work() else 1
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
