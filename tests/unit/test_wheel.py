@@ -152,6 +152,12 @@ def test_kernels_of_gpus_run_on_every_host(here: Path, run: Run) -> None:
     assert "Root-Is-Purelib: true" in text_of(wheel, ".dist-info/WHEEL")
 
 
+def test_the_current_folder(here: Path, run: Run) -> None:
+    assert run(*WORDS, *NAMED, "--arch", "sm_90a", "--out", ".").code == 0
+    files = {path.name for path in here.iterdir()} - {"__pycache__"}
+    assert files == {"kernels.py", "fgtest_kernels-1.2.0-py3-none-any.whl"}
+
+
 def test_equal_kernels_are_equal_bytes(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(*WORDS, *NAMED, "--arch", "sm_90a", "--out", "dist").code == 0
     wheel = the_wheel(here / "dist")
@@ -303,7 +309,7 @@ import sys
 sys.modules["fusegen"] = None
 import torch, fgtest_ops
 x = torch.randn(3, 5, requires_grad=True)
-fgtest_ops.affine(x).sum().backward()
+fgtest_ops.affine(x, 2).sum().backward()
 assert torch.equal(x.grad, torch.full((3, 5), 2.0)) and fgtest_ops.affine.__doc__.startswith("affine(Tensor x")
 """
 
