@@ -21,7 +21,8 @@ from fusegen.runtime.library import FUNCTIONS
 NAME = "manifest.json"
 
 FORMAT = 13
-"""The version of the manifest's format. Other versions are rejected."""
+"""The version of the manifest's format. Other versions are rejected. It is one for all releases of fusegen with the same first two
+numbers, because wheels require them."""
 
 REBUILD_HINT = "build it again, or copy the whole folder"
 """The hint if a folder has changed since the build."""

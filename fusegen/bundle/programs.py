@@ -214,8 +214,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[Path]:
     """Yields a new folder next to another one, and removes it at the end. Removes those of processes that were killed."""
-    _remove_abandoned(folder)
-    unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}{_UNFINISHED}")
+    place = folder.resolve()  # the current folder has a name
+    _remove_abandoned(place)
+    unfinished = place.parent / f".{place.name}-{secrets.token_hex(4)}{_UNFINISHED}"
     try:
         unfinished.mkdir()
     except OSError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import platform
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,35 +17,46 @@ from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
+from fusegen.bundle.programs import temporary_folder
 from fusegen.bundle.update import open_folder
+from fusegen.bundle.wheel import PackageSpec, store, wheel_of_bundle, wheel_of_extension
 from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, request_of
 from fusegen.cli.load import is_location, load
-from fusegen.cli.project import with_project
+from fusegen.cli.project import project_version, with_project
 from fusegen.cli.terminal import Terminal, print_document
-from fusegen.errors import ArgumentError, TargetError
+from fusegen.errors import ArgumentError, BundleError, TargetError
 from fusegen.runtime.devices import LEVELS, X86
+from fusegen.schedule.names import ascii_name
 from fusegen.settings import settings
 from fusegen.specs import SPECS, find
-from fusegen.target import Backend, Target, from_capability
+from fusegen.target import CPU, Backend, Target, from_capability
 
-_FORMATS = ("bundle", "extension", "sources")
+_WHEELS = ("wheel", "extension-wheel")
+_FORMATS = ("bundle", "extension", "sources", *_WHEELS)
+_OF_BUNDLES = ("bundle", "wheel")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="*", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--all", action="store_true", help="build all prebuilt fusions, each with its default variant")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="the folder to create, or to add to")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the folder to create, or to add to; wheels are files in it")
     arch_help = (
         "targets, comma-separated or repeated: sm_80 … sm_120, cpu (default: TORCH_CUDA_ARCH_LIST, else this machine's GPU, else "
         "sm_90a)"
     )
     format_help = (
-        "bundle (for fusegen.load; the default), extension (a shared library of torch operators), or sources (CUDA, CMake)"
+        "bundle (for fusegen.load; the default), extension (a shared library of torch operators), sources (CUDA, CMake), wheel (a "
+        "Python package with a bundle), or extension-wheel (a Python package with an extension, which does not need fusegen)"
     )
     parser.add_argument("--format", choices=_FORMATS, help=format_help)
-    library_help = "name of the library; an extension's operators are torch.ops.NAME.… (default: the folder's name)"
+    library_help = (
+        "name of the library, and of the package in a wheel; an extension's operators are torch.ops.NAME.… (default, but for "
+        "wheels: the folder's name)"
+    )
     parser.add_argument("--library", metavar="NAME", help=library_help)
+    version_help = "version of a wheel, such as 1.0 (default: the version in [project] of pyproject.toml here)"
+    parser.add_argument("--version", metavar="VERSION", help=version_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     cpu_help = f"x86-64 level of the target cpu: {', '.join(LEVELS)} (default: this machine's processor, and others like it)"
     parser.add_argument("--cpu", metavar="LEVEL", help=cpu_help)
@@ -79,12 +92,16 @@ def _run(
         raise ArgumentError("no folder is given", hint="add --out DIR")
     if options.format not in (None, *_FORMATS):
         raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
+    if options.format in _WHEELS:
+        return _run_wheel(options, names, calls, modules, terminal)
+    if options.version:
+        raise ArgumentError("--version applies only to wheels", hint="add --format wheel")
     if options.format == "extension":
         return _run_extension(_requests(calls, modules, terminal), options, terminal)
     if options.format == "sources":
         return _run_sources(_requests(calls, modules, terminal), options, terminal)
     if options.library:
-        raise ArgumentError("--library applies only to --format extension and sources", hint="add --format extension")
+        raise ArgumentError("--library does not apply to --format bundle", hint="add --format extension or wheel")
     with open_folder(options.out) as folder:
         manifest = folder.finish(FolderBuild(folder, names, modules, terminal).kernels(calls), fusegen.__version__)
     if options.json:
@@ -120,6 +137,49 @@ def _run_sources(requests: Iterable[BuildRequest], options: argparse.Namespace, 
         terminal.line(f"{name}: {name}.h, {name}.cu")
     terminal.line(f"CMake builds {library} from these files; nvcc also compiles each file alone")
     return 0
+
+
+def _run_wheel(
+    options: argparse.Namespace,
+    names: Mapping[str, str],
+    calls: Sequence[RequestedCall],
+    modules: dict[str, ModuleType],
+    terminal: Terminal,
+) -> int:
+    package = _package(options, names, modules)
+    if options.out.exists() and not options.out.is_dir():
+        raise BundleError(f"{options.out} is not a folder", hint="give the folder of the wheel by --out")
+    with temporary_folder(options.out) as unfinished:
+        folder = unfinished / package.name
+        if options.format == "extension-wheel":
+            built = build_extension(folder, _requests(calls, modules, terminal), package.name, fusegen.__version__)
+            terminal.progress()
+            wheel = wheel_of_extension(package, folder, built)
+        else:
+            with open_folder(folder) as opened:
+                kernels = FolderBuild(opened, names, modules, terminal, repeatable=False).kernels(calls)
+                opened.finish(kernels, fusegen.__version__)
+            wheel = wheel_of_bundle(package, folder, fusegen.__version__)
+        path = store(wheel, options.out)
+    if options.json:
+        print_document(terminal, "build", wheel=str(path), requires=list(wheel.requires), kernels=list(package.docs))
+        return 0
+    terminal.line(f"pip install {shlex.quote(str(path))} installs it; it requires {' and '.join(wheel.requires)}")
+    terminal.line(f"import {package.name} has {', '.join(package.docs)}")
+    if any(call.target == CPU.name and not call.cpu for call in calls):
+        terminal.line("its CPU kernels need a processor like this one; wheels of bundles can be built for others by --cpu")
+    return 0
+
+
+def _package(options: argparse.Namespace, names: Mapping[str, str], modules: dict[str, ModuleType]) -> PackageSpec:
+    if not options.library:
+        raise ArgumentError("the wheel has no name", hint="add --library mylib: import mylib then has the kernels")
+    name_of = ascii_name if options.format == "extension-wheel" else str
+    functions = {name_of(name): load(command_name, modules).kernel.function for command_name, name in names.items()}
+    docs = {name: inspect.cleandoc(function.__doc__ or "") for name, function in functions.items()}
+    package = PackageSpec(options.library, options.version or project_version(), docs)
+    package.check()
+    return package
 
 
 def _words(texts: Sequence[str] | None) -> list[str | None]:
@@ -193,8 +253,9 @@ def _check_level(options: argparse.Namespace, targets: Sequence[Target]) -> None
         return
     if options.cpu not in LEVELS:
         raise ArgumentError(f"there is no x86-64 level {options.cpu!r}", hint=f"give one of {', '.join(LEVELS)}")
-    if options.format not in (None, "bundle"):
-        raise ArgumentError("--cpu applies only to --format bundle", hint="leave it out: other formats are for this machine's CPU")
+    if options.format not in (None, *_OF_BUNDLES):
+        what = "--cpu applies only to --format bundle and wheel"
+        raise ArgumentError(what, hint="leave it out: other formats are for this machine's CPU")
     if not any(target.backend is Backend.CPU for target in targets):
         raise ArgumentError("--cpu applies only to the target cpu", hint="add --arch cpu")
     if platform.machine() not in X86:

@@ -18,7 +18,7 @@ from types import ModuleType
 
 from fusegen import target as targets
 from fusegen.bundle.build import BuildRequest, built_kernel
-from fusegen.bundle.manifest import BuiltKernel, RequestedCall, digest, place_of
+from fusegen.bundle.manifest import NOT_DESCRIBED, BuiltKernel, RequestedCall, digest, place_of
 from fusegen.bundle.update import OpenFolder
 from fusegen.cli.arguments import check_complete, meta_arguments
 from fusegen.cli.load import file_of, is_location, load, location_of
@@ -40,12 +40,14 @@ class FolderBuild:
     Attributes:
         names: names of the kernels in the folder, by their names on the command line.
         modules: the user's modules, imported.
+        repeatable: whether the folder describes the calls, so that a later build can repeat them.
     """
 
     folder: OpenFolder
     names: Mapping[str, str]
     modules: dict[str, ModuleType]
     terminal: Terminal
+    repeatable: bool = True
 
     def kernels(self, calls: Iterable[RequestedCall]) -> list[BuiltKernel]:
         """Returns the folder's kernels, with those of some calls. Earlier calls of the same kernels are built again, unless nothing
@@ -103,14 +105,16 @@ class FolderBuild:
         with self.terminal.steps(len(calls)) as step:
             if is_parallel:
                 with _workers(workers) as pool:
-                    futures = {pool.submit(_build, call, self.folder.unfinished, tags[call]): call for call in prebuilt}
+                    futures = {
+                        pool.submit(_build, call, self.folder.unfinished, tags[call], self.repeatable): call for call in prebuilt
+                    }
                     for future in as_completed(futures):
                         step(f"built {described(futures[future])}")
                         built[futures[future]] = future.result()
             for call in calls:
                 if call not in built:
                     step(f"building {described(call)} …")
-                    built[call] = _build(call, self.folder.unfinished, tags[call], self.modules)
+                    built[call] = _build(call, self.folder.unfinished, tags[call], self.repeatable, self.modules)
         return built
 
 
@@ -158,8 +162,11 @@ def _environment(target: Target) -> str:
     return digest(repr((generator(), compiler)).encode())
 
 
-def _build(call: RequestedCall, folder: Path, tag: str, modules: dict[str, ModuleType] | None = None) -> BuiltKernel:
-    return built_kernel(request_of(call, modules), folder, tag=tag)
+def _build(
+    call: RequestedCall, folder: Path, tag: str, repeatable: bool, modules: dict[str, ModuleType] | None = None
+) -> BuiltKernel:
+    request = request_of(call, modules)
+    return built_kernel(request if repeatable else replace(request, described=NOT_DESCRIBED), folder, tag=tag)
 
 
 @contextmanager

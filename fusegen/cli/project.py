@@ -12,7 +12,7 @@ from fusegen.errors import ArgumentError
 
 _FILE = Path("pyproject.toml")
 _TABLE = "[tool.fusegen.build]"
-_TEXTS = ("out", "format", "library", "cpu")
+_TEXTS = ("out", "format", "library", "version", "cpu")
 _LISTS = ("arch", "dtype")
 _OF_KERNEL = ("shape", "arg", "call")
 
@@ -41,14 +41,32 @@ def with_project(options: argparse.Namespace) -> list[argparse.Namespace]:
     return [argparse.Namespace(**build) for build in builds]
 
 
+def project_version() -> str:
+    """Returns the version of the project in the current folder.
+
+    Raises:
+        ArgumentError: no project there has a version, or the file cannot be read.
+    """
+    project = _document().get("project")
+    version = project.get("version") if isinstance(project, dict) else None
+    if not isinstance(version, str):
+        raise ArgumentError("the wheel has no version", hint=f"add --version 1.0, or a version to [project] of {_FILE}")
+    return version
+
+
+def _document() -> Mapping[str, Any]:
+    """Returns the file's contents; none if there is no file."""
+    try:
+        return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"cannot read {_FILE}: {error}", hint="correct the file, or give the options that it lists") from None
+
+
 def _table() -> Mapping[str, Any]:
     hint = f"name a kernel, build all prebuilt fusions by --all, or list kernels in {_TABLE} of {_FILE}"
-    try:
-        table: Mapping[str, Any] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArgumentError("no kernel is named", hint=hint) from None
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"cannot read {_FILE}: {error}", hint="correct the file, or name a kernel") from None
+    table = _document()
     for key in ("tool", "fusegen", "build"):
         if key not in table:
             raise ArgumentError("no kernel is named", hint=hint)

@@ -69,6 +69,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_the_current_folder_is_added_to(run: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(run, "relu", "--out", out)
+    monkeypatch.chdir(out)
+    build(run, "silu", "--out", ".")
+    assert list(fg.load(".")) == ["relu", "silu"] and [path.name for path in out.parent.iterdir()] == ["built"]
+
+
 def test_one_build_serves_one_row_and_many(run: Run, user_file: Path, out: Path) -> None:
     for name, shapes in SHAPES.items():
         build(run, f"{user_file}:{name}", "--shape", *shapes.split(), "--out", out)

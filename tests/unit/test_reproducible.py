@@ -22,14 +22,15 @@ def chosen_row(x: Tensor, rows: Tensor, table: Tensor) -> Tensor:
 """
 
 CALL = ["--shape", "x=8x64", "--shape", "rows=8:i64", "--shape", "table=16x64"]
-TARGETS = {"bundle": "sm_90a,cpu", "sources": "sm_90a", "extension": "sm_90a,cpu"}
+TARGETS = {"bundle": "sm_90a,cpu", "wheel": "sm_90a,cpu", "sources": "sm_90a", "extension": "sm_90a,cpu"}
 SCRIPT = """
 import sys
 from fusegen.cli.main import main
 dtype, *formats = sys.argv[1:]
 for name in formats:
     library = [] if name == "bundle" else ["--library", "mine"]
-    chosen = ["--dtype", dtype, "--arch", TARGETS[name], "--format", name, *library, "--out", name]
+    version = ["--version", "1.0"] if name == "wheel" else []
+    chosen = ["--dtype", dtype, "--arch", TARGETS[name], "--format", name, *library, *version, "--out", name]
     assert main(["build", "kernels.py:chosen_row", *CALL, *chosen]) == 0
 """
 USERS = (
@@ -61,7 +62,7 @@ def start(folder: Path, user: dict[str, str], *options: str) -> subprocess.Popen
 @pytest.mark.parametrize(
     ("dtype", "formats"),
     [
-        ("i32", ["bundle"]),  # integers have no backward passes, which take longer
+        ("i32", ["bundle", "wheel"]),  # integers have no backward passes, which take longer
         *(pytest.param("bf16", formats, marks=pytest.mark.deep) for formats in (["bundle", "sources"], ["extension"])),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from fusegen.cli.main import main
+from fusegen.runtime.devices import X86
 from tests.unit.test_generated import nvcc
 from tests.unit.test_reproducible import files
 
@@ -46,6 +48,19 @@ def build(folder: Path, section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the section's command in a folder."""
     monkeypatch.chdir(folder)
     assert main(shlex.split(block(section, "sh"))[1:]) == 0
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(platform.machine() not in X86, reason="levels are of x86-64")
+def test_the_commands_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, install = block("Wheels", "sh").splitlines()
+    assert main(shlex.split(command)[1:]) == 0
+    run(sys.executable, "-m", *shlex.split(install), "--no-deps", "--no-index", "--target", "site")
+    monkeypatch.syspath_prepend("site")
+    found: dict[str, torch.Tensor] = {"x": torch.randn(3, 4096)}
+    exec(block("Wheels", "py"), found)
+    torch.testing.assert_close(found["y"], found["x"].softmax(-1))
 
 
 def run(*command: str | Path, given: str | None = None) -> str:
