@@ -18,13 +18,15 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bundle import kernels
 from fusegen.bundle.build import build
-from fusegen.bundle.manifest import read_manifest
+from fusegen.bundle.manifest import RequestedCall, read_manifest
 from fusegen.bundle.programs import state_of
+from fusegen.cli.build_folder import request_of
 from fusegen.compiler import backends
 from fusegen.compiler.compile import BuiltSpecialization
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.passes import forget_programs
 from fusegen.errors import SettingsError, ToolNotFoundError
+from fusegen.nn import SwiGLU
 from fusegen.settings import settings
 from fusegen.target import target
 from tests.naming import case
@@ -114,6 +116,15 @@ def test_the_name_does_not_matter(folder: Path, only: Callable[..., None]) -> No
     expected = fg.kernel(row)(*arguments)
     only(folder)
     assert torch.equal(fg.kernel(another)(*arguments), expected)
+
+
+def test_a_module_takes_the_kernel_of_its_function(tmp_path: Path, only: Callable[..., None]) -> None:
+    gate, up = randn(5, 64), randn(5, 64)
+    expected = SwiGLU()(gate, up)
+    request = request_of(RequestedCall("swiglu", target="cpu", dtype="f32", shapes=("gate=8x64", "up=8x64")))
+    build(tmp_path / "kernels", [request], "test")
+    only(tmp_path / "kernels")
+    assert torch.equal(SwiGLU()(gate, up), expected)
 
 
 def test_another_graph_of_the_same_name_is_compiled(folder: Path, only: Callable[..., None]) -> None:
