@@ -25,10 +25,14 @@ from fusegen.compiler import backends
 from fusegen.compiler.compile import BuiltSpecialization
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.passes import forget_programs
-from fusegen.errors import SettingsError, ToolNotFoundError
+from fusegen.dtypes import DType
+from fusegen.errors import SettingsError, ToolNotFoundError, VerificationError
 from fusegen.nn import SwiGLU
 from fusegen.settings import settings
+from fusegen.specs import SPECS
 from fusegen.target import target
+from fusegen.verify.cases import sized_case
+from fusegen.verify.lowering import prepare
 from tests.naming import case
 from tests.unit.bundles import CASES, equal, product, rewrite, row, wanted
 from tests.unit.eager import randn
@@ -125,6 +129,9 @@ def test_a_module_takes_the_kernel_of_its_function(tmp_path: Path, only: Callabl
     build(tmp_path / "kernels", [request], "test")
     only(tmp_path / "kernels")
     assert torch.equal(SwiGLU()(gate, up), expected)
+    sized = sized_case(SPECS["swiglu"], DType.FLOAT32, {"rows": 8, "features": 64})
+    with pytest.raises(VerificationError, match=r"run kernels built into .*, not the emitted text"):
+        prepare(SPECS["swiglu"], sized, target("cpu"))
 
 
 def test_another_graph_of_the_same_name_is_compiled(folder: Path, only: Callable[..., None]) -> None:
