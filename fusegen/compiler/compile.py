@@ -414,8 +414,11 @@ class SpecializationCache:
 
     @cached_property
     def _built(self) -> tuple[BuiltSpecialization, ...]:
-        found = kernels_for(self.graph_digest, self.target) if settings().bundle_path else ()
-        return tuple(map(BuiltSpecialization, found))
+        try:
+            has_folders = bool(settings().bundle_path)
+        except SettingsError:  # `lower` needs no settings; calls report the error
+            return ()
+        return tuple(map(BuiltSpecialization, kernels_for(self.graph_digest, self.target))) if has_folders else ()
 
     @cached_property
     def graph_digest(self) -> str:
