@@ -38,6 +38,7 @@ from tests.unit.bundles import CASES, equal, product, rewrite, row, wanted
 from tests.unit.eager import randn
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = os.environ["FUSEGEN_CACHE_DIR"]  # of all tests
 ALONE = """
 import pickle, sys
 import torch
@@ -151,7 +152,7 @@ def test_another_graph_of_the_same_name_is_compiled(folder: Path, only: Callable
     for function, arguments in calls:
         with case((function, arguments[0].shape)), pytest.raises(ToolNotFoundError):
             fg.kernel(function)(*arguments)
-    only(folder, CXX="", FUSEGEN_CACHE_DIR=str(Path.home() / ".cache" / "fusegen-tests"))
+    only(folder, CXX="", FUSEGEN_CACHE_DIR=CACHE)
     assert torch.equal(fg.kernel(other)(x, weight), expected)
 
 
@@ -179,7 +180,7 @@ def test_a_damaged_binary_is_compiled(folder: Path, only: Callable[..., None]) -
     with pytest.warns(RuntimeWarning, match="was modified after the build"), pytest.raises(ToolNotFoundError):
         fg.kernel(row)(*CASES["row"][2])
     expected = fg.kernel(row)
-    only(folder, CXX="", FUSEGEN_CACHE_DIR=str(Path.home() / ".cache" / "fusegen-tests"))
+    only(folder, CXX="", FUSEGEN_CACHE_DIR=CACHE)
     with pytest.warns(RuntimeWarning, match="the kernel is compiled"):
         assert torch.allclose(expected(*CASES["row"][2]), row(*CASES["row"][2]), atol=1e-5)
 
