@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.compiler.backends import device_of
-from fusegen.compiler.compile import CompiledGraph
+from fusegen.compiler.compile import BuiltSpecialization, CompiledGraph
 from fusegen.compiler.lower import Specialization
 from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
@@ -100,12 +100,16 @@ class Lowered:
         A kernel below the GPU's ridge point is bound by bandwidth, above it by arithmetic. It is bound by launch latency if its
         work at peak rates takes less time than a launch.
 
-        Records of `fg.tune` that apply to these sizes on this machine come last: calls use them.
+        Records of `fg.tune` that apply to these sizes on this machine come last: calls use them. So does the folder of
+        ``FUSEGEN_BUNDLE_PATH`` whose kernels calls run instead.
         """
         parts = explain(self.program, self.sizes, self.choices), self._measured_text(), self._saved_text()
         return "\n".join(part for part in parts if part)
 
     def _measured_text(self) -> str:
+        built = self._compiled.specialization
+        if isinstance(built, BuiltSpecialization):
+            return f"calls of these sizes run kernels built into {built.kernels.folder}, which may have other plans"
         text = records_text(self._compiled, self.sizes, device_of(self.target))
         return f"measured by fg.tune; calls of these sizes use:\n{text}" if text else ""
 

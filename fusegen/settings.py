@@ -43,6 +43,8 @@ class Settings:
             process of a machine does.
         tuning_path: files and folders with more tuning records, separated like those of ``PATH`` (``FUSEGEN_TUNING_PATH``; the
             records are part of the key of a plan). They may be read-only.
+        bundle_path: folders of built kernels that calls take instead of compiling, separated likewise (``FUSEGEN_BUNDLE_PATH``; not
+            part of any key: the kernels have their own). They may be read-only.
         max_jobs: processes of ``fusegen build`` (``MAX_JOBS``; not part of any key); "" for one per CPU. Only builds read it: other
             tools have the variable too.
         arch_list: the default of ``fusegen build --arch`` (``TORCH_CUDA_ARCH_LIST``; not part of any key).
@@ -56,6 +58,7 @@ class Settings:
     native: bool = True
     progress: bool = True
     tuning_path: tuple[Path, ...] = ()
+    bundle_path: tuple[Path, ...] = ()
     max_jobs: str = ""
     arch_list: tuple[str, ...] = ()
     cache_mib: int = 4096
@@ -84,7 +87,8 @@ def settings() -> Settings:
         compiler=_compiler(),
         native=_flag("FUSEGEN_NATIVE", default="1"),
         progress=_flag("FUSEGEN_PROGRESS", default="1") and os.environ.get("LOCAL_RANK", "0") == "0",
-        tuning_path=tuple(map(Path, filter(None, os.environ.get("FUSEGEN_TUNING_PATH", "").split(os.pathsep)))),
+        tuning_path=_paths("FUSEGEN_TUNING_PATH"),
+        bundle_path=_paths("FUSEGEN_BUNDLE_PATH"),
         max_jobs=os.environ.get("MAX_JOBS", "").strip(),
         arch_list=tuple(os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()),
         cache_mib=_size("FUSEGEN_CACHE_MIB", default=4096),
@@ -110,22 +114,40 @@ def cache_folder(name: str) -> Path:
 
 
 def _refuse_others(folder: Path) -> None:
+    if who := _others_who_write(folder, os.geteuid()):
+        raise SettingsError(
+            f"the cache folder {folder} is refused: {who}, and its files are run as code",
+            where="FUSEGEN_CACHE_DIR",
+            hint=f"empty it, as files that others wrote there would be run, then chmod go-w {folder}; or set FUSEGEN_CACHE_DIR to "
+            "a folder of yours; FUSEGEN_SHARED_CACHE=1 trusts all who can write",
+        )
+
+
+def require_trusted(path: Path) -> None:
+    """Refuses a part of a folder of built kernels that others can write to. It may belong to root, as in an image of a container.
+
+    Raises:
+        SettingsError: others can write to it.
+    """
+    who = _others_who_write(path, os.geteuid(), 0)
+    if who and not settings().shared_cache:
+        raise SettingsError(
+            f"{path} is refused: {who}, and built kernels are run as code",
+            where="FUSEGEN_BUNDLE_PATH",
+            hint=f"build it again in a folder of yours, with umask 022: {path} may hold what others wrote; "
+            "FUSEGEN_SHARED_CACHE=1 trusts all who can write",
+        )
+
+
+def _others_who_write(path: Path, *owners: int) -> str | None:
+    """The reason why others than some owners can write to a file or folder; None if they cannot, or if it is missing."""
     try:
-        state = folder.stat()
+        state = path.stat()
     except OSError:
-        return
-    if state.st_uid != os.geteuid():
-        who = f"it belongs to another user ({state.st_uid})"
-    elif state.st_mode & 0o022:
-        who = f"other users can write to it ({stat.filemode(state.st_mode)})"
-    else:
-        return
-    raise SettingsError(
-        f"the cache folder {folder} is refused: {who}, and its files are run as code",
-        where="FUSEGEN_CACHE_DIR",
-        hint=f"empty it, as files that others wrote there would be run, then chmod go-w {folder}; or set FUSEGEN_CACHE_DIR to a "
-        "folder of yours; FUSEGEN_SHARED_CACHE=1 trusts all who can write",
-    )
+        return None
+    if state.st_uid not in owners:
+        return f"it belongs to another user ({state.st_uid})"
+    return f"other users can write to it ({stat.filemode(state.st_mode)})" if state.st_mode & 0o022 else None
 
 
 def _cache_dir() -> Path:
@@ -139,6 +161,10 @@ def _cache_dir() -> Path:
             return _NO_HOME
         what = f"FUSEGEN_CACHE_DIR={folder!r} does not name a user's home"
         raise SettingsError(what, hint="set FUSEGEN_CACHE_DIR to a folder that you can write to") from None
+
+
+def _paths(name: str) -> tuple[Path, ...]:
+    return tuple(map(Path, filter(None, os.environ.get(name, "").split(os.pathsep))))
 
 
 def _compiler() -> Compiler:

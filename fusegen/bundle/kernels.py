@@ -1,16 +1,30 @@
-"""Kernels of built programs, loaded once per device, and the selection of a call's program."""
+"""Kernels of built programs, loaded once per device, the selection of a call's program, and kernels in place of compiled ones."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fusegen.bundle.manifest import BuiltProgram, KernelBinary, binary
+from fusegen.bundle.manifest import (
+    NAME,
+    BuiltKernel,
+    BuiltPasses,
+    BuiltProgram,
+    BuiltVariant,
+    KernelBinary,
+    Manifest,
+    binary,
+    mark_of,
+    passes_mark_of,
+    read_manifest,
+)
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
 from fusegen.guards import same
@@ -23,6 +37,8 @@ from fusegen.runtime.arguments import WIDE, alignment, span
 from fusegen.runtime.devices import host_kernel, runs_here
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend
 from fusegen.schedule.names import stride_name
+from fusegen.settings import require_trusted, settings
+from fusegen.target import Target
 from fusegen.threads import new_lock
 
 
@@ -36,15 +52,24 @@ class Kernels:
     """
 
     def __init__(self, folder: Path, program: BuiltProgram, mark: bytes, machine: str) -> None:
-        self.program = program
-        self._folder, self._mark, self._machine = folder, mark, machine
+        self.program, self.folder = program, folder
+        self._mark, self._machine = mark, machine
         self._loaded: dict[int | None, tuple[LaunchBackend, list[Any]]] = {}
         self._lock = new_lock()
 
     def check(self) -> None:
         """Checks the digests of the binaries."""
         for code in self.program.code:
-            binary(self._folder, code, self._mark)
+            binary(self.folder, code, self._mark)
+
+    def serves(self, sizes: Mapping[str, int]) -> bool:
+        """Returns True if the program is built for sizes of its graph."""
+        signature = self.program.signature
+        try:
+            _check_sizes(signature, {name: sizes[name] for name in signature.sizes})
+            return all(relation(sizes) for relation in (*signature.relations, *signature.rows))
+        except (Mismatch, KeyError):  # a size of a parameter that the graph does not use
+            return False
 
     def loaded_on(self, device: torch.device) -> tuple[LaunchBackend, list[Any]]:
         """Returns the backend of a device, and the kernels loaded on it. Raises if a binary was changed."""
@@ -62,21 +87,92 @@ class Kernels:
 
     def _cuda_kernel(self, code: KernelBinary, launch: KernelLaunch, index: int) -> Any:
         try:
-            return cuda.load(binary(self._folder, code, self._mark), code.entry, code.entry, launch, index)
+            return cuda.load(binary(self.folder, code, self._mark), code.entry, code.entry, launch, index)
         except LaunchError as error:
-            raise BundleError(f"{self._folder / code.file}: {error.what}", hint="build it again") from error
+            raise BundleError(f"{self.folder / code.file}: {error.what}", hint="build it again") from error
 
     def _host_kernel(self, code: KernelBinary) -> Any:
-        path = self._folder / code.file
+        path = self.folder / code.file
         if not runs_here(self._machine):
             what = f"{path} was built for another kind of processor"
             hint = "build it on a machine like this one, or for older processors: fusegen build … --arch cpu --cpu x86-64-v2"
             raise BundleError(what, hint=hint)
-        binary(self._folder, code, self._mark)
+        binary(self.folder, code, self._mark)
         try:
             return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
         except OSError as error:
             raise BundleError(f"{path} cannot be loaded: {error}", hint="build it again") from error
+
+
+def kernels_of(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Kernels:
+    return Kernels(folder, variant, mark_of(kernel.parameters, variant), variant.machine)
+
+
+def kernels_of_pass(
+    folder: Path, kernel: BuiltKernel, variant: BuiltVariant, passes: BuiltPasses, programs: Iterable[BuiltProgram]
+) -> tuple[Kernels, ...]:
+    mark = passes_mark_of(kernel.parameters, variant.machine, passes)
+    return tuple(Kernels(folder, program, mark, variant.machine) for program in programs)
+
+
+# Kernels of built folders in place of compiled ones (``FUSEGEN_BUNDLE_PATH``). A digest of the graph selects them, never a name.
+
+
+def kernels_for(graph: str, target: Target) -> list[Kernels]:
+    """Returns the kernels of all built programs of a graph that run on this machine.
+
+    Args:
+        graph: the digest of the graph (`SpecializationCache.graph_digest`).
+
+    Raises:
+        SettingsError: others can write to a folder.
+    """
+    if settings().emulate:  # it runs the text
+        return []
+    return [kernels for folder in settings().bundle_path for kernels in _kernels_in(folder, graph, target)]
+
+
+def _kernels_in(folder: Path, graph: str, target: Target) -> Iterator[Kernels]:
+    manifest = _manifest_or_warning(folder)
+    for kernel in () if manifest is None else manifest.kernels:
+        for variant in kernel.variants:
+            if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
+                continue
+            passes = variant.passes
+            found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
+            if passes is not None:
+                found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
+            yield from (each for each in found if _cluster(each.program) <= target.cluster)
+
+
+@lru_cache(maxsize=64)
+def _manifest_or_warning(folder: Path) -> Manifest | None:
+    try:
+        return trusted_manifest(folder)
+    except BundleError as error:
+        warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=2)
+        return None
+
+
+def trusted_manifest(folder: Path) -> Manifest:
+    """Reads the manifest of a folder of ``FUSEGEN_BUNDLE_PATH``.
+
+    Raises:
+        BundleError: it is missing, was changed, or has another format.
+        SettingsError: others can write to a file of the folder.
+    """
+    require_trusted(folder)
+    require_trusted(folder / NAME)
+    manifest = read_manifest(folder)
+    files = {folder / file for kernel in manifest.kernels for file, digest in kernel.files.items() if digest}
+    for path in sorted({*files, *(file.parent for file in files)}):
+        require_trusted(path)
+    return manifest
+
+
+def _cluster(program: BuiltProgram) -> int:
+    """Returns the blocks of the largest cluster."""
+    return max((launch.cluster for launch in program.call.launches), default=1)
 
 
 # Selection of a call's program.
@@ -94,7 +190,7 @@ def choose(
     room = devices.target_of(device).cluster
     reasons: Reasons = []
     for number, program in programs:
-        if (cluster := max((each.cluster for each in program.call.launches), default=1)) > room:
+        if (cluster := _cluster(program)) > room:
             reasons.append((program, f"{device} does not support clusters of {cluster} blocks"))
             continue
         try:

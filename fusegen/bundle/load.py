@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusegen.bundle.kernels import Kernels, Reasons, choose, describe_calls, fit, match
+from fusegen.bundle.kernels import Kernels, Reasons, choose, describe_calls, fit, kernels_of, kernels_of_pass, match
 from fusegen.bundle.manifest import (
     BuiltKernel,
     BuiltParameter,
@@ -22,8 +22,6 @@ from fusegen.bundle.manifest import (
     BuiltProgram,
     BuiltVariant,
     RequestedCall,
-    mark_of,
-    passes_mark_of,
     place_of,
     read_manifest,
 )
@@ -126,11 +124,8 @@ def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> LoadedP
     built = variant.passes
     if built is None:
         return None
-    mark, wiring = passes_mark_of(kernel.parameters, variant.machine, built), built.wiring
-    forward, backward = (
-        tuple(Kernels(folder, program, mark, variant.machine) for program in programs)
-        for programs in (built.forward, built.backward)
-    )
+    forward, backward = (kernels_of_pass(folder, kernel, variant, built, each) for each in (built.forward, built.backward))
+    wiring = built.wiring
     gradients = range(len(wiring.saved), len(wiring.tensors))
     return LoadedPasses(
         built,
@@ -159,9 +154,7 @@ class BuiltFunction(CallBinder):
         self._written = frozenset(parameter.name for parameter in kernel.parameters if parameter.written)
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
         self._distinct = any(variant.signature.distinct for variant in kernel.variants)
-        self._kernels = [
-            Kernels(folder, variant, mark_of(kernel.parameters, variant), variant.machine) for variant in kernel.variants
-        ]
+        self._kernels = [kernels_of(folder, kernel, variant) for variant in kernel.variants]
         self._passes = [_passes(folder, kernel, variant) for variant in kernel.variants]
         self._executable = Executable(self)
 

@@ -20,7 +20,7 @@ from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 
-FORMAT = 13
+FORMAT = 14
 """The version of the manifest's format. Other versions are rejected. It is one for all releases of fusegen with the same first two
 numbers, because wheels require them."""
 
@@ -66,11 +66,16 @@ class KernelBinary:
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """A program: its assumptions about a call, its launch plan, and one binary per launch."""
+    """A program: its assumptions about a call, its launch plan, and one binary per launch.
+
+    Attributes:
+        graph: the digest that calls match (`SpecializationCache.graph_digest`).
+    """
 
     signature: Signature
     call: LaunchPlan
     code: tuple[KernelBinary, ...]
+    graph: str
 
 
 @dataclass(frozen=True)

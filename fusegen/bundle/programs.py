@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
+from fusegen.bundle.kernels import trusted_manifest
 from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, KernelBinary, digest, passes_mark_of
 from fusegen.compiler.backends import host_flags
-from fusegen.compiler.compile import CompiledGraph, Variant, needs_index64
+from fusegen.compiler.compile import GENERATOR_DIGITS, CompiledGraph, Variant, needs_index64
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
 from fusegen.compiler.signature import with_layout_of
 from fusegen.compiler.specialize import RowRanges
-from fusegen.emit.environment import unit_text
-from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
+from fusegen.emit.environment import generator, unit_text
+from fusegen.errors import ArgumentError, BundleError, FusegenError, GradientError, UnsupportedError
 from fusegen.families.gemm.heuristics import CLASSES
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
@@ -52,7 +53,7 @@ def built_program(target: Target, signature: Signature, compiled: CompiledGraph,
     """Returns a program with the files of its kernels, stored in `subdir`."""
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, subdir)
-    return BuiltProgram(signature, compiled.call, tuple(code)), files
+    return BuiltProgram(signature, compiled.call, tuple(code), compiled.cache.graph_digest), files
 
 
 def machine_of(target: Target) -> str:
@@ -200,6 +201,20 @@ def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signa
         index64=index64,
         distinct=False,
     )
+
+
+def state_of(folder: str) -> tuple[bool, str]:
+    """Returns whether calls take all programs of a folder of ``FUSEGEN_BUNDLE_PATH``, and a description with the reason if not."""
+    try:
+        manifest = trusted_manifest(Path(folder))
+    except FusegenError as error:
+        return False, error.what
+    programs = [program for kernel in manifest.kernels for program in kernel.programs]
+    others = sum(not program.graph.startswith(generator()[:GENERATOR_DIGITS]) for program in programs)
+    if others:
+        what = f"{others} of {len(programs)} programs in {folder} are not used: another version of fusegen ({manifest.fusegen}), "
+        return False, f"{what}Python, torch, sympy or Jinja built them"
+    return True, f"{len(programs)} programs in {folder}"
 
 
 @contextmanager

@@ -113,6 +113,7 @@ _PACKAGE = (
 _STATE = (
     Probe("settings", "everything", probes.probe_settings),
     Probe("cache", "everything", probes.probe_cache),
+    Probe("built kernels", "FUSEGEN_BUNDLE_PATH", probes.probe_bundles),
 )
 _TORCH = Probe("torch", "everything", probes.probe_torch)
 _GPU = Probe("GPU", "running CUDA kernels", probes.probe_gpu)

@@ -343,6 +343,18 @@ def probe_cache() -> ProbeResult:
     return found(where=str(folder), detail=f"{count} entries, {size / 2**20:.1f} MiB")
 
 
+def probe_bundles() -> ProbeResult:
+    """Reads the folders of ``FUSEGEN_BUNDLE_PATH``."""
+    folders = [str(folder) for folder in settings().bundle_path]
+    if not folders:
+        return found(detail="FUSEGEN_BUNDLE_PATH names no folder: calls compile")
+    code = "from fusegen.bundle.programs import state_of\nanswer(states=[state_of(folder) for folder in {!r}])"
+    states = run_python(code.format(folders))["states"]
+    if problems := [state for is_used, state in states if not is_used]:
+        return broken("; ".join(problems), "build them again with the versions of this machine, or change FUSEGEN_BUNDLE_PATH")
+    return found(detail=", ".join(state for _, state in states))
+
+
 # Subprocesses: a library that crashes, hangs or prints must not affect the doctor.
 
 _SECONDS = 120  # the first import of torch from a cold disk can take one minute

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
-from fusegen.compiler.compile import CompiledGraph
+from fusegen.compiler.compile import BuiltSpecialization, CompiledGraph
 from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
 from fusegen.emit.environment import unit_text
-from fusegen.errors import FusegenError, IndexRangeError, LaunchError
+from fusegen.errors import BundleError, FusegenError, IndexRangeError, LaunchError
 from fusegen.extension.native import LibrarySources, ensure_native, library_of
 from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
@@ -36,6 +37,8 @@ from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import new_lock
 from fusegen.trace.run import ResultTree
+
+C = TypeVar("C", bound=CompiledGraph)
 
 _EMULATED = targets.target("sm_90a")
 """The emulated target: Hopper, with tensor cores and TMA."""
@@ -82,6 +85,19 @@ class Machine:
     prepare: Callable[[Sequence[Source]], object] = lambda _: None
     compiler: Compiler = "nvrtc"
 
+    def loadable(self, compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
+        """The compiled graph; planned here instead of built if its built kernels do not load, or if an operator launches it."""
+        built = compiled.specialization
+        if not isinstance(built, BuiltSpecialization):
+            return compiled
+        if self.compiler == "nvrtc":
+            try:
+                built.kernels.loaded_on(device)
+                return compiled
+            except BundleError as error:
+                warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; the kernel is compiled", RuntimeWarning, stacklevel=2)
+        return compiled.with_specialization(compiled.cache.at(sizes, may_be_built=False))
+
     def bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         """The compiled graph bound to exact sizes; shared by all functions with an equal trace."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
@@ -94,6 +110,10 @@ class Machine:
         return runner
 
     def _bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
+        if isinstance(compiled.specialization, BuiltSpecialization):
+            ensure_native()
+            loaded = compiled.specialization.kernels.loaded_on(device)
+            return bound_call(compiled.call, builder(compiled.structure), sizes, device, *loaded, compiled.traced.name)
         sources = compiled.sources
         compiled.cache.store_text(compiled.specialization, sources)
         if self.compiler == "extension":

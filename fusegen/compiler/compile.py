@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
+from fusegen.bundle.kernels import Kernels, kernels_for
 from fusegen.compiler.lower import Specialization
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import SymbolicSizes
@@ -34,7 +35,7 @@ from fusegen.runtime.arguments import WIDE
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.names import stride_name
 from fusegen.schedule.program import Program
-from fusegen.settings import cache_folder
+from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
@@ -234,6 +235,8 @@ def guards_of(traced: Trace) -> tuple[Relation, ...]:
 # is safe.
 
 
+GENERATOR_DIGITS = 16
+"""Digits of the generator's digest at the start of `SpecializationCache.graph_digest`."""
 _MOST_KNOWN = 1024  # sizes of one graph in memory
 _MOST_STORED = 256  # sizes of one graph that one process writes to disk
 
@@ -261,7 +264,29 @@ class StoredSpecialization:
         return {}
 
 
-AnySpecialization: TypeAlias = Specialization | StoredSpecialization
+@dataclass(frozen=True, eq=False, repr=False)
+class BuiltSpecialization:
+    """A specialization that was built into a folder of ``FUSEGEN_BUNDLE_PATH``. It only runs: `lower` shows a planned one."""
+
+    kernels: Kernels
+
+    @property
+    def call(self) -> LaunchPlan:
+        """The launch plan of a call."""
+        return self.kernels.program.call
+
+    @property
+    def sources(self) -> None:
+        """None: machine code has no text."""
+        return
+
+    @cached_property
+    def bound(self) -> dict[object, Any]:
+        """Calls bound to exact sizes (`Specialization.bound`)."""
+        return {}
+
+
+AnySpecialization: TypeAlias = Specialization | StoredSpecialization | BuiltSpecialization
 
 
 class SpecializationCache:
@@ -283,15 +308,19 @@ class SpecializationCache:
         self._without_text: dict[str, AnySpecialization] = {}  # those of `_known` whose text is not on disk
         self._written: dict[tuple[int, bool], str] = {}  # digest, by the id of a specialization and whether its text was written
 
-    def at(self, sizes: Mapping[str, int]) -> AnySpecialization:
-        """The specialization for some sizes.
+    def at(self, sizes: Mapping[str, int], *, may_be_built: bool = True) -> AnySpecialization:
+        """The specialization for some sizes: a built one, else one that calls compile.
 
         Args:
             sizes: values of all sizes and strides.
 
         Raises:
+            SettingsError: others can write to a folder of built kernels.
             UnsupportedError: recomputation grows without bound.
         """
+        for built in self._built if may_be_built else ():
+            if built.kernels.serves(sizes):
+                return built
         return self._get(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
     def measured(self, sizes: Mapping[str, int], records: str, measured: Measured) -> AnySpecialization:
@@ -382,6 +411,20 @@ class SpecializationCache:
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
         independent = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
         return hashlib.sha256(repr((self._digest, independent, records)).encode()).hexdigest()
+
+    @cached_property
+    def _built(self) -> tuple[BuiltSpecialization, ...]:
+        try:
+            has_folders = bool(settings().bundle_path)
+        except SettingsError:  # `lower` needs no settings; calls report the error
+            return ()
+        return tuple(map(BuiltSpecialization, kernels_for(self.graph_digest, self.target))) if has_folders else ()
+
+    @cached_property
+    def graph_digest(self) -> str:
+        """The digest that selects built kernels: of the generator, and of the graph without its name and source lines."""
+        facts = (self._index64, replace(self._graph, name="").facts)
+        return f"{generator()[:GENERATOR_DIGITS]}-{hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
     @cached_property
     def _implied(self) -> frozenset[str]:

@@ -267,7 +267,9 @@ class Dispatcher(CallBinder):
                 return self._with_gradients(variant, values, captured, wrt), captured
             for observer in OBSERVERS:
                 observer(self.unbound_call(variant, values, captured, device))
-            measured = with_measured_plans(variant, self.variants.sizes(variant, values, captured), device)
+            sizes = self.variants.sizes(variant, values, captured)
+            loadable = machine_of(device, self.options.compiler).loadable(variant, sizes, device)
+            measured = with_measured_plans(loadable, sizes, device)
             return self.bound(measured, values, captured, device, without_history=bool(differentiated)), captured
 
     def _differentiated(self, variant: Variant, values: Values, captured: Captured) -> set[str]:

@@ -163,7 +163,8 @@ class GraphKernel(CallBinder):
 
         for observer in OBSERVERS:
             observer(UnboundCall(self.graph.name, compiled, sizes_and_strides, device, tuple(values), bind))
-        return bind(with_measured_plans(compiled, sizes_and_strides, device)), NO_CAPTURED
+        loadable = machine.loadable(compiled, sizes_and_strides, device)
+        return bind(with_measured_plans(loadable, sizes_and_strides, device)), NO_CAPTURED
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, if all shapes agree with them and all relations hold."""

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from fusegen.compiler.compile import CompiledGraph
+from fusegen.compiler.compile import BuiltSpecialization, CompiledGraph
 from fusegen.files import cache_writes, read_json, read_regular, write_atomically, write_for_user
 from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, Captured
 from fusegen.schedule.choices import Choice, Measured
@@ -128,7 +128,9 @@ def without_tuning_records() -> Iterator[None]:
 
 
 def with_measured_plans(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
-    """The compiled graph with the plans recorded for these sizes on this device."""
+    """The compiled graph with the plans recorded for these sizes on this device. A built one stays as it is."""
+    if isinstance(compiled.specialization, BuiltSpecialization):
+        return compiled
     name = device_name(compiled.target, device)
     digest = "" if _ACTIVE_UNTUNED else _digest(name)
     if not digest:

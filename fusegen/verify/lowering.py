@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusegen.compiler.backends import machine_of, target_of
-from fusegen.compiler.compile import Variant
+from fusegen.compiler.compile import BuiltSpecialization, Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.tuned import without_tuning_records
 from fusegen.errors import VerificationError
@@ -117,6 +117,11 @@ def _shortened(text: str) -> str:
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
+    """Lowers a case.
+
+    Raises:
+        VerificationError: its calls would run built kernels instead of the text.
+    """
     function = spec.kernel.function
     dispatcher = Dispatcher(function, function.__name__, spec.kernel.options)
     traced_device = torch.device(target.device)
@@ -124,6 +129,9 @@ def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
             variant, _ = dispatcher.variants.variant_of(dispatcher.arguments((), stand_ins(arguments)), target, traced_device)
+    if variant is not None and isinstance(variant.specialization, BuiltSpecialization):
+        what = f"calls of {spec.name} run kernels built into {variant.specialization.kernels.folder}, not the emitted text"
+        raise VerificationError(what, where="FUSEGEN_BUNDLE_PATH", hint="unset FUSEGEN_BUNDLE_PATH")
     return LoweredCase(case, target, dispatcher, variant)
 
 

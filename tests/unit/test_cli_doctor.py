@@ -18,8 +18,8 @@ from fusegen.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
-    "Python", "fusegen", "templates", "packages", "settings", "cache", "torch", "GPU", "NVRTC", "cuda.core", "C++ compiler",
-    "extensions", "native module", "nvcc", "nvdisasm",
+    "Python", "fusegen", "templates", "packages", "settings", "cache", "built kernels", "torch", "GPU", "NVRTC", "cuda.core",
+    "C++ compiler", "extensions", "native module", "nvcc", "nvdisasm",
 ]  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_this_machine() -> None:
     told = findings(done)
     assert list(told) == NAMES
     assert done.returncode == 0, done.stdout
-    for name in NAMES[:7]:
+    for name in NAMES[:8]:
         assert told[name]["state"] == "ok" and told[name]["required"], told[name]
     assert told["fusegen"]["where"] == str(ROOT / "fusegen") and told["templates"]["where"] == str(ROOT / "templates")
     assert told["torch"]["version"] and told["C++ compiler"]["version"]
@@ -92,6 +92,7 @@ def test_without_torch_other_commands_point_here(tmp_path: Path) -> None:
         ({"FUSEGEN_NVCC": "cat"}, "nvcc", "FUSEGEN_NVCC"),
         ({"FUSEGEN_EMULATE": "maybe"}, "settings", "FUSEGEN_EMULATE"),
         ({"FUSEGEN_CACHE_DIR": "/proc/nowhere"}, "cache", "/proc/nowhere"),
+        ({"FUSEGEN_BUNDLE_PATH": "/nowhere"}, "built kernels", "no built kernels in /nowhere"),
     ],
 )
 def test_settings_that_do_not_work(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str, part: str) -> None:

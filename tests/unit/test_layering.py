@@ -42,6 +42,8 @@ ORDER = (
     ("families",),
     ("jit",),
     ("extension",),
+    ("bundle.manifest",),
+    ("bundle.kernels",),
     ("compiler",),
     ("timing",),
     ("bundle", "describe", "operators"),
@@ -133,9 +135,10 @@ def _absolute(node: ast.ImportFrom, importer: str, is_package: bool) -> str:
 
 
 def package_of(module: str) -> str:
-    """The package of a module: the first name below fusegen; each integration is a package of its own."""
+    """The package of a module: the first name below fusegen; integrations, and modules in ORDER, are packages of their own."""
     parts = module.split(".")
-    return ".".join(parts[1:3] if parts[1:2] == ["integrations"] else parts[1:2]) or parts[0]
+    is_own = parts[1:2] == ["integrations"] or ".".join(parts[1:3]) in LEVEL
+    return ".".join(parts[1:3] if is_own else parts[1:2]) or parts[0]
 
 
 def is_allowed(importer: str, imported: str) -> bool:
