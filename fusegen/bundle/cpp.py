@@ -188,7 +188,7 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
             raise BundleError(
                 "--format sources supports GPUs only", hint="give GPUs: --arch sm_90a; --format extension also supports the CPU"
             )
-        traced = TracedOperator(call)
+        traced = TracedOperator(call, is_text=True)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
         files |= program_files(name, target.name, kind.programs, traced.defaults())
@@ -219,11 +219,15 @@ _NOTHING = Numbers()
 class TracedOperator:
     """A traced kernel, as an operator.
 
+    Args:
+        is_text: whether only the text of its forward pass is used.
+
     Raises:
         BundleError: it takes no tensor, or depends on state that an operator cannot check.
     """
 
-    def __init__(self, call: TracedCall) -> None:
+    def __init__(self, call: TracedCall, *, is_text: bool = False) -> None:
+        self._is_text = is_text
         request, dispatcher, self._variant = call.requested, call.dispatcher, call.variant
         self.name, self._target = ascii_name(request.name), request.target
         self._is_cpu = self._target.backend is Backend.CPU
@@ -277,7 +281,7 @@ class TracedOperator:
             sizes=self._extents,
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
             results=_shaped(self._graph, fresh),
-            passes=self._passes(),
+            passes=None if self._is_text else self._passes(),
             description=", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in self._specs),
         )
 
@@ -307,7 +311,7 @@ class TracedOperator:
                 distinct=self._signature.distinct,
             )
             cubins = None
-            if not self._is_cpu:
+            if not self._is_cpu and not self._is_text:
                 shipped = [source.shipped for source in specialized.sources]
                 cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(shipped, self._target.name))
             programs.append(

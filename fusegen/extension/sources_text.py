@@ -181,6 +181,9 @@ class SourcesCall(CallText):
     def _tensor_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name};", f"if (const cudaError_t status = fg::tensor_map({name}, {arguments})) return status;"]
 
+    def _counter(self, name: str) -> list[str]:
+        return [f"int64_t {name} = 0;", f"if (const cudaError_t status = fg::counter_of({name}, stream)) return status;"]
+
     def _launch(self, launch: KernelLaunch, entry: LaunchEntry, index: int, overlaps: str) -> str:
         shape = f"grid_{index}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
         call = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"

@@ -158,13 +158,78 @@ def test_fields_have_names_of_their_own_and_illegal_calls_launch_nothing(tmp_pat
     assert build(tmp_path / "made", *words, "--arch", "sm_90a", "--dtype", "f32", "--arg", *numbers) == 0
     header = (tmp_path / "made" / "clash_f32_sm_90a.h").read_text()
     assert "unused" not in header
-    text = (tmp_path / "made" / "clash_f32_sm_90a.cu").read_text()
-    host = re.sub(r"^namespace (kernel_\w+) \{.*^\}  // namespace \1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert printed_by(tmp_path / "made", "clash_f32_sm_90a", STUBS) == f"0 0 1 1 | {'1 ' * 8}1 1 1 | 0\n"
+
+
+def printed_by(made: Path, name: str, program: str) -> str:
+    """Compiles a function for the host, without its kernels, with a program behind it, and returns its output."""
+    text = (made / f"{name}.cu").read_text()
+    host = re.sub(r"^namespace (kernel_\w+) \{.*?^\}  // namespace \1$", "", text, flags=re.DOTALL | re.MULTILINE)
     host = re.sub(r"reinterpret_cast<const void\*>\(&kernel_\w+::\w+\)", "nullptr", host)
-    (tmp_path / "made" / "host.cpp").write_text(f"#include <stdio.h>\n{host}{STUBS}")
+    (made / "host.cpp").write_text(f"#include <stdio.h>\n{host}{program}")
     include = ["-isystem", str(Path(nvcc()).parents[1] / "include")]
-    program = [str(tmp_path / "made" / "host.cpp"), "-o", str(tmp_path / "host")]
-    done = subprocess.run(["c++", "-std=c++17", *include, *program], capture_output=True, text=True, check=False)
+    command = ["c++", "-std=c++17", *include, str(made / "host.cpp"), "-o", str(made / "host")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    printed = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout
-    assert printed == f"0 0 1 1 | {'1 ' * 8}1 1 1 | 0\n"
+    return subprocess.run([made / "host"], capture_output=True, text=True, check=True).stdout
+
+
+CAPPED = """
+import fusegen as fg
+from torch import Tensor
+
+@fg.kernel
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(4, 1) for x in (k, v))
+    return ((q @ k.mT * 0.125).tanh() * 5).softmax(-1) @ v
+"""
+
+STREAMS = """
+static int capture = 0;
+extern "C" cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+extern "C" cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+extern "C" cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number,
+                                                cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  if (stream == cudaStreamLegacy || !stream) return cudaErrorStreamCaptureImplicit;
+  *number = capture;
+  *status = capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void** arguments) {
+  printf("%d ", int(*static_cast<int64_t*>(arguments[COUNTER])));
+  return cudaSuccess;
+}
+
+int main() {
+  capped_bf16_sm_80_arguments a;
+  a.q = a.k = a.v = a.out = a.workspace = reinterpret_cast<void*>(256);
+  a.q_dim0 = a.k_dim2 = 4;
+  const auto on = [&](cudaStream_t stream) { if (int status = capped_bf16_sm_80(&a, stream)) printf("failed: %d ", status); };
+  const cudaStream_t one = reinterpret_cast<cudaStream_t>(256), two = reinterpret_cast<cudaStream_t>(512);
+  for (cudaStream_t stream : {one, two, one, cudaStream_t(nullptr), cudaStreamLegacy}) on(stream);
+  for (capture = 7; capture < 9; ++capture) on(one), on(two), on(one);
+  capture = 0;
+  on(one);
+  std::thread([&] { on(cudaStreamPerThread); on(one); on(cudaStreamPerThread); }).join();
+  on(cudaStreamPerThread);
+  while (true) {
+    ++capture;
+    int64_t number = 0;
+    if (cudaError_t status = fg::counter_of(number, one)) return printf("| %d %d", capture > 65000, status), 0;
+  }
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's headers of PyPI need a host compiler that only Linux is sure to have")
+def test_streams_and_captures_have_counters_of_their_own(tmp_path: Path) -> None:
+    """In a kernel whose blocks wait for others of their launch."""
+    (tmp_path / "kernels.py").write_text(CAPPED)
+    shapes = ["--shape", "q=2x16x1x64", "--shape", "k=2x4x600x64", "--shape", "v=2x4x600x64"]
+    assert build(tmp_path / "made", f"{tmp_path / 'kernels.py'}:capped", "--arch", "sm_80", "--dtype", "bf16", *shapes) == 0
+    text = (tmp_path / "made" / "capped_bf16_sm_80.cu").read_text()
+    number = re.search(r"fg::counter_of\(a(\d+), stream\)", text)
+    assert number is not None
+    program = f"#include <thread>\n{STREAMS.replace('COUNTER', number[1])}"
+    printed = printed_by(tmp_path / "made", "capped_bf16_sm_80", program)
+    assert printed == "0 1 0 2 2 3 4 3 5 6 5 0 7 0 7 8 | 1 701"
