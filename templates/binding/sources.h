@@ -112,7 +112,6 @@ inline cudaError_t counter_of(int64_t& number, cudaStream_t stream) {
 inline cudaError_t launch(const void* kernel, int64_t grid, unsigned block, size_t shared_bytes, int cluster, void** arguments,
                           cudaStream_t stream, bool overlaps) {
   if (!grid) return cudaSuccess;
-  if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
   if (shared_bytes > 48 * 1024) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));

@@ -22,11 +22,15 @@ def build(out: Path, *words: str) -> int:
 @pytest.mark.parametrize("name", ["swiglu", "flash_attention"])
 def test_nvcc_compiles_them(name: str, tmp_path: Path) -> None:
     assert build(tmp_path / "made", name, "--arch", "sm_90a", "--dtype", "bf16") == 0
-    source = tmp_path / "made" / f"{name}_bf16_sm_90a.cu"
-    command = [nvcc(), "-std=c++17", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-c", str(source)]
-    done = subprocess.run([*command, "-o", str(tmp_path / "made.o")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    compile_by_nvcc(tmp_path / "made" / f"{name}_bf16_sm_90a.cu", "sm_90a")
     assert f"{name}_bf16_sm_90a.cu" in (tmp_path / "made" / "CMakeLists.txt").read_text()
+
+
+def compile_by_nvcc(source: Path, arch: str) -> None:
+    code = f"arch={arch.replace('sm', 'compute')},code={arch}"
+    command = [nvcc(), "-std=c++17", "-fmad=false", "-gencode", code, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_header_says_what_a_call_must_be(tmp_path: Path) -> None:
@@ -54,7 +58,10 @@ def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "CMake reserves the name 'all'" in capsys.readouterr().err
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, seed):\n    return fg.dropout(x, 0.5, seed=seed)\n")
     assert build(tmp_path / "seed", f"{function}:mine", "--arch", "sm_90a", "--shape", "x=64x32", "--arg", "seed=7") == 1
-    assert "seed as a number" in capsys.readouterr().err
+    assert "leave seed= out" in capsys.readouterr().err
+    function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x):\n    return fg.dropout(x, 0.5)\n")
+    assert build(tmp_path / "key", f"{function}:mine", "--arch", "sm_90a", "--dtype", "f32", "--shape", "x=64x32") == 0
+    assert "const void* random_key" in (tmp_path / "key" / "mine_f32_sm_90a.h").read_text()
 
 
 SCALED = """
@@ -233,3 +240,55 @@ def test_streams_and_captures_have_counters_of_their_own(tmp_path: Path) -> None
     program = f"#include <thread>\n{STREAMS.replace('COUNTER', number[1])}"
     printed = printed_by(tmp_path / "made", "capped_bf16_sm_80", program)
     assert printed == "0 1 0 2 2 3 4 3 5 6 5 0 7 0 7 8 | 1 701"
+
+
+LARGE = """
+import fusegen as fg
+from torch import Tensor
+
+@fg.kernel
+def large(x: Tensor) -> Tensor:
+    centered = x - x.mean(1, keepdim=True)
+    return centered.sum(0) * x.float().cumsum(1)
+"""
+
+SIZES = """
+static void* memory[64];
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return printf("launched "), cudaSuccess; }
+extern "C" cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+int main() {
+  large_f32_sm_90a_arguments a;
+  a.x = a.out = a.workspace = reinterpret_cast<void*>(256);
+  for (int64_t rows : {int64_t(600'000), int64_t(1) << 31, int64_t(1) << 44, int64_t(1) << 60}) {
+    a.x_dim0 = rows;
+    size_t bytes = 0;
+    const int sized = large_f32_sm_90a_workspace(&a, &bytes);
+    printf("%d %d %d | ", sized, bytes > size_t(rows), large_f32_sm_90a(&a, nullptr));
+  }
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's headers of PyPI need a host compiler that only Linux is sure to have")
+def test_tensors_of_more_than_2_31_elements(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(LARGE)
+    words = [f"{tmp_path / 'kernels.py'}:large", "--arch", "sm_90a", "--dtype", "f32", "--shape", "x=600000x4096"]
+    assert build(tmp_path / "made", *words) == 0
+    assert "fewer than 2^56 elements" in (tmp_path / "made" / "large_f32_sm_90a.h").read_text()
+    printed = printed_by(tmp_path / "made", "large_f32_sm_90a", SIZES)
+    assert printed == f"launched launched launched 0 1 0 | {'1 0 1 | ' * 3}"
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
+def test_nvcc_compiles_counters_and_64_bit_indices(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(f"{LARGE}{CAPPED}")
+    for name, arch, shapes in (
+        ("large", "sm_90a", ["x=600000x4096:f32"]),
+        ("capped", "sm_80", ["q=2000x16x1x64", "k=2000x4x6000x64", "v=2000x4x6000x64"]),
+    ):
+        words = [f"{tmp_path / 'kernels.py'}:{name}", "--arch", arch, *(word for shape in shapes for word in ("--shape", shape))]
+        assert build(tmp_path / name, *words) == 0
+        (source,) = (tmp_path / name).glob("*.cu")
+        compile_by_nvcc(source, arch)
