@@ -253,8 +253,10 @@ def large(x: Tensor) -> Tensor:
 """
 
 SIZES = """
-static void* memory[64];
-extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) { return printf("launched "), cudaSuccess; }
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+  printf("launched ");
+  return cudaSuccess;
+}
 extern "C" cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 int main() {
