@@ -43,14 +43,18 @@ MANIFEST = "extension.json"
 
 @dataclass(frozen=True)
 class BuiltExtension:
-    """A folder with a built library: its file name, the operators' schemas, and the required version of torch."""
+    """A folder with a built library: its file name, the operators' schemas, the processors of its CPU kernels ("" if there are
+    none), and the required version of torch."""
 
     library: str
     schemas: tuple[str, ...]
+    cpu: str
     requires: str
 
 
-def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str, version: str) -> BuiltExtension:
+def build_extension(
+    folder: Path, requests: Iterable[BuildRequest], library: str, version: str, *, level: str = ""
+) -> BuiltExtension:
     """Compiles kernels into one shared library in a new folder, atomically.
 
     Args:
@@ -58,6 +62,7 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
         requests: one per kind of call and target.
         library: the operators' namespace in torch, ``torch.ops.<library>``.
         version: version of fusegen.
+        level: the level of x86-64 that CPU kernels are compiled for; "" for this machine's processor.
 
     Raises:
         ArgumentError: the library's name is invalid.
@@ -69,9 +74,10 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     operators = _operators(requests)
     unit = UnitText(library, operators)
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
-    texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
+    texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels), level=level))
     content = library_content(texts)
-    shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
+    cpu = (level or "native") if unit.kernels else ""
+    shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), cpu, torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, cache_writes(folder):
         write(unfinished / shipped.library, content)
         for name, text in files.items():
@@ -87,6 +93,7 @@ def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256
         "sha256": sha256,
         "abi": "torch's C++ API, of one version: nodes of autograd and symbolic sizes are no part of torch's stable ABI",
         "torch": shipped.requires,
+        "cpu": shipped.cpu,
         "operators": [
             {
                 "schema": schema,

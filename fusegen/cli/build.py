@@ -80,7 +80,7 @@ def _run(
     if options.format not in (None, *_FORMATS):
         raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
     if options.format == "extension":
-        return _run_extension(_requests(calls, modules, terminal), options, terminal)
+        return _run_extension(_requests(calls, modules, terminal), _level(calls), options, terminal)
     if options.format == "sources":
         return _run_sources(_requests(calls, modules, terminal), options, terminal)
     if options.library:
@@ -94,9 +94,18 @@ def _run(
     return 0
 
 
-def _run_extension(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
+def _level(calls: Iterable[RequestedCall]) -> str:
+    """Returns the level of x86-64 of all calls on a CPU."""
+    levels = {call.cpu for call in calls if call.target == "cpu"}
+    if len(levels) > 1:
+        named = ", ".join(sorted(level or "this machine's processor" for level in levels))
+        raise ArgumentError(f"CPU kernels of one extension are for one processor, not for {named}", hint="give one cpu level")
+    return levels.pop() if levels else ""
+
+
+def _run_extension(requests: Iterable[BuildRequest], level: str, options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    shipped = build_extension(options.out, requests, library, fusegen.__version__)
+    shipped = build_extension(options.out, requests, library, fusegen.__version__, level=level)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -193,8 +202,6 @@ def _check_level(options: argparse.Namespace, targets: Sequence[Target]) -> None
         return
     if options.cpu not in LEVELS:
         raise ArgumentError(f"there is no x86-64 level {options.cpu!r}", hint=f"give one of {', '.join(LEVELS)}")
-    if options.format not in (None, "bundle"):
-        raise ArgumentError("--cpu applies only to --format bundle", hint="leave it out: other formats are for this machine's CPU")
     if not any(target.backend is Backend.CPU for target in targets):
         raise ArgumentError("--cpu applies only to the target cpu", hint="add --arch cpu")
     if platform.machine() not in X86:
