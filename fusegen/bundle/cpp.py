@@ -39,6 +39,8 @@ from fusegen.schedule.names import ascii_name
 from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"
+COMMAND = "build.txt"
+"""The file with the command that built a folder."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class BuiltExtension:
 
 
 def build_extension(
-    folder: Path, requests: Iterable[BuildRequest], library: str, version: str, *, level: str = ""
+    folder: Path, requests: Iterable[BuildRequest], library: str, version: str, *, level: str = "", command: str = ""
 ) -> BuiltExtension:
     """Compiles kernels into one shared library in a new folder, atomically.
 
@@ -63,6 +65,7 @@ def build_extension(
         library: the operators' namespace in torch, ``torch.ops.<library>``.
         version: version of fusegen.
         level: the level of x86-64 that CPU kernels are compiled for; "" for this machine's processor.
+        command: the command of the build, if there is one.
 
     Raises:
         ArgumentError: the library's name is invalid.
@@ -82,6 +85,8 @@ def build_extension(
         write(unfinished / shipped.library, content)
         for name, text in files.items():
             write(unfinished / name, text.encode())
+        if command:
+            write(unfinished / COMMAND, f"{command}\n".encode())
         write(unfinished / MANIFEST, json.dumps(_manifest(shipped, operators, digest(content), version), indent=1).encode())
     return shipped
 
@@ -169,11 +174,11 @@ _CMAKE_TARGETS = {
 }  # fmt: skip
 
 
-def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) -> tuple[str, ...]:
+def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str, *, command: str = "") -> tuple[str, ...]:
     """Writes CUDA files, a header for launches and a CMake target into a new folder, atomically.
 
     Args:
-        folder, requests, library: as in `build_extension`, for GPUs only.
+        folder, requests, library, command: as in `build_extension`, for GPUs only.
 
     Returns:
         The names of the functions.
@@ -201,6 +206,8 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
         files |= program_files(name, target.name, kind.programs, traced.defaults())
         functions.setdefault(target.name, []).append(name)
     files["CMakeLists.txt"] = cmake_text(library, functions)
+    if command:
+        files[COMMAND] = f"{command}\n"
     with new_folder(folder) as unfinished, cache_writes(folder):
         for file, text in files.items():
             write(unfinished / file, text.encode())

@@ -5,23 +5,25 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 import fusegen
+from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
-from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
 from fusegen.bundle.update import open_folder
 from fusegen.cli.arguments import add_inputs, chosen_target
-from fusegen.cli.build_folder import FolderBuild, described, request_of
+from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
 from fusegen.cli.load import is_location, load
 from fusegen.cli.project import with_project
 from fusegen.cli.terminal import Terminal, print_document
-from fusegen.errors import ArgumentError, TargetError
+from fusegen.errors import ArgumentError, BundleError, TargetError
+from fusegen.files import read_regular
 from fusegen.runtime.devices import LEVELS, X86
 from fusegen.settings import settings
 from fusegen.specs import SPECS, find
@@ -65,6 +67,9 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     modules: dict[str, ModuleType] = {}
     names = _names(builds, modules)
     calls = [call for build in builds for call in _calls(build, _targets(build))]
+    if builds[0].out is not None and builds[0].format in ("extension", "sources"):
+        requests, library = _requests(calls, modules, terminal), str(builds[0].library or builds[0].out.name)
+        return _run_without_adding(builds[0], requests, library, _command(options, library, calls), terminal)
     return _run(builds[0], names, calls, modules, terminal)
 
 
@@ -79,10 +84,6 @@ def _run(
         raise ArgumentError("no folder is given", hint="add --out DIR")
     if options.format not in (None, *_FORMATS):
         raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
-    if options.format == "extension":
-        return _run_extension(_requests(calls, modules, terminal), _level(calls), options, terminal)
-    if options.format == "sources":
-        return _run_sources(_requests(calls, modules, terminal), options, terminal)
     if options.library:
         raise ArgumentError("--library applies only to --format extension and sources", hint="add --format extension")
     with open_folder(options.out) as folder:
@@ -94,18 +95,44 @@ def _run(
     return 0
 
 
-def _level(calls: Iterable[RequestedCall]) -> str:
-    """Returns the level of x86-64 of all calls on a CPU."""
-    levels = {call.cpu for call in calls if call.target == "cpu"}
-    if len(levels) > 1:
-        named = ", ".join(sorted(level or "this machine's processor" for level in levels))
-        raise ArgumentError(f"CPU kernels of one extension are for one processor, not for {named}", hint="give one cpu level")
-    return levels.pop() if levels else ""
+def _command(options: argparse.Namespace, library: str, calls: Sequence[RequestedCall]) -> str:
+    """Returns the command that builds some calls, without its folder. Those of a project are in its file."""
+    is_project = not (options.kernel or options.all)
+    named = dict.fromkeys(portable_name(call.kernel) for call in calls if not options.all or is_location(call.kernel))
+    names = [] if is_project else [*(["--all"] if options.all else []), *named]
+    targets = options.arch or () if is_project else [",".join(dict.fromkeys(call.target for call in calls))]
+    given = {"--format": [options.format or ()], "--library": [library], "--arch": targets, "--cpu": [options.cpu or ()]}
+    given |= {"--dtype": options.dtype or (), "--shape": options.shape, "--arg": options.arg, "--call": options.call}
+    words = [word for option, values in given.items() for value in values if value for word in (option, value)]
+    return shlex.join(["fusegen", "build", *names, *words])
 
 
-def _run_extension(requests: Iterable[BuildRequest], level: str, options: argparse.Namespace, terminal: Terminal) -> int:
-    library = options.library or options.out.name
-    shipped = build_extension(options.out, requests, library, fusegen.__version__, level=level)
+def _require_new(folder: Path) -> None:
+    """Refuses a folder that exists: one library, or one CMake target, is built as a whole."""
+    if not folder.exists():
+        return
+    try:
+        command = read_regular(folder / cpp.COMMAND).decode().strip()
+    except (OSError, ValueError):
+        raise BundleError(f"{folder} exists already", hint="remove it, or build into another folder") from None
+    what = f"{folder} exists already, and calls can be added only to a bundle"
+    raise BundleError(what, hint=f"build all calls into another folder; these were built by: {command}")
+
+
+def _run_without_adding(
+    options: argparse.Namespace, requests: Iterable[BuildRequest], library: str, command: str, terminal: Terminal
+) -> int:
+    _require_new(options.out)
+    if options.format == "extension":
+        return _run_extension(requests, library, command, options, terminal)
+    return _run_sources(requests, library, command, options, terminal)
+
+
+def _run_extension(
+    requests: Iterable[BuildRequest], library: str, command: str, options: argparse.Namespace, terminal: Terminal
+) -> int:
+    level = options.cpu or ""
+    shipped = cpp.build_extension(options.out, requests, library, fusegen.__version__, level=level, command=command)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -118,9 +145,10 @@ def _run_extension(requests: Iterable[BuildRequest], level: str, options: argpar
     return 0
 
 
-def _run_sources(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
-    library = options.library or options.out.name
-    names = build_sources(options.out, requests, library)
+def _run_sources(
+    requests: Iterable[BuildRequest], library: str, command: str, options: argparse.Namespace, terminal: Terminal
+) -> int:
+    names = cpp.build_sources(options.out, requests, library, command=command)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))

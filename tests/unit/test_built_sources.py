@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,23 @@ def test_kinds_have_files_of_their_own(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "ints").glob("*.cu")} == {"scaled_i64_sm_90a.cu", "scaled_i32_sm_90a.cu"}
     assert main([*command, "--shape", "x=8x16", "w=16:f32", "--out", str(tmp_path / "mixed")]) == 0
     assert {path.name for path in (tmp_path / "mixed").glob("*.cu")} == {"scaled_f32_sm_90a.cu", "scaled_f32_sm_90a_2.cu"}
+
+
+def test_no_call_is_added_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error has the command that built it, which builds the same again."""
+    (tmp_path / "kernels.py").write_text(SCALED)
+    command = ["build", f"{tmp_path / 'kernels.py'}:scaled", "--format", "sources", "--arch", "sm_90a,sm_80"]
+    command += ["--call", "x=8x16,w=16:f32", "--call", "x=8x16,w=8x16", "--dtype", "f16", "--library", "mine"]
+    assert main([*command, "--out", str(tmp_path / "made")]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert main([*command, "--out", str(tmp_path / "made")]) == 1
+    assert {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()} == before
+    error = capsys.readouterr().err
+    fusegen, *words = shlex.split(error.partition("these were built by: ")[2])
+    assert "calls can be added only to a bundle" in error and fusegen == "fusegen" and str(tmp_path) not in " ".join(words)
+    words = [str(tmp_path / word) if word == "kernels.py:scaled" else word for word in words]
+    assert main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == before
 
 
 STRIDED = """
