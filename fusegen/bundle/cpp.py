@@ -39,18 +39,24 @@ from fusegen.schedule.names import ascii_name
 from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"
+COMMAND = "build.txt"
+"""The file with the command that built a folder."""
 
 
 @dataclass(frozen=True)
 class BuiltExtension:
-    """A folder with a built library: its file name, the operators' schemas, and the required version of torch."""
+    """A folder with a built library: its file name, the operators' schemas, the processors of its CPU kernels ("" if there are
+    none), and the required version of torch."""
 
     library: str
     schemas: tuple[str, ...]
+    cpu: str
     requires: str
 
 
-def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str, version: str) -> BuiltExtension:
+def build_extension(
+    folder: Path, requests: Iterable[BuildRequest], library: str, version: str, *, level: str = "", command: str = ""
+) -> BuiltExtension:
     """Compiles kernels into one shared library in a new folder, atomically.
 
     Args:
@@ -58,6 +64,8 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
         requests: one per kind of call and target.
         library: the operators' namespace in torch, ``torch.ops.<library>``.
         version: version of fusegen.
+        level: the level of x86-64 that CPU kernels are compiled for; "" for this machine's processor.
+        command: the command of the build, if there is one.
 
     Raises:
         ArgumentError: the library's name is invalid.
@@ -69,13 +77,16 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     operators = _operators(requests)
     unit = UnitText(library, operators)
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
-    texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
+    texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels), level=level))
     content = library_content(texts)
-    shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
+    cpu = (level or "native") if unit.kernels else ""
+    shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), cpu, torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, cache_writes(folder):
         write(unfinished / shipped.library, content)
         for name, text in files.items():
             write(unfinished / name, text.encode())
+        if command:
+            write(unfinished / COMMAND, f"{command}\n".encode())
         write(unfinished / MANIFEST, json.dumps(_manifest(shipped, operators, digest(content), version), indent=1).encode())
     return shipped
 
@@ -87,6 +98,7 @@ def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256
         "sha256": sha256,
         "abi": "torch's C++ API, of one version: nodes of autograd and symbolic sizes are no part of torch's stable ABI",
         "torch": shipped.requires,
+        "cpu": shipped.cpu,
         "operators": [
             {
                 "schema": schema,
@@ -162,11 +174,11 @@ _CMAKE_TARGETS = {
 }  # fmt: skip
 
 
-def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) -> tuple[str, ...]:
+def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str, *, command: str = "") -> tuple[str, ...]:
     """Writes CUDA files, a header for launches and a CMake target into a new folder, atomically.
 
     Args:
-        folder, requests, library: as in `build_extension`, for GPUs only.
+        folder, requests, library, command: as in `build_extension`, for GPUs only.
 
     Returns:
         The names of the functions.
@@ -188,12 +200,14 @@ def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) 
             raise BundleError(
                 "--format sources supports GPUs only", hint="give GPUs: --arch sm_90a; --format extension also supports the CPU"
             )
-        traced = TracedOperator(call)
+        traced = TracedOperator(call, is_text=True)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
         files |= program_files(name, target.name, kind.programs, traced.defaults())
         functions.setdefault(target.name, []).append(name)
     files["CMakeLists.txt"] = cmake_text(library, functions)
+    if command:
+        files[COMMAND] = f"{command}\n"
     with new_folder(folder) as unfinished, cache_writes(folder):
         for file, text in files.items():
             write(unfinished / file, text.encode())
@@ -219,11 +233,15 @@ _NOTHING = Numbers()
 class TracedOperator:
     """A traced kernel, as an operator.
 
+    Args:
+        is_text: whether only the text of its forward pass is used.
+
     Raises:
         BundleError: it takes no tensor, or depends on state that an operator cannot check.
     """
 
-    def __init__(self, call: TracedCall) -> None:
+    def __init__(self, call: TracedCall, *, is_text: bool = False) -> None:
+        self._is_text = is_text
         request, dispatcher, self._variant = call.requested, call.dispatcher, call.variant
         self.name, self._target = ascii_name(request.name), request.target
         self._is_cpu = self._target.backend is Backend.CPU
@@ -277,7 +295,7 @@ class TracedOperator:
             sizes=self._extents,
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
             results=_shaped(self._graph, fresh),
-            passes=self._passes(),
+            passes=None if self._is_text else self._passes(),
             description=", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in self._specs),
         )
 
@@ -307,7 +325,7 @@ class TracedOperator:
                 distinct=self._signature.distinct,
             )
             cubins = None
-            if not self._is_cpu:
+            if not self._is_cpu and not self._is_text:
                 shipped = [source.shipped for source in specialized.sources]
                 cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(shipped, self._target.name))
             programs.append(

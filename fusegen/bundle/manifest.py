@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,11 +195,27 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: it is missing, was changed, has another format, or names a file outside of the folder.
     """
-    path = folder / NAME
+    with _no_garbage_collection():
+        return _read(folder / NAME)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disables the garbage collector, which would visit a growing manifest again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(path: Path) -> Manifest:
     try:
         document = json.loads(read_regular(path))
     except OSError as error:
-        what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
+        what = f"no built kernels in {path.parent}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is damaged: {error}", hint=REBUILD_HINT) from None

@@ -13,19 +13,20 @@ from pathlib import Path
 from types import ModuleType
 
 import fusegen
+from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
-from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
 from fusegen.bundle.programs import temporary_folder
 from fusegen.bundle.update import open_folder
 from fusegen.bundle.wheel import PackageSpec, store, wheel_of_bundle, wheel_of_extension
 from fusegen.cli.arguments import add_inputs, chosen_target
-from fusegen.cli.build_folder import FolderBuild, described, request_of
+from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
 from fusegen.cli.load import is_location, load
 from fusegen.cli.project import project_version, with_project
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, BundleError, TargetError
+from fusegen.files import read_regular
 from fusegen.runtime.devices import LEVELS, X86
 from fusegen.schedule.names import ascii_name
 from fusegen.settings import settings
@@ -34,7 +35,6 @@ from fusegen.target import CPU, Backend, Target, from_capability
 
 _WHEELS = ("wheel", "extension-wheel")
 _FORMATS = ("bundle", "extension", "sources", *_WHEELS)
-_OF_BUNDLES = ("bundle", "wheel")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +78,11 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     modules: dict[str, ModuleType] = {}
     names = _names(builds, modules)
     calls = [call for build in builds for call in _calls(build, _targets(build))]
+    if builds[0].version and builds[0].format not in _WHEELS:
+        raise ArgumentError("--version applies only to wheels", hint="add --format wheel")
+    if builds[0].out is not None and builds[0].format in ("extension", "sources"):
+        requests, library = _requests(calls, modules, terminal), str(builds[0].library or builds[0].out.name)
+        return _run_without_adding(builds[0], requests, library, _command(options, library, calls), terminal)
     return _run(builds[0], names, calls, modules, terminal)
 
 
@@ -94,12 +99,6 @@ def _run(
         raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
     if options.format in _WHEELS:
         return _run_wheel(options, names, calls, modules, terminal)
-    if options.version:
-        raise ArgumentError("--version applies only to wheels", hint="add --format wheel")
-    if options.format == "extension":
-        return _run_extension(_requests(calls, modules, terminal), options, terminal)
-    if options.format == "sources":
-        return _run_sources(_requests(calls, modules, terminal), options, terminal)
     if options.library:
         raise ArgumentError("--library does not apply to --format bundle", hint="add --format extension or wheel")
     with open_folder(options.out) as folder:
@@ -111,9 +110,44 @@ def _run(
     return 0
 
 
-def _run_extension(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
-    library = options.library or options.out.name
-    shipped = build_extension(options.out, requests, library, fusegen.__version__)
+def _command(options: argparse.Namespace, library: str, calls: Sequence[RequestedCall]) -> str:
+    """Returns the command that builds some calls, without its folder. Those of a project are in its file."""
+    is_project = not (options.kernel or options.all)
+    named = dict.fromkeys(portable_name(call.kernel) for call in calls if not options.all or is_location(call.kernel))
+    names = [] if is_project else [*(["--all"] if options.all else []), *named]
+    targets = options.arch or () if is_project else [",".join(dict.fromkeys(call.target for call in calls))]
+    given = {"--format": [options.format or ()], "--library": [library], "--arch": targets, "--cpu": [options.cpu or ()]}
+    given |= {"--dtype": options.dtype or (), "--shape": options.shape, "--arg": options.arg, "--call": options.call}
+    words = [word for option, values in given.items() for value in values if value for word in (option, value)]
+    return shlex.join(["fusegen", "build", *names, *words])
+
+
+def _require_new(folder: Path) -> None:
+    """Refuses a folder that exists: one library, or one CMake target, is built as a whole."""
+    if not folder.exists():
+        return
+    try:
+        command = read_regular(folder / cpp.COMMAND).decode().strip()
+    except (OSError, ValueError):
+        raise BundleError(f"{folder} exists already", hint="remove it, or build into another folder") from None
+    what = f"{folder} exists already, and calls can be added only to a bundle"
+    raise BundleError(what, hint=f"build all calls into another folder; these were built by: {command}")
+
+
+def _run_without_adding(
+    options: argparse.Namespace, requests: Iterable[BuildRequest], library: str, command: str, terminal: Terminal
+) -> int:
+    _require_new(options.out)
+    if options.format == "extension":
+        return _run_extension(requests, library, command, options, terminal)
+    return _run_sources(requests, library, command, options, terminal)
+
+
+def _run_extension(
+    requests: Iterable[BuildRequest], library: str, command: str, options: argparse.Namespace, terminal: Terminal
+) -> int:
+    level = options.cpu or ""
+    shipped = cpp.build_extension(options.out, requests, library, fusegen.__version__, level=level, command=command)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -126,9 +160,10 @@ def _run_extension(requests: Iterable[BuildRequest], options: argparse.Namespace
     return 0
 
 
-def _run_sources(requests: Iterable[BuildRequest], options: argparse.Namespace, terminal: Terminal) -> int:
-    library = options.library or options.out.name
-    names = build_sources(options.out, requests, library)
+def _run_sources(
+    requests: Iterable[BuildRequest], library: str, command: str, options: argparse.Namespace, terminal: Terminal
+) -> int:
+    names = cpp.build_sources(options.out, requests, library, command=command)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))
@@ -152,7 +187,8 @@ def _run_wheel(
     with temporary_folder(options.out) as unfinished:
         folder = unfinished / package.name
         if options.format == "extension-wheel":
-            built = build_extension(folder, _requests(calls, modules, terminal), package.name, fusegen.__version__)
+            requests, level = _requests(calls, modules, terminal), options.cpu or ""
+            built = cpp.build_extension(folder, requests, package.name, fusegen.__version__, level=level)
             terminal.progress()
             wheel = wheel_of_extension(package, folder, built)
         else:
@@ -167,7 +203,7 @@ def _run_wheel(
     terminal.line(f"pip install {shlex.quote(str(path))} installs it; it requires {' and '.join(wheel.requires)}")
     terminal.line(f"import {package.name} has {', '.join(package.docs)}")
     if any(call.target == CPU.name and not call.cpu for call in calls):
-        terminal.line("its CPU kernels need a processor like this one; wheels of bundles can be built for others by --cpu")
+        terminal.line("its CPU kernels need a processor like this one; --cpu builds for others")
     return 0
 
 
@@ -253,9 +289,6 @@ def _check_level(options: argparse.Namespace, targets: Sequence[Target]) -> None
         return
     if options.cpu not in LEVELS:
         raise ArgumentError(f"there is no x86-64 level {options.cpu!r}", hint=f"give one of {', '.join(LEVELS)}")
-    if options.format not in (None, *_OF_BUNDLES):
-        what = "--cpu applies only to --format bundle and wheel"
-        raise ArgumentError(what, hint="leave it out: other formats are for this machine's CPU")
     if not any(target.backend is Backend.CPU for target in targets):
         raise ArgumentError("--cpu applies only to the target cpu", hint="add --arch cpu")
     if platform.machine() not in X86:

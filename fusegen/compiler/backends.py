@@ -293,8 +293,8 @@ def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) 
     return unit, operator
 
 
-def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
-    return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
+def flags_of(*, is_cpu: bool, level: str = "") -> tuple[str, ...]:
+    return tuple(flag for flag in host_flags(level) if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 
 def size_places_of(graph: Graph, call: LaunchPlan) -> SizeSources:

@@ -374,7 +374,7 @@ class CallText:
             if isinstance(argument, MapArgument):
                 lines += self._tensor_map(f"a{number}", self._map(launch.tensor_maps[argument.number]))
             elif isinstance(argument, CounterArgument):
-                lines.append(f"int64_t a{number} = fg::counter_of(device.index(), stream);")
+                lines += self._counter(f"a{number}")
             else:
                 kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
                 lines.append(f"{kind} a{number} = {self._argument(argument)};")
@@ -385,6 +385,9 @@ class CallText:
 
     def _tensor_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name} = fg::tensor_map(device.index(), {arguments});"]
+
+    def _counter(self, name: str) -> list[str]:
+        return [f"int64_t {name} = fg::counter_of(device.index(), stream);"]
 
     def _launch(self, launch: KernelLaunch, entry: LaunchEntry, index: int, overlaps: str) -> str:
         return f"fg::launch({entry.name}, device.index(), grid_{index}, {launch.block}, arguments, stream, {overlaps});"

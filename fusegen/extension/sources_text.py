@@ -10,7 +10,7 @@ from itertools import chain, count
 
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
-from fusegen.extension.call_text import CallText, LaunchEntry, number_name, size_name
+from fusegen.extension.call_text import CallText, LaunchEntry, cpp_expression, number_name, size_name
 from fusegen.extension.program_text import CallGuards, computed_name, computed_numbers, number_guards, size_guards
 from fusegen.extension.unit import CompiledProgram
 from fusegen.jit.nvrtc import FLAGS
@@ -181,6 +181,9 @@ class SourcesCall(CallText):
     def _tensor_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name};", f"if (const cudaError_t status = fg::tensor_map({name}, {arguments})) return status;"]
 
+    def _counter(self, name: str) -> list[str]:
+        return [f"int64_t {name} = 0;", f"if (const cudaError_t status = fg::counter_of({name}, stream)) return status;"]
+
     def _launch(self, launch: KernelLaunch, entry: LaunchEntry, index: int, overlaps: str) -> str:
         shape = f"grid_{index}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
         call = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"
@@ -242,7 +245,7 @@ def program_files(
         "arguments": arguments,
         "target": target,
         "workspace": fields.name(FieldKind.SCRATCH, FieldKind.SCRATCH.value),
-        "required": [*fields.rules(assumed), f"{limits}intermediate value"],
+        "required": [*fields.rules(assumed), f"{limits}intermediate value", "sizes for which no kernel needs 2^31 blocks"],
     }
     return {
         f"{name}.h": render("binding/program.h.jinja", fields=fields.ordered(), **context),
@@ -269,7 +272,9 @@ def _form(built: CompiledProgram, entries: Sequence[LaunchEntry], fields: Fields
         )
     own = [(size_name(name), divisor) for name, divisor in strides.items() if size_name(name) in sizes]
     multiples = [f"if ({variable} % {divisor}) {_INVALID}" for variable, divisor in own if divisor > 1]
-    guards = [*_invalid(size_guards(assumed, built.call)), *multiples]
+    grids = dict.fromkeys(launch.grid for launch in built.call.launches if launch.grid.sizes)
+    blocks = [f"if ({cpp_expression(grid)} > INT32_MAX) {_INVALID}" for grid in grids]
+    guards = [*_invalid(size_guards(assumed, built.call)), *multiples, *blocks]
     checked = [f"[[maybe_unused]] const fg::Size {variable}{{{field}}};" for variable, field in sizes.items()]
     return [
         *(f"[[maybe_unused]] const int64_t {variable} = {field};" for variable, field in sizes.items()),
@@ -308,8 +313,8 @@ def _plain_programs(name: str, programs: Sequence[CompiledProgram]) -> list[Comp
     """Returns the programs without library calls."""
     call = programs[0].call
     if any(isinstance(key.source, (ScalarArgument, SizeArgument)) for key in call.keys):
-        what = f"{name} takes a seed as a number, but its kernels read seeds from GPU memory"
-        raise BundleError(what, hint="take the seed as a tensor of one int64")
+        what = f"{name} takes a seed as a number, but its kernels read the key of their random bits from GPU memory"
+        raise BundleError(what, hint="leave seed= out, and pass the key to the built function")
     if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & TORCH_OPERATIONS.keys():
         what = f"{name} computes with numbers by functions of torch, which plain sources cannot call"
         raise BundleError(what, hint="build it with --format extension")

@@ -34,7 +34,7 @@ class CompiledProgram:
     Attributes:
         assumed: guards on its calls.
         sources: of its launches.
-        cubins: their machine code; None on the CPU.
+        cubins: their machine code; None on the CPU and for plain sources.
         capability: of the GPU, such as 90; 0 is the CPU.
     """
 

@@ -7,9 +7,10 @@ stored as text to keep all digits.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -42,28 +43,57 @@ def encode(value: Any, kind: Any) -> Any:
     return {name: encode(getattr(value, name), hint) for name, hint in _hints(kind).items()}
 
 
+Decoder = Callable[[Any], Any]
+
+
+class _InvalidError(Exception):
+    """Data of another type than expected, at ``path`` in the decoded value."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.path = what, ""
+
+    def inside(self, part: str) -> _InvalidError:
+        self.path = part + self.path
+        return self
+
+
 def decode(data: Any, kind: Any, where: str) -> Any:
     """Decodes a value of a type from JSON. Messages name the location in the file, `where`."""
+    try:
+        return _decoder(kind)(data)
+    except _InvalidError as error:
+        raise BundleError(f"{where}{error.path}: {error.what[:200]}", hint="build it again") from None
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:
+    """Returns the function that decodes a type: a manifest has a million values of few types."""
     if kind in (int, str, bool):
-        return data if type(data) is kind else _refuse(where, f"{kind.__name__} expected, not {data!r}")
-    if kind is float:
-        return _float(data, where)
-    if kind is Formula:
-        return _formula(data, where)
-    if kind is Constant:
-        return Constant(_constant(data, where))
+        return partial(_plain, kind)
+    if kind in _DECODERS:
+        return _DECODERS[kind]
     if get_origin(kind) is tuple:
-        return _tuple(data, kind, where)
+        *kinds, last = get_args(kind)
+        return partial(_sequence, _decoder(kinds[0])) if last is Ellipsis else partial(_tuple, [*map(_decoder, get_args(kind))])
     if _is_union(kind):
-        return _alternative(data, kind, where)
+        members = get_args(kind)
+        decoders = {member.__name__: _decoder(member) for member in members if member is not type(None)}
+        return partial(_alternative, decoders, type(None) in members)
     if issubclass(kind, Enum):
-        names = kind.__members__
-        return names[data] if isinstance(data, str) and data in names else _refuse(where, f"{data!r} is not a {kind.__name__}")
-    return _object(data, kind, where)
+        return partial(_member, kind)
+    return partial(_object, kind)
 
 
-def _refuse(where: str, what: str) -> Any:
-    raise BundleError(f"{where}: {what[:200]}", hint="build it again")
+def _plain(kind: type, data: Any) -> Any:
+    if type(data) is kind:
+        return data
+    raise _InvalidError(f"{kind.__name__} expected, not {data!r}")
+
+
+def _member(kind: type[Enum], data: Any) -> Enum:
+    if isinstance(data, str) and data in kind.__members__:
+        return kind.__members__[data]
+    raise _InvalidError(f"{data!r} is not a {kind.__name__}")
 
 
 def _is_union(kind: Any) -> bool:
@@ -81,37 +111,62 @@ def _element_kinds(kind: Any, count: int) -> tuple[Any, ...]:
     return (kinds[0],) * count if kinds[-1] is Ellipsis else kinds
 
 
-def _tuple(data: Any, kind: Any, where: str) -> tuple[Any, ...]:
+def _sequence(decoder: Decoder, data: Any) -> tuple[Any, ...]:
+    return _elements([decoder] * len(data), data) if isinstance(data, list) else _tuple([], data)
+
+
+def _tuple(decoders: Sequence[Decoder], data: Any) -> tuple[Any, ...]:
     if not isinstance(data, list):
-        return tuple(_refuse(where, f"a list expected, not {data!r}"))
-    members = _element_kinds(kind, len(data))
-    if len(members) != len(data):
-        _refuse(where, f"{len(members)} elements expected, not {len(data)}")
-    return tuple(decode(element, member, f"{where}[{n}]") for n, (element, member) in enumerate(zip(data, members, strict=True)))
+        raise _InvalidError(f"a list expected, not {data!r}")
+    if len(decoders) != len(data):
+        raise _InvalidError(f"{len(decoders)} elements expected, not {len(data)}")
+    return _elements(decoders, data)
 
 
-def _alternative(data: Any, kind: Any, where: str) -> Any:
-    members = {member.__name__: member for member in get_args(kind)}
-    if data is None and type(None) in members.values():
-        return None
-    if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in members:
-        return _refuse(where, f"one of {', '.join(members)} expected, not {data!r}")
-    ((name, inner),) = data.items()
-    return decode(inner, members[name], where)
-
-
-def _object(data: Any, kind: Any, where: str) -> Any:
-    hints = _hints(kind)
-    if not isinstance(data, dict) or data.keys() != hints.keys():
-        return _refuse(where, f"an object of {', '.join(hints)} expected, not {data!r}")
-    return kind(**{name: decode(data[name], hint, f"{where}.{name}") for name, hint in hints.items()})
-
-
-def _float(data: Any, where: str) -> float:
+def _elements(decoders: Sequence[Decoder], data: list[Any]) -> tuple[Any, ...]:
+    decoded: list[Any] = []
     try:
-        return float(data) if isinstance(data, str) else float(_refuse(where, f"a float as a string expected, not {data!r}"))
+        for decoder, element in zip(decoders, data, strict=True):
+            decoded.append(decoder(element))
+    except _InvalidError as error:
+        raise error.inside(f"[{len(decoded)}]") from None
+    return tuple(decoded)
+
+
+def _alternative(decoders: Mapping[str, Decoder], is_optional: bool, data: Any) -> Any:
+    if data is None and is_optional:
+        return None
+    if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in decoders:
+        raise _InvalidError(f"one of {', '.join([*decoders, *(['NoneType'] if is_optional else [])])} expected, not {data!r}")
+    ((name, inner),) = data.items()
+    return decoders[name](inner)
+
+
+@cache
+def _field_decoders(kind: type) -> dict[str, Decoder]:
+    return {name: _decoder(hint) for name, hint in _hints(kind).items()}
+
+
+def _object(kind: Any, data: Any) -> Any:
+    decoders = _field_decoders(kind)  # not known before: a program may contain another
+    if not isinstance(data, dict) or data.keys() != decoders.keys():
+        raise _InvalidError(f"an object of {', '.join(decoders)} expected, not {data!r}")
+    decoded: dict[str, Any] = {}
+    try:
+        for name, decoder in decoders.items():
+            decoded[name] = decoder(data[name])
+    except _InvalidError as error:
+        raise error.inside(f".{name}") from None
+    return kind(**decoded)
+
+
+def _float(data: Any) -> float:
+    if not isinstance(data, str):
+        raise _InvalidError(f"a float as a string expected, not {data!r}")
+    try:
+        return float(data)
     except ValueError:
-        return float(_refuse(where, f"{data!r} is not a float"))
+        raise _InvalidError(f"{data!r} is not a float") from None
 
 
 # Formulas.
@@ -127,17 +182,20 @@ _ARITIES = {FormulaKind.NEGATION: 1, FormulaKind.QUOTIENT: 2, FormulaKind.REMAIN
 """Operand counts of operators that are not variadic."""
 
 
-def _formula(data: Any, where: str) -> Formula:
-    if type(data) is int:
-        return formula_of(data)
-    if isinstance(data, str):
-        return size(data)
+def _formula(data: Any) -> Formula:
+    if type(data) is int or isinstance(data, str):
+        return _leaf(data)
     if not isinstance(data, list) or len(data) < 2 or not isinstance(data[0], str) or data[0] not in _OPERATORS:
-        raise BundleError(f"{where}: {str(data)[:200]} is not a formula", hint="build it again")
-    operator, operands = _OPERATORS[data[0]], tuple(_formula(operand, where) for operand in data[1:])
+        raise _InvalidError(f"{str(data)[:150]} is not a formula")
+    operator, operands = _OPERATORS[data[0]], tuple(map(_formula, data[1:]))
     if _ARITIES.get(operator, len(operands)) != len(operands):
-        raise BundleError(f"{where}: {data[0]} cannot have {len(operands)} operands", hint="build it again")
+        raise _InvalidError(f"{data[0]} cannot have {len(operands)} operands")
     return Formula(operator, operands)
+
+
+@lru_cache(maxsize=4096)
+def _leaf(data: int | str) -> Formula:
+    return formula_of(data) if isinstance(data, int) else size(data)
 
 
 # Constant arguments.
@@ -158,14 +216,17 @@ def _encoded_constant(value: object) -> Any:
     )
 
 
-def _constant(data: Any, where: str) -> object:
+def _constant(data: Any) -> object:
     if data is None or type(data) in (bool, int, str):
         return data
     if isinstance(data, list):
-        return tuple(_constant(element, where) for element in data)
+        return tuple(map(_constant, data))
     if isinstance(data, dict) and data.keys() == {"float"}:
-        return _float(data["float"], where)
+        return _float(data["float"])
     if isinstance(data, dict) and data.keys() == {"dtype"}:
-        dtype: DType = decode(data["dtype"], DType, where)
+        dtype: DType = _decoder(DType)(data["dtype"])
         return dtype.torch
-    return _refuse(where, f"{data!r} is not a constant")
+    raise _InvalidError(f"{data!r} is not a constant")
+
+
+_DECODERS: dict[Any, Decoder] = {float: _float, Formula: _formula, Constant: lambda data: Constant(_constant(data))}

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -81,11 +83,35 @@ inline bool lies_at(const void* address, uintptr_t alignment) {
   return address && reinterpret_cast<uintptr_t>(address) % alignment == 0;
 }
 
+constexpr int64_t kCounters = 1 << 16;
+
+// Sets the number of the counter of a stream, or of its capture, as in `fusegen/runtime/cuda.py`.
+inline cudaError_t counter_of(int64_t& number, cudaStream_t stream) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, cudaStream_t, const void*, unsigned long long>, int64_t> numbers;
+  static thread_local char own = 0;  // each thread has a default stream of its own behind one handle
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+  if (!stream) stream = cudaStreamPerThread;
+#endif
+  if (stream == cudaStreamLegacy) stream = nullptr;  // cannot be captured
+  int device = 0;
+  if (const cudaError_t status = cudaGetDevice(&device)) return status;
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  if (stream) {
+    if (const cudaError_t status = cudaStreamGetCaptureInfo(stream, &capturing, &capture)) return status;
+  }
+  if (capturing == cudaStreamCaptureStatusNone) capture = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_tuple(device, stream, stream == cudaStreamPerThread ? &own : nullptr, capture);
+  number = numbers.emplace(key, static_cast<int64_t>(numbers.size())).first->second;
+  return number < kCounters ? cudaSuccess : cudaErrorLaunchOutOfResources;
+}
+
 // Launches a kernel. `overlaps`: programmatic dependent launch; it may start while the previous kernel still runs.
 inline cudaError_t launch(const void* kernel, int64_t grid, unsigned block, size_t shared_bytes, int cluster, void** arguments,
                           cudaStream_t stream, bool overlaps) {
   if (!grid) return cudaSuccess;
-  if (grid > INT32_MAX) return cudaErrorInvalidConfiguration;
   if (shared_bytes > 48 * 1024) {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,15 @@ def build(out: Path, *words: str) -> int:
 @pytest.mark.parametrize("name", ["swiglu", "flash_attention"])
 def test_nvcc_compiles_them(name: str, tmp_path: Path) -> None:
     assert build(tmp_path / "made", name, "--arch", "sm_90a", "--dtype", "bf16") == 0
-    source = tmp_path / "made" / f"{name}_bf16_sm_90a.cu"
-    command = [nvcc(), "-std=c++17", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-c", str(source)]
-    done = subprocess.run([*command, "-o", str(tmp_path / "made.o")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    compile_by_nvcc(tmp_path / "made" / f"{name}_bf16_sm_90a.cu", "sm_90a")
     assert f"{name}_bf16_sm_90a.cu" in (tmp_path / "made" / "CMakeLists.txt").read_text()
+
+
+def compile_by_nvcc(source: Path, arch: str) -> None:
+    code = f"arch={arch.replace('sm', 'compute')},code={arch}"
+    command = [nvcc(), "-std=c++17", "-fmad=false", "-gencode", code, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_header_says_what_a_call_must_be(tmp_path: Path) -> None:
@@ -54,7 +59,10 @@ def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "CMake reserves the name 'all'" in capsys.readouterr().err
     function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x, seed):\n    return fg.dropout(x, 0.5, seed=seed)\n")
     assert build(tmp_path / "seed", f"{function}:mine", "--arch", "sm_90a", "--shape", "x=64x32", "--arg", "seed=7") == 1
-    assert "seed as a number" in capsys.readouterr().err
+    assert "leave seed= out" in capsys.readouterr().err
+    function.write_text("import fusegen as fg\n\n\n@fg.kernel\ndef mine(x):\n    return fg.dropout(x, 0.5)\n")
+    assert build(tmp_path / "key", f"{function}:mine", "--arch", "sm_90a", "--dtype", "f32", "--shape", "x=64x32") == 0
+    assert "const void* random_key" in (tmp_path / "key" / "mine_f32_sm_90a.h").read_text()
 
 
 SCALED = """
@@ -74,6 +82,23 @@ def test_kinds_have_files_of_their_own(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "ints").glob("*.cu")} == {"scaled_i64_sm_90a.cu", "scaled_i32_sm_90a.cu"}
     assert main([*command, "--shape", "x=8x16", "w=16:f32", "--out", str(tmp_path / "mixed")]) == 0
     assert {path.name for path in (tmp_path / "mixed").glob("*.cu")} == {"scaled_f32_sm_90a.cu", "scaled_f32_sm_90a_2.cu"}
+
+
+def test_no_call_is_added_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error has the command that built it, which builds the same again."""
+    (tmp_path / "kernels.py").write_text(SCALED)
+    command = ["build", f"{tmp_path / 'kernels.py'}:scaled", "--format", "sources", "--arch", "sm_90a,sm_80"]
+    command += ["--call", "x=8x16,w=16:f32", "--call", "x=8x16,w=8x16", "--dtype", "f16", "--library", "mine"]
+    assert main([*command, "--out", str(tmp_path / "made")]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    assert main([*command, "--out", str(tmp_path / "made")]) == 1
+    assert {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()} == before
+    error = capsys.readouterr().err
+    fusegen, *words = shlex.split(error.partition("these were built by: ")[2])
+    assert "calls can be added only to a bundle" in error and fusegen == "fusegen" and str(tmp_path) not in " ".join(words)
+    words = [str(tmp_path / word) if word == "kernels.py:scaled" else word for word in words]
+    assert main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == before
 
 
 STRIDED = """
@@ -158,13 +183,132 @@ def test_fields_have_names_of_their_own_and_illegal_calls_launch_nothing(tmp_pat
     assert build(tmp_path / "made", *words, "--arch", "sm_90a", "--dtype", "f32", "--arg", *numbers) == 0
     header = (tmp_path / "made" / "clash_f32_sm_90a.h").read_text()
     assert "unused" not in header
-    text = (tmp_path / "made" / "clash_f32_sm_90a.cu").read_text()
-    host = re.sub(r"^namespace (kernel_\w+) \{.*^\}  // namespace \1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert printed_by(tmp_path / "made", "clash_f32_sm_90a", STUBS) == f"0 0 1 1 | {'1 ' * 8}1 1 1 | 0\n"
+
+
+def printed_by(made: Path, name: str, program: str) -> str:
+    """Compiles a function for the host, without its kernels, with a program behind it, and returns its output."""
+    text = (made / f"{name}.cu").read_text()
+    host = re.sub(r"^namespace (kernel_\w+) \{.*?^\}  // namespace \1$", "", text, flags=re.DOTALL | re.MULTILINE)
     host = re.sub(r"reinterpret_cast<const void\*>\(&kernel_\w+::\w+\)", "nullptr", host)
-    (tmp_path / "made" / "host.cpp").write_text(f"#include <stdio.h>\n{host}{STUBS}")
+    (made / "host.cpp").write_text(f"#include <stdio.h>\n{host}{program}")
     include = ["-isystem", str(Path(nvcc()).parents[1] / "include")]
-    program = [str(tmp_path / "made" / "host.cpp"), "-o", str(tmp_path / "host")]
-    done = subprocess.run(["c++", "-std=c++17", *include, *program], capture_output=True, text=True, check=False)
+    command = ["c++", "-std=c++17", *include, str(made / "host.cpp"), "-o", str(made / "host")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    printed = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout
-    assert printed == f"0 0 1 1 | {'1 ' * 8}1 1 1 | 0\n"
+    return subprocess.run([made / "host"], capture_output=True, text=True, check=True).stdout
+
+
+CAPPED = """
+import fusegen as fg
+from torch import Tensor
+
+@fg.kernel
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(4, 1) for x in (k, v))
+    return ((q @ k.mT * 0.125).tanh() * 5).softmax(-1) @ v
+"""
+
+STREAMS = """
+static int capture = 0;
+extern "C" cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+extern "C" cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+extern "C" cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number,
+                                                cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  if (stream == cudaStreamLegacy || !stream) return cudaErrorStreamCaptureImplicit;
+  *number = capture;
+  *status = capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void** arguments) {
+  printf("%d ", int(*static_cast<int64_t*>(arguments[COUNTER])));
+  return cudaSuccess;
+}
+
+int main() {
+  capped_bf16_sm_80_arguments a;
+  a.q = a.k = a.v = a.out = a.workspace = reinterpret_cast<void*>(256);
+  a.q_dim0 = a.k_dim2 = 4;
+  const auto on = [&](cudaStream_t stream) { if (int status = capped_bf16_sm_80(&a, stream)) printf("failed: %d ", status); };
+  const cudaStream_t one = reinterpret_cast<cudaStream_t>(256), two = reinterpret_cast<cudaStream_t>(512);
+  for (cudaStream_t stream : {one, two, one, cudaStream_t(nullptr), cudaStreamLegacy}) on(stream);
+  for (capture = 7; capture < 9; ++capture) on(one), on(two), on(one);
+  capture = 0;
+  on(one);
+  std::thread([&] { on(cudaStreamPerThread); on(one); on(cudaStreamPerThread); }).join();
+  on(cudaStreamPerThread);
+  while (true) {
+    ++capture;
+    int64_t number = 0;
+    if (cudaError_t status = fg::counter_of(number, one)) return printf("| %d %d", capture > 65000, status), 0;
+  }
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's headers of PyPI need a host compiler that only Linux is sure to have")
+def test_streams_and_captures_have_counters_of_their_own(tmp_path: Path) -> None:
+    """In a kernel whose blocks wait for others of their launch."""
+    (tmp_path / "kernels.py").write_text(CAPPED)
+    shapes = ["--shape", "q=2x16x1x64", "--shape", "k=2x4x600x64", "--shape", "v=2x4x600x64"]
+    assert build(tmp_path / "made", f"{tmp_path / 'kernels.py'}:capped", "--arch", "sm_80", "--dtype", "bf16", *shapes) == 0
+    text = (tmp_path / "made" / "capped_bf16_sm_80.cu").read_text()
+    number = re.search(r"fg::counter_of\(a(\d+), stream\)", text)
+    assert number is not None
+    program = f"#include <thread>\n{STREAMS.replace('COUNTER', number[1])}"
+    printed = printed_by(tmp_path / "made", "capped_bf16_sm_80", program)
+    assert printed == "0 1 0 2 2 3 4 3 5 6 5 0 7 0 7 8 | 1 701"
+
+
+LARGE = """
+import fusegen as fg
+from torch import Tensor
+
+@fg.kernel
+def large(x: Tensor) -> Tensor:
+    centered = x - x.mean(1, keepdim=True)
+    return centered.sum(0) * x.float().cumsum(1)
+"""
+
+SIZES = """
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+  printf("launched ");
+  return cudaSuccess;
+}
+extern "C" cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
+int main() {
+  large_f32_sm_90a_arguments a;
+  a.x = a.out = a.workspace = reinterpret_cast<void*>(256);
+  for (int64_t rows : {int64_t(600'000), int64_t(1) << 31, int64_t(1) << 44, int64_t(1) << 60}) {
+    a.x_dim0 = rows;
+    size_t bytes = 0;
+    const int sized = large_f32_sm_90a_workspace(&a, &bytes);
+    printf("%d %d %d | ", sized, bytes > size_t(rows), large_f32_sm_90a(&a, nullptr));
+  }
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="CUDA's headers of PyPI need a host compiler that only Linux is sure to have")
+def test_tensors_of_more_than_2_31_elements(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(LARGE)
+    words = [f"{tmp_path / 'kernels.py'}:large", "--arch", "sm_90a", "--dtype", "f32", "--shape", "x=600000x4096"]
+    assert build(tmp_path / "made", *words) == 0
+    assert "fewer than 2^56 elements" in (tmp_path / "made" / "large_f32_sm_90a.h").read_text()
+    printed = printed_by(tmp_path / "made", "large_f32_sm_90a", SIZES)
+    assert printed == f"launched launched launched 0 1 0 | {'1 0 1 | ' * 3}"
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
+def test_nvcc_compiles_counters_and_64_bit_indices(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(f"{LARGE}{CAPPED}")
+    for name, arch, shapes in (
+        ("large", "sm_90a", ["x=600000x4096:f32"]),
+        ("capped", "sm_80", ["q=2000x16x1x64", "k=2000x4x6000x64", "v=2000x4x6000x64"]),
+    ):
+        words = [f"{tmp_path / 'kernels.py'}:{name}", "--arch", arch, *(word for shape in shapes for word in ("--shape", shape))]
+        assert build(tmp_path / name, *words) == 0
+        (source,) = (tmp_path / name).glob("*.cu")
+        compile_by_nvcc(source, arch)

@@ -146,6 +146,13 @@ def test_what_is_written_is_read_again_with_all_digits() -> None:
     assert repr(decode(json.loads(json.dumps(encode(program, Numbers))), Numbers, "numbers")) == repr(program)
 
 
+def test_messages_name_the_place_of_a_wrong_value() -> None:
+    encoded = encode(Numbers((0.5, size("n") * 3)), Numbers)
+    encoded["lines"][1]["Formula"][2] = {}
+    with pytest.raises(BundleError, match=r"numbers\.lines\[1\]: \{\} is not a formula"):
+        decode(encoded, Numbers, "numbers")
+
+
 def test_values_that_select_code_are_read_again() -> None:
     for value in (None, True, 3, -0.0, float("inf"), "é", (1, (2.5, None)), torch.bfloat16):
         found = decode(json.loads(json.dumps(encode(Constant(value), Constant))), Constant, "value").value

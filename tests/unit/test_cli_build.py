@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
+from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension
 from fusegen.bundle.manifest import read_manifest
 from fusegen.cli.main import main
 from fusegen.errors import BundleError
+from fusegen.extension.native import LibrarySources
 from fusegen.runtime import devices
 from fusegen.target import target
 from tests.naming import case
@@ -170,5 +172,20 @@ def test_levels_that_do_not_apply(tmp_path: Path, run: Run) -> None:
     out = ("--out", str(tmp_path / "built"))
     assert "there is no x86-64 level 'haswell'" in run("build", "silu", "--arch", "cpu", "--cpu", "haswell", *out).err
     assert "add --arch cpu" in run("build", "silu", "--arch", "sm_80", "--cpu", "x86-64", *out).err
-    refused = run("build", "silu", "--arch", "cpu", "--cpu", "x86-64", "--format", "extension", *out)
-    assert "--cpu applies only to --format bundle" in refused.err and refused.code == 2
+
+
+@pytest.mark.skipif(platform.machine() not in devices.X86, reason="there are levels of x86-64 only")
+def test_an_extension_for_a_level(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler: the test looks at its flags."""
+    seen: list[LibrarySources] = []
+
+    def library_content(texts: LibrarySources) -> bytes:
+        seen.append(texts)
+        return b""
+
+    monkeypatch.setattr(cpp, "library_content", library_content)
+    build = ("build", "silu", "--arch", "cpu", "--format", "extension", "--library", "mine")
+    for name, words, flag in (("level", ("--cpu", "x86-64-v3"), "-march=x86-64-v3"), ("native", (), "-march=native")):
+        assert run(*build, *words, "--out", str(tmp_path / name)).code == 0
+        assert [each for each in seen[-1].flags if each.startswith("-march")] == [flag]
+        assert json.loads((tmp_path / name / "extension.json").read_text())["cpu"] == flag.removeprefix("-march=")
