@@ -270,7 +270,7 @@ def extension_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[
     """Executes the module of a wheel of an extension as under another torch."""
     (folder / "fgtest_ops.so").write_bytes(b"library")
     (folder / "extension.json").write_bytes(b"{}")
-    built = BuiltExtension("fgtest_ops.so", ("affine(Tensor x) -> Tensor",), "2.13.1")
+    built = BuiltExtension("fgtest_ops.so", ("affine(Tensor x) -> Tensor",), "", "2.13.1")
     wheel = wheel_of_extension(PackageSpec("fgtest_ops", "1.0", {"affine": "x + 1"}), folder, built)
     path = folder / wheel.file
     path.write_bytes(wheel.content)
