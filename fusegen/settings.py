@@ -164,7 +164,8 @@ def _cache_dir() -> Path:
 
 
 def _paths(name: str) -> tuple[Path, ...]:
-    return tuple(map(Path, filter(None, os.environ.get(name, "").split(os.pathsep))))
+    """The absolute paths of a variable: the program may change its current folder."""
+    return tuple(Path(path).absolute() for path in os.environ.get(name, "").split(os.pathsep) if path)
 
 
 def _compiler() -> Compiler:

@@ -235,7 +235,9 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
     try:
         unfinished.mkdir()
     except OSError as error:
-        raise BundleError(f"{folder} cannot be created: {error.strerror}", hint="give a folder whose parent exists") from None
+        raise BundleError(
+            f"{folder} cannot be created: {error.strerror}", hint="give a folder whose parent exists and is yours"
+        ) from None
     try:
         with locked(unfinished):
             yield unfinished

@@ -7,7 +7,9 @@ import csv
 import hashlib
 import io
 import keyword
+import os
 import re
+import secrets
 import sys
 import sysconfig
 import zipfile
@@ -20,7 +22,7 @@ from pathlib import Path
 from fusegen.bundle.cpp import BuiltExtension
 from fusegen.bundle.programs import cache_writes
 from fusegen.errors import ArgumentError, BundleError
-from fusegen.files import read_regular, write_atomically
+from fusegen.files import read_regular
 
 _VERSION = re.compile(
     r"([1-9]\d*!)?(0|[1-9]\d*)(\.(0|[1-9]\d*))*((a|b|rc)(0|[1-9]\d*))?(\.post(0|[1-9]\d*))?(\.dev(0|[1-9]\d*))?"
@@ -47,7 +49,9 @@ class PackageSpec:
 
     def check(self) -> None:
         """Raises `ArgumentError` if a name or the version is invalid, or if the package would hide another one."""
-        if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", self.name, re.ASCII) or keyword.iskeyword(self.name):
+        if keyword.iskeyword(self.name):
+            raise ArgumentError(f"the package name {self.name!r} is a keyword of Python", hint="give another name by --library")
+        if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", self.name, re.ASCII):
             what = f"the package name {self.name!r} is not an identifier of ASCII letters, digits and _ that starts with a letter"
             raise ArgumentError(f"{what} and does not end with _", hint="give a name such as mylib by --library")
         if owner := _owner(self.name):
@@ -184,10 +188,21 @@ def store(wheel: Wheel, folder: Path) -> Path:
         BundleError: a file of its name has other contents, or the folder cannot be written.
     """
     path = folder / wheel.file
+    unfinished = folder / f".{wheel.file}-{secrets.token_hex(8)}"
     with cache_writes(folder):
-        if path.is_symlink() or path.exists():
-            if read_regular(path) != wheel.content:
-                raise BundleError(f"{path} exists already, with other contents", hint="give another --version, or remove it")
-        else:
-            write_atomically(path, wheel.content)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            unfinished.write_bytes(wheel.content)
+            os.link(unfinished, path)  # unlike a rename, it replaces no file, not even one of a build at the same time
+        except FileExistsError:
+            _require_equal(path, wheel.content)
+        finally:
+            unfinished.unlink(missing_ok=True)
     return path
+
+
+def _require_equal(path: Path, content: bytes) -> None:
+    with suppress(OSError):  # it is no file, or cannot be read
+        if read_regular(path) == content:
+            return
+    raise BundleError(f"{path} exists already, with other contents", hint="give another --version, or remove it")

@@ -55,7 +55,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "wheels: the folder's name)"
     )
     parser.add_argument("--library", metavar="NAME", help=library_help)
-    version_help = "version of a wheel, such as 1.0 (default: the version in [project] of pyproject.toml here)"
+    version_help = "version of a wheel, such as 1.0 (default: that of [tool.fusegen.build] or [project] in pyproject.toml here)"
     parser.add_argument("--version", metavar="VERSION", help=version_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     cpu_help = f"x86-64 level of the target cpu: {', '.join(LEVELS)} (default: this machine's processor, and others like it)"
@@ -184,7 +184,8 @@ def _run_wheel(
     package = _package(options, names, modules)
     if options.out.exists() and not options.out.is_dir():
         raise BundleError(f"{options.out} is not a folder", hint="give the folder of the wheel by --out")
-    with temporary_folder(options.out) as unfinished:
+    beside = options.out / package.name if options.out.exists() else options.out  # its parent may be somebody else's
+    with temporary_folder(beside) as unfinished:
         folder = unfinished / package.name
         if options.format == "extension-wheel":
             requests, level = _requests(calls, modules, terminal), options.cpu or ""

@@ -9,9 +9,12 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.parser import Parser
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,8 +26,9 @@ from packaging.version import Version
 
 import fusegen
 from fusegen.bundle.cpp import BuiltExtension
-from fusegen.bundle.wheel import PackageSpec, wheel_of_extension
+from fusegen.bundle.wheel import PackageSpec, Wheel, store, wheel_of_extension
 from fusegen.cli.main import main
+from fusegen.errors import BundleError
 from tests.naming import case
 from tests.unit.commands import Run
 from tests.unit.test_packaging import PROJECT
@@ -181,8 +185,9 @@ MISTAKES = [
     (("--library", "mylib"), "the wheel has no version · try: add --version 1.0"),
     *(
         (("--version", "1", "--library", name), f"the package name {name!r} is not an identifier")
-        for name in ("my-lib", "my.lib", "_mylib", "mylib_", "1st", "class", "naïve", "my lib", "../mylib", "a\nb")
+        for name in ("my-lib", "my.lib", "_mylib", "mylib_", "1st", "naïve", "my lib", "../mylib", "a\nb")
     ),
+    (("--version", "1", "--library", "class"), "the package name 'class' is a keyword"),
     (("--version", "1", "--library", "json"), "a package json would hide the module json"),
     (("--version", "1", "--library", "JSON"), "a package JSON would hide the module json"),
     (("--version", "1", "--library", "torch"), "a package torch would hide the module torch"),
@@ -203,6 +208,26 @@ def test_mistakes(here: Path, run: Run) -> None:
             done = run(*WORDS, "--arch", "sm_90a", "--out", "dist", *words)
             assert done.code == 2 and text in done.err.replace("\\\\", "\\")
             assert not (here / "dist").exists()
+
+
+def test_of_two_wheels_of_one_name_the_first_stays(tmp_path: Path) -> None:
+    """Also if both are stored at the same time, or if it is a folder."""
+    (tmp_path / "folder" / "one.whl").mkdir(parents=True)
+    with pytest.raises(BundleError, match="exists already, with other contents"):
+        store(Wheel("one.whl", (), b""), tmp_path / "folder")
+    together = threading.Barrier(2)
+
+    def stores(folder: Path, content: bytes) -> bool:
+        together.wait()
+        try:
+            return store(Wheel("one.whl", (), content), folder).read_bytes() == content
+        except BundleError:
+            return False
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            assert sum(pool.map(partial(stores, tmp_path / str(number)), (b"1" * 2**20, b"2" * 2**20))) == 1
+            assert len(list((tmp_path / str(number)).iterdir())) == 1
 
 
 def test_options_that_do_not_apply(here: Path, run: Run) -> None:
