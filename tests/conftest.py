@@ -71,10 +71,15 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _new_state() -> None:
-    """A test reads its settings and lays out its programs anew: earlier tests may have done so by other rules."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Settings are read anew, also by fixtures of a module: an earlier test may have had another environment."""
     settings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _without_known_programs() -> None:
+    """A test lays out its programs anew: earlier tests may have done so by other rules."""
     forget_programs()
 
 
