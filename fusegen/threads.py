@@ -1,11 +1,17 @@
-"""Lazy properties and locks that survive a fork: a plain lock that another thread holds would stay held in the child."""
+"""State of a process: lazy properties, locks that survive a fork, and the garbage collector.
+
+A plain lock that another thread holds would stay held in a forked child.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar, overload
 
 T = TypeVar("T")
@@ -35,6 +41,18 @@ class cached_property(functools.cached_property[T]):
             return self
         value: T = instance.__dict__.setdefault(str(self.attrname), self.func(instance))
         return value
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Disables garbage collection."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _free_locks() -> None:

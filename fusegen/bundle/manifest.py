@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +17,7 @@ from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
+from fusegen.threads import without_garbage_collection
 
 NAME = "manifest.json"
 
@@ -195,20 +194,8 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: it is missing, was changed, has another format, or names a file outside of the folder.
     """
-    with _no_garbage_collection():
+    with without_garbage_collection():  # it would visit the growing manifest again and again
         return _read(folder / NAME)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector, which would visit a growing manifest again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _read(path: Path) -> Manifest:

@@ -22,6 +22,7 @@ import fusegen
 from fusegen import progress
 from fusegen.cli.terminal import Terminal, printable, shortened, user_file_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError, TargetError, ToolNotFoundError
+from fusegen.threads import without_garbage_collection
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -58,7 +59,7 @@ class Command:
             ToolNotFoundError: the import failed, for instance because torch is missing or broken.
         """
         try:
-            with _no_garbage_collection():
+            with _with_frozen_imports():
                 return cast(Callable[..., Any], getattr(import_module(self.module), name))
         except Exception as error:  # a broken installation can raise anything
             what = f"fusegen cannot start: {type(error).__name__}: {_text(error)}"
@@ -85,20 +86,18 @@ COMMANDS = {
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def _with_frozen_imports() -> Iterator[None]:
     """Disables the garbage collector during imports and freezes their objects, which live as long as the process.
 
     Otherwise, collecting torch's and sympy's objects takes more than half of the time of ``fusegen list`` beyond ``import torch``.
     """
-    before, was_enabled = len(sys.modules), gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if len(sys.modules) > before:
-            gc.freeze()
-        if was_enabled:
-            gc.enable()
+    before = len(sys.modules)
+    with without_garbage_collection():
+        try:
+            yield
+        finally:
+            if len(sys.modules) > before:
+                gc.freeze()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from fusegen.graphs.call import CacheFactory, CacheMemory, GraphCall, is_cache
 from fusegen.graphs.surroundings import RecordedStep
 from fusegen.guards import is_plain
 from fusegen.native import NativeChoice
-from fusegen.threads import new_lock
+from fusegen.threads import new_lock, without_garbage_collection
 
 T = TypeVar("T")
 _MAX_CONSTANT_ELEMENTS = 64
@@ -77,6 +76,7 @@ class GraphPool:
         users, graph = memory.users(), torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, memory.handle, self._side, capture_error_mode="thread_local")
         try:
+            # Finalizers of graphs, kernels and events would invalidate the capture.
             with without_garbage_collection(), self.on_side_stream(), constants_on_device(), capture:
                 result = run()
         except BaseException:
@@ -147,18 +147,6 @@ class Pools:
         if device not in self._pools:
             self._pools[device] = GraphPool(device)
         return self._pools[device]
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection: finalizers of graphs, kernels and events invalidate a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager
