@@ -16,12 +16,14 @@ from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
 from fusegen.compiler.specialize import GraphPlanner, _fact
 from fusegen.families.attention.match import extents_of_attention
+from fusegen.families.attention.plan import AttentionPlan
 from fusegen.families.gemm.choice import MatmulChoice, choose
 from fusegen.families.gemm.heuristics import ExpectedSizes
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.runtime.bound import scalars_of
-from fusegen.schedule.choices import DeclaredPlans
+from fusegen.schedule.choices import Choice, DeclaredPlans, Measured
+from fusegen.schedule.kernel import Plan
 from fusegen.source import Source
 from fusegen.target import Target
 from tests.naming import case
@@ -64,8 +66,14 @@ class Ready:
                 torch.use_deterministic_algorithms(False)
 
 
-def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device) -> Ready:
-    """A function or a kernel that is lowered, whatever the machine."""
+def lowered(
+    function: Callable[..., Any], arguments: Sequence[Any], target: Target, device: torch.device, measured: Measured | None = None
+) -> Ready:
+    """A function or a kernel that is lowered, whatever the machine.
+
+    Args:
+        measured: chooses among plans in place of their costs.
+    """
     dispatcher = (function if isinstance(function, fg.Kernel) else fg.kernel(function))._dispatcher
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.variant_of(values, target, device)
@@ -73,7 +81,7 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     graph = variant.specializer.base.graph
     graph = graph.with_facts(tuple(_fact(extent, sizes, of) for extent, of in extents_of_attention(graph, target).items()))
     planner = GraphPlanner(graph, target, index64=variant.request.index64, choose=ours)
-    declared = DeclaredPlans(graph.plans) if graph.plans else None
+    declared = DeclaredPlans(graph.plans, measured) if graph.plans else measured
     variant = variant.with_specialization(planner.at(sizes, declared))
     assert len(variant.program.launches) == len(variant.program.steps)
     return Ready(variant, values, sizes, dispatcher.parameters.emitted_names, device)
@@ -85,12 +93,17 @@ def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target
 
 
 def results(
-    cases: Mapping[Callable[..., Any], Sequence[Any]], target: str, sms: int, timings: Sequence[EmulatedTiming]
+    cases: Mapping[Callable[..., Any], Sequence[Any]],
+    target: str,
+    sms: int,
+    timings: Sequence[EmulatedTiming],
+    measured: Measured | None = None,
 ) -> Iterator[tuple[Callable[..., Any], Any]]:
     """Each of some functions, whose kernels are compiled as one unit, and what it gives in each timing on a machine of some
     multiprocessors."""
     lowered_for = replace(targets.target(target), sms=sms)
-    ready = {function: lowered(function, arguments, lowered_for, torch.device("cpu")) for function, arguments in cases.items()}
+    on_cpu = torch.device("cpu")
+    ready = {function: lowered(function, arguments, lowered_for, on_cpu, measured) for function, arguments in cases.items()}
     load_together(source for each in ready.values() for source in each.variant.sources)
     for function, each in ready.items():
         with case(function.__name__):
@@ -102,10 +115,22 @@ def load_together(sources: Iterable[Source]) -> None:
     load_emulated([EmulatedSource(source.kernel_text, source.entry) for source in sources])
 
 
-def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", sms: int = 1, timing: EmulatedTiming = EARLY) -> Any:
+def run(
+    function: Callable[..., Any],
+    *arguments: Any,
+    target: str = "sm_90a",
+    sms: int = 1,
+    timing: EmulatedTiming = EARLY,
+    measured: Measured | None = None,
+) -> Any:
     """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
-    ((_, got),) = results({function: arguments}, target, sms, (timing,))
+    ((_, got),) = results({function: arguments}, target, sms, (timing,), measured)
     return got
+
+
+def many_queries(choice: Choice) -> Plan | None:
+    """Chooses the attention kernel of many queries, also where one of few is expected to be faster."""
+    return next((plan for plan in choice.candidates if isinstance(plan, AttentionPlan)), None)
 
 
 def ours(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) -> MatmulChoice:
@@ -120,6 +145,7 @@ def check(
     sms: int = 1,
     timings: tuple[EmulatedTiming, ...] = EVERY_TIMING,
     unit: float = 0.0,
+    measured: Measured | None = None,
 ) -> None:
     """The kernel gives what torch gives in float64, whatever the timing.
 
@@ -129,7 +155,7 @@ def check(
     """
     wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
     wanted, dtype = function(*wide), function(*arguments).dtype
-    for timing, (_, got) in zip(timings, results({function: arguments}, target, sms, timings), strict=True):
+    for timing, (_, got) in zip(timings, results({function: arguments}, target, sms, timings, measured), strict=True):
         assert got.dtype is dtype and got.shape == wanted.shape
         error = (got.double() - wanted).abs().max().item()
         assert error <= 3 * (unit or UNIT[got.dtype]) * wanted.abs().max().item(), f"{timing}: {error}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import specialize
 from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.plan import _PLANS, FewQueriesPlan
 from fusegen.families.gemm.choice import MatmulChoice
@@ -23,13 +23,13 @@ from fusegen.families.gemm.heuristics import ExpectedSizes, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan, FewRowsPlan
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
-from fusegen.schedule import context
+from fusegen.schedule.choices import Choice
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
 from fusegen.specs.attention import with_cache
 from fusegen.target import Target
 from tests.emulator import tensor_cores
-from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, run
+from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, many_queries, run
 from tests.naming import case
 from tests.unit.test_heads import ATTENTION
 from tests.unit.test_sinks import HEADS, WAYS
@@ -44,7 +44,7 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 
 def in_one_launch(function: Callable[..., Any], *arguments: Any, timings: tuple[EmulatedTiming, ...] = EVERY_TIMING[1:3]) -> None:
     assert len(fg.kernel(function).lower(*arguments, target="sm_90a").program.steps) == 1
-    check(function, *arguments, timings=timings)
+    check(function, *arguments, timings=timings, measured=many_queries)
 
 
 # Products.
@@ -257,6 +257,9 @@ def test_an_epilogue_that_mixes_two_columns() -> None:
 # Attention.
 
 
+check_attention = partial(check, measured=many_queries)
+
+
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
 
@@ -281,7 +284,7 @@ LENGTHS = {
 @pytest.mark.parametrize("name", LENGTHS)
 def test_plain_attention(name: str) -> None:
     queries, keys, width = LENGTHS[name]
-    check(plain, *qkv(queries, keys, width), timings=EVERY_TIMING[1:3] if keys > 300 or width > 64 else EVERY_TIMING)
+    check_attention(plain, *qkv(queries, keys, width), timings=EVERY_TIMING[1:3] if keys > 300 or width > 64 else EVERY_TIMING)
 
 
 TILE = _PLANS[64].tile_k
@@ -308,7 +311,7 @@ def test_the_last_tile_ends_where_the_keys_do(kind: str) -> None:
         with case(keys):
             q, k, v = qkv(66, keys, 128 if kind == "wide" else 64, dtype=F16)
             mask = torch.randn(2, 1, 1, keys).half()
-            check(attention, q.abs(), -k.abs() * 2, v, mask, timings=ONCE)
+            check_attention(attention, q.abs(), -k.abs() * 2, v, mask, timings=ONCE)
 
 
 FEW_QUERIES: dict[str, tuple[tuple[int, int, int], tuple[int, int], torch.dtype]] = {
@@ -323,21 +326,19 @@ FEW_QUERIES: dict[str, tuple[tuple[int, int, int], tuple[int, int], torch.dtype]
 
 
 @pytest.mark.parametrize("name", FEW_QUERIES)
-def test_few_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_queries(name: str) -> None:
     """Heads that share keys are rows of one tile, whose keys are split over the blocks of a cluster; some blocks get no key."""
     (heads, queries, width), (kv_heads, keys), dtype = FEW_QUERIES[name]
     q, k, v = (randn(2, n, m, width, dtype=dtype) for n, m in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
     mask = torch.rand(2, 1, queries, keys) > 0.3
-    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
     for splits in (1, 2, 8):
 
-        def choose(self: context.Context, candidates: tuple[Plan, ...], splits: int = splits) -> Plan:
-            self.candidates = candidates
-            return [plan for plan in candidates if isinstance(plan, FewQueriesPlan) and plan.splits == splits][-1]
+        def split(choice: Choice, splits: int = splits) -> Plan:
+            return [plan for plan in choice.candidates if isinstance(plan, FewQueriesPlan) and plan.splits == splits][-1]
 
-        monkeypatch.setattr(context.Context, "choose", choose)
         with case(splits):
-            check(shared_masked, q * 3, k * 2, v, mask, timings=EVERY_TIMING if name == "one query" else ONCE)
+            timings = EVERY_TIMING if name == "one query" else ONCE
+            check(shared_masked, q * 3, k * 2, v, mask, timings=timings, measured=split)
 
 
 def shared_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -345,17 +346,20 @@ def shared_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("queries", [1, 3])
-def test_a_cache_is_read_up_to_its_lengths(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_read_up_to_its_lengths(queries: int) -> None:
     """By the kernels of few and of many queries; keys and values beyond a length are NaN, and a length of 0 gives 0."""
     keys, lengths = 200, torch.tensor([0, 33, 200, 128])
     q, k, v = randn(4, 4, queries, 64), randn(4, 2, keys, 64), randn(4, 2, keys, 64)
     beyond = (torch.arange(keys) >= lengths[:, None])[:, None, :, None]
     expected = torch.cat([attended(*values, int(length)) for *values, length in zip(q, k, v, lengths, strict=True)])
-    monkeypatch.setattr(specialize, "preferred", lambda *_: None)
+    k, v = (x.masked_fill(beyond, math.nan) for x in (k, v))
     for number in (0, 1, -2):
-        monkeypatch.setattr(context.Context, "choose", lambda _, candidates, number=number: candidates[number])
+
+        def nth(choice: Choice, number: int = number) -> Plan:
+            return choice.candidates[number]
+
         with case(number):
-            got = run(over_cache, q, k.masked_fill(beyond, math.nan), v.masked_fill(beyond, math.nan), lengths, timing=ONCE[0])
+            got = run(over_cache, q, k, v, lengths, timing=ONCE[0], measured=nth)
             torch.testing.assert_close(got.double(), expected, rtol=0, atol=0.01)
 
 
@@ -375,7 +379,7 @@ def test_values_that_are_masked_by_more_than_a_length() -> None:
     arguments = randn(2, 4, 1, 64), randn(2, 2, 150, 64), randn(2, 2, 150, 64)
     for function, lengths in ((also_by_others, (150, 70)), (by_head, (30, 150, 100, 64))):
         with case(function.__name__):
-            check(function, *arguments, torch.tensor(lengths), timings=ONCE)
+            check_attention(function, *arguments, torch.tensor(lengths), timings=ONCE)
 
 
 def over_cache(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -432,7 +436,7 @@ def test_queries_behind_a_number_of_keys() -> None:
     values = tuple(randn(1, HEADS, length, 64) for length in (70, 300, 300))
     for first in (7, 130):
         with case(first):
-            check(behind, *values, first, timings=ONCE)
+            check_attention(behind, *values, first, timings=ONCE)
 
 
 @pytest.mark.parametrize("function", WAYS, ids=lambda f: f.__name__)
@@ -440,13 +444,13 @@ def test_a_sink(function: Callable[..., Tensor]) -> None:
     for level in (-3.0, 3.0, 60.0) if function is WAYS[0] else (3.0,):
         with case(level):
             values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + level)
-            check(function, *values, timings=ONCE)
+            check_attention(function, *values, timings=ONCE)
 
 
 def test_a_sink_that_takes_all_of_the_weight_leaves_nothing() -> None:
     """Its weight relative to the others' peak is beyond what a float holds."""
     values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + 300)
-    assert not run(WAYS[0], *values, timing=EmulatedTiming.LATE).any()
+    assert not run(WAYS[0], *values, timing=EmulatedTiming.LATE, measured=many_queries).any()
 
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
@@ -454,7 +458,7 @@ def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:
         wide = torch.float32 if q.dtype is BF16 else q.dtype
         return (plain(q, k, v).to(wide) + bias) * gate
 
-    check(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=ONCE, unit=UNIT[BF16])
+    check_attention(attention, *qkv(70, 150, 40), randn(2, 2, 70, 40), randn(40), timings=ONCE, unit=UNIT[BF16])
 
 
 @pytest.mark.parametrize("name", ["causal", "at an end", "a window", "one after the other"])
@@ -471,7 +475,7 @@ def test_keys_that_no_query_of_a_tile_sees(name: str) -> None:
                 k, v = k[..., :queries, :], v[..., :queries, :]  # else the last queries see none
                 q = q[..., : k.shape[-2], :]
             timings = EVERY_TIMING[1:3] if queries == 200 else ONCE
-            check(function, *(x.contiguous() for x in (q, k, v)), sms=3, timings=timings)
+            check_attention(function, *(x.contiguous() for x in (q, k, v)), sms=3, timings=timings)
 
 
 @pytest.mark.parametrize("keys", [130, 77])
@@ -481,7 +485,7 @@ def test_a_mask_is_read_in_bounds_and_may_hide_whole_tiles(keys: int) -> None:
 
     mask = torch.zeros(2, 1, 1, keys).bfloat16()
     mask[0, ..., keys // 2 :] = -math.inf
-    check(masked, *qkv(100, keys), mask)
+    check_attention(masked, *qkv(100, keys), mask)
 
 
 def test_keys_are_as_many_as_their_lengths_say() -> None:
@@ -489,7 +493,7 @@ def test_keys_are_as_many_as_their_lengths_say() -> None:
         mask = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
 
-    check(ragged, *qkv(70, 130), torch.tensor([130, 33]))
+    check_attention(ragged, *qkv(70, 130), torch.tensor([130, 33]))
 
 
 @pytest.mark.parametrize(("keys", "is_bool"), [(130, True), (77, False)])
@@ -503,8 +507,8 @@ def test_queries_that_see_no_key_get_nothing(keys: int, is_bool: bool) -> None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask if mask.dtype is torch.bool else mask.to(q.dtype))
 
     values = qkv(100, keys)
-    check(attend, *values, mask)
-    own = run(lambda q, k, v, m: torch.softmax(torch.where(m, q @ k.mT, -math.inf), -1) @ v, *values, seen)
+    check_attention(attend, *values, mask)
+    own = run(lambda q, k, v, m: torch.softmax(torch.where(m, q @ k.mT, -math.inf), -1) @ v, *values, seen, measured=many_queries)
     assert own[..., 3, :].isnan().all() and not own[..., 4, :].isnan().any()
 
 

@@ -43,7 +43,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def start(folder: Path, user: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, user: dict[str, str], *options: str) -> subprocess.Popen[str]:
     for name in ("cache", "home", "work"):
         (folder / name).mkdir(parents=True)
     (folder / "work" / "kernels.py").write_text(KERNELS)
@@ -54,7 +54,8 @@ def start(folder: Path, user: dict[str, str], *options: str) -> subprocess.Popen
         cwd=folder / "work",
         env={**os.environ, **homes, **variables},
         umask=int(user["umask"], 8),
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -69,7 +70,8 @@ def start(folder: Path, user: dict[str, str], *options: str) -> subprocess.Popen
 def test_two_users_build_the_same_bytes(dtype: str, formats: list[str], tmp_path: Path) -> None:
     folders = [tmp_path / "first", tmp_path / "second folder" / "deeper"]
     for process in [start(folder, user, dtype, *formats) for folder, user in zip(folders, USERS, strict=True)]:
-        assert process.wait() == 0
+        _, progress = process.communicate()
+        assert process.returncode == 0, progress
     for name in formats:
         one, other = (files(folder / "work" / name) for folder in folders)
         assert one.keys() == other.keys() and not [path for path in one if one[path] != other[path]]
