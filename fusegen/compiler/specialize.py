@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 from fusegen import families
 from fusegen.compiler.decision import FusedGraph, MatmulDecision, MatmulKey
 from fusegen.compiler.lower import Specialization, kernel_names, lower, names_of, with_equal_blocks
-from fusegen.compiler.marks import MeasuredMarks
+from fusegen.compiler.marks import MatmulWays
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import cuts_are_faster, measured_plans, preferred
 from fusegen.families.attention import matmuls_of_attention
@@ -88,7 +88,7 @@ class GraphPlanner:
         self._decisions: dict[tuple[int, ...], MatmulDecision] = {}
         self._matmuls = matmuls_of(graph)
         self._weights = supported_weights(graph, target)
-        self._measured = MeasuredMarks(graph, target, self._fuse)
+        self._marks = MatmulWays(graph, target, self._fuse, self._choice)
         self._fused: dict[MatmulMarks, FusedGraph] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._choices: MatmulChoices = {}
@@ -109,7 +109,7 @@ class GraphPlanner:
         fused graph."""
         with self._lock:
             decision = self._decided(self._classes(sizes), sizes, measured)
-        origins = self._measured.origins(decision.marks, decision.fused)
+        origins = self._marks.origins(decision.marks, decision.fused)
         return {fused: decision.choices[matmul] for fused, matmul in origins.items() if matmul in decision.choices}
 
     def all(
@@ -198,24 +198,29 @@ class GraphPlanner:
         default: Specialization | None,
     ) -> MatmulDecision:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
-        faster than that. Norms are deferred, matmuls are summed in one launch, and first operands are computed on load, only if
-        that is measured to be faster or declared."""
+        faster than that. Norms are deferred, and first operands are computed on load, only if that is measured to be faster or
+        declared."""
         marks, in_memory = MatmulMarks(), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         default_names = () if default is None else names_of(default)
         while True:
             marks = replace(marks, on_load=self._weights.of_few_rows(expected.size_of, marks.library | in_memory))
             fused = self._fuse(marks)
-            origin = self._measured.origins(marks, fused)
+            origin = self._marks.origins(marks, fused)
             launches = {group: self._choice(fused, group, expected) for group in fused.matmul_launches}
             unplanned = [group for group, choice in launches.items() if choice.plan is None and not choice.takes_apart]
             if refused := {origin[p] for group in unplanned for p in group.core_nodes if computes_on_load(fused.graph, p)}:
                 in_memory |= refused
                 marks = replace(marks, rows=marks.rows - refused)
                 continue
-            if measured is not None:
+            if measured is None:
+                marked = self._marks.expected(marks, fused, expected)
+                if marked != marks:
+                    marks = marked
+                    continue
+            else:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
-                marked = self._measured.marks(marks, in_memory, fused, names, expected, sizes, measured)
+                marked = self._marks.measured(marks, in_memory, fused, names, expected, sizes, measured)
                 if marked != marks:
                     marks = marked
                     continue

@@ -291,15 +291,27 @@ def test_writes_keep_their_order() -> None:
     assert not choices(fg.kernel(written, mutates=("g",)), *OPERANDS, of=SUM_IN_REGISTERS)
 
 
-def test_it_is_taken_if_it_is_declared_or_measured_only() -> None:
+DEEP = (meta(128, 14336), meta(14336, 4096)) * 2
+
+
+def test_it_is_taken_if_it_is_expected_to_be_faster() -> None:
+    """Several launches share the work of few rows among more blocks. Without measured costs, nothing is expected."""
     kernel = fg.kernel(gate_and_up)
-    assert not sums(kernel, *OPERANDS)
-    low = kernel.lower(*OPERANDS, target="sm_90a")
-    declared = in_registers(gate_and_up).lower(*OPERANDS, target="sm_90a").program
-    assert [launch.group for launch in low.program_by(sum_in_registers).launches] == [launch.group for launch in declared.launches]
-    (launch,) = declared.launches
-    assert "sum of 2 matmuls" in launch.kernel.body.describe("matmul")
-    assert "sum of 2 matmuls" in in_registers(gate_and_up).lower(*OPERANDS, target="sm_90a").explain()
+    assert sums(kernel, *OPERANDS) == [(128, 256)]
+    assert not sums(kernel, *DEEP) and not sums(kernel, *OPERANDS, target="sm_80")
+
+
+def test_it_is_taken_if_it_is_declared_or_measured() -> None:
+    def apart(choice: Choice) -> Plan | None:
+        return SUM_OF_RESULTS if SUM_OF_RESULTS in choice.candidates else None
+
+    kernel, declared = fg.kernel(gate_and_up), in_registers(gate_and_up).lower(*DEEP, target="sm_90a")
+    (launch,) = declared.program.launches
+    assert "sum of 2 matmuls" in launch.kernel.body.describe("matmul") and "sum of 2 matmuls" in declared.explain()
+    (measured,) = kernel.lower(*DEEP, target="sm_90a").program_by(sum_in_registers).launches
+    assert measured.group == launch.group
+    assert not sums(fg.kernel(gate_and_up, plan=SUM_OF_RESULTS.description), *OPERANDS)
+    assert len(kernel.lower(*OPERANDS, target="sm_90a").program_by(apart).steps) == 2
 
 
 def test_only_a_generated_kernel_computes_it() -> None:
@@ -327,4 +339,4 @@ def test_tuning_compares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_only(monkeypatch, lambda choice: choice.candidates if SUM_IN_REGISTERS in choice.candidates else choice.candidates[:1])
     launches = fg.tune(fg.kernel(gate_and_up), tensor(70, 72), weight(72, 64), tensor(70, 64), weight(64, 64)).launches
     compared = [launch for launch in launches if SUM_IN_REGISTERS in [candidate.plan for candidate in launch.candidates]]
-    assert [launch.plan for launch in compared] == [SUM_OF_RESULTS]  # both are equally fast
+    assert [launch.plan for launch in compared] == [SUM_IN_REGISTERS]  # both are equally fast: the default

@@ -27,6 +27,7 @@ def peak(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
         torch.autograd.grad(run(*inputs), inputs, torch.ones_like(inputs[0]))
 
     step()
+    torch.cuda.synchronize()  # releases the GIL, which the thread of the backward pass needs to free its gradients
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.families.gemm.cost import COSTS, drawing_time, few_rows_time, library_time, writing_time
+from fusegen.families.gemm.cost import COSTS, MatmulSize, drawing_time, few_rows_time, library_time, writing_time
 from fusegen.families.gemm.epilogue import CONTRACTION, is_used_unpermuted, plain_group
 from fusegen.families.gemm.first_operands import can_compute_rows
 from fusegen.families.gemm.heuristics import (
@@ -124,12 +124,39 @@ def takes_deferred_norm(name: str, graph: Graph, group: Group, sizes: Mapping[st
 
 
 def takes_sum_in_registers(
-    name: str, graph: Graph, group: Group, sizes: Mapping[str, int], depths: Sequence[int], measured: Measured
+    name: str,
+    graph: Graph,
+    group: Group,
+    sizes: Mapping[str, int],
+    depths: Sequence[int],
+    measured: Measured,
+    *,
+    is_faster: bool,
 ) -> bool:
-    """True if it is measured or declared that one launch sums matmuls of some depths. The group computes one of these."""
-    choice = choice_of(name, graph, group, sizes, (SUM_OF_RESULTS, SUM_IN_REGISTERS))
+    """True if one launch sums matmuls of some depths. The group computes one of these.
+
+    Args:
+        is_faster: True if that is expected to be faster, which decides if it is neither measured nor declared.
+    """
+    candidates = (SUM_IN_REGISTERS, SUM_OF_RESULTS) if is_faster else (SUM_OF_RESULTS, SUM_IN_REGISTERS)
+    choice = choice_of(name, graph, group, sizes, candidates)
     own = replace(choice, digest=f"{choice.digest} sum", extents=(*choice.extents, *depths))
-    return measured(own) == SUM_IN_REGISTERS
+    return (measured(own) or candidates[0]) == SUM_IN_REGISTERS
+
+
+def sum_is_faster(separate: Sequence[MatmulChoice], plain: Sequence[MatmulSize], joined: MatmulChoice, target: Target) -> bool:
+    """True if one launch is expected to sum matmuls faster than several.
+
+    Args:
+        separate: the choices for launches that compute matmuls, and add others' results in their epilogues.
+        plain: the sizes of the other matmuls, which the library computes.
+        joined: the choice for one launch.
+    """
+    times = [choice.time for choice in separate]
+    if target.card not in COSTS or joined.time is None or None in times:
+        return False
+    library = library_time(COSTS[target.card], tuple(plain), 0, target.sms)
+    return joined.time < _MARGIN * (library + sum(time for time in times if time is not None))
 
 
 def row_launches(graph: Graph, groups: Sequence[Group], target: Target) -> Iterator[tuple[Group, Group]]:
@@ -170,7 +197,7 @@ def choose(graph: Graph, group: Group, target: Target, expected: ExpectedSizes) 
     plan = contraction_plan(shape, target)
     may_be_apart = _may_be_apart(graph, group, shape, target)
     if _is_generated(graph, group):
-        return MatmulChoice(plan, measured=plan)
+        return MatmulChoice(plan, expected_time(shape, plan, target) if plan and shape.has_costs else None, measured=plan)
     if plan is None or not shape.has_costs or shape.computes_rows:
         return MatmulChoice(plan, measured=HEADS_APART if may_be_apart and shape.stored is not None else None)
     costs = COSTS[target.card]

@@ -184,6 +184,12 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
     return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
 
 
+def size_of(graph: Graph, matmul: int, expected: ExpectedSizes) -> MatmulSize:
+    """Returns the size of a matmul of 16-bit operands."""
+    rows, depth = map(expected.size_of, rows_and_depth(graph, matmul))
+    return MatmulSize(rows, expected.size_of(graph.nodes[matmul].shape[-1]), depth)
+
+
 def rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
     return rows_of(graph, matmul), depth_of(graph, matmul)
 

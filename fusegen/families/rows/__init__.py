@@ -17,6 +17,7 @@ from fusegen.families.rows.tiles import ColumnWork, column_time
 from fusegen.fusion.groups import Group, Materialized
 from fusegen.fusion.matcher import Decision
 from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.access import Access, AccessPattern
 from fusegen.schedule.choices import extents
@@ -80,6 +81,27 @@ def is_faster_split(launch: Launch, sizes: Mapping[str, int], target: Target) ->
     return launch.traffic.read(sizes) <= costs.columns.cache
 
 
+_ELEMENTARY = frozenset(
+    {
+        Op.EXP,
+        Op.EXP2,
+        Op.EXPM1,
+        Op.LOG,
+        Op.LOG2,
+        Op.LOG1P,
+        Op.SIN,
+        Op.COS,
+        Op.TANH,
+        Op.SIGMOID,
+        Op.ERF,
+        Op.ONE_PLUS_ERF,
+        Op.ERFC,
+        Op.POW,
+    }
+)
+"""Functions that take an instruction of low rate, or many instructions."""
+
+
 def _row_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> RowWork:
     (rows, columns), itemsizes = extents(launch, sizes), _itemsizes(launch)
     accesses = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
@@ -90,7 +112,9 @@ def _row_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> RowWor
     reductions = [reduction for phase in body.phases for reduction in phase.reductions]
     components = sum(len(reduction.components) for reduction in reductions)
     itemsize, shared, traffic = max(of_row, default=0), len(reads) - len(of_row), launch.traffic.moved(sizes)
-    return RowWork(rows, columns, traffic, itemsize, sum(of_row), len(reads) + writes, shared, len(reductions), components)
+    functions = sum(term.op in _ELEMENTARY for phase in body.phases if phase.call for term in phase.call.function.terms)
+    operands = len(reads) + writes
+    return RowWork(rows, columns, traffic, itemsize, sum(of_row), operands, shared, len(reductions), components, functions)
 
 
 def _column_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> ColumnWork:

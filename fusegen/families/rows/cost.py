@@ -2,9 +2,9 @@
 
 The time is the sum of a launch's start, its traffic, and the exposed part of its threads' latency. The latency of the first wave of
 blocks is exposed once; that of each further wave counts less, since earlier waves hide a part of it. Prices were fitted to
-measurements by non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py` checks the
-resulting choices. Rows staged in shared memory have a separate model (`staged_time`), and so have rows that are read once and not
-held (`streamed_time`).
+measurements by non-negative least squares, those of staged rows by a random search; `docs/costs/lanes-h200.json` holds the
+measurements, and `tests/unit/test_lane_cost.py` checks the resulting choices. Rows staged in shared memory have a separate model
+(`staged_time`), and so have rows that are read once and not held (`streamed_time`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.families.rows.tiles import COLUMNS_H200, ColumnPrices
 
 _WIDEST = 16  # bytes per access
-_OVERLAP, _DRAINED_OVERLAP = 2.28, 3.24
+_OVERLAP, _DRAINED_OVERLAP = 2.13, 2.85
 """Degrees of the p-norm that combines two overlapping times; higher if registers take a row at once, which frees shared memory."""
 
 
@@ -34,12 +34,18 @@ class StagedPrices:
         uneven: surcharge on traffic for blocks that idle in the last round.
         fill: per vector of the first row.
         drained_megabyte: per MB of an SM's first rows, if registers take them at once.
+        element: per element of a thread, in each round.
+        element_function: surcharge on `element` for each elementary function.
+        thousand: per 1024 elements of an SM, in each round.
+        thousand_functions: surcharge on `thousand` for each elementary function.
         reduction: per row reduction and round.
+        thousand_threads: surcharge per reduction and round for each 1024 threads of an SM.
         exchange: surcharge per reduction and round, by cluster size.
         late: per vector shared by all rows and not kept, in each round.
         late_window: surcharge on `late` for shifted vectors.
         kept_window: per kept vector shared by all rows, once, if shifted.
         waiting: per MB of an SM's part of a row that stays in shared memory while it is processed.
+        ahead: the part of `waiting` that is saved where shared memory holds the next row, too.
     """
 
     start: float
@@ -49,28 +55,40 @@ class StagedPrices:
     uneven: float
     fill: float
     drained_megabyte: float
+    element: float
+    element_function: float
+    thousand: float
+    thousand_functions: float
     reduction: float
+    thousand_threads: float
     exchange: Mapping[int, float]
     late: float
     late_window: float
     kept_window: float
     waiting: float
+    ahead: float
 
 
 STAGED_H200 = StagedPrices(
     start=4.04,
-    megabyte={1: 0.250, 2: 0.248, 4: 0.261, 8: 0.242, 16: 0.248},
-    unaligned=0.211,
-    thin=0.121,
-    uneven=0.294,
-    fill=0.0632,
-    drained_megabyte=4.83,
-    reduction=0.597,
-    exchange={1: 0.0, 2: 0.206, 4: 0.221, 8: 0.471, 16: 0.719},
-    late=0.0436,
-    late_window=0.508,
-    kept_window=0.517,
-    waiting=10.4,
+    megabyte={1: 0.237, 2: 0.257, 4: 0.268, 8: 0.234, 16: 0.256},
+    unaligned=0.298,
+    thin=0.281,
+    uneven=0.261,
+    fill=0.0914,
+    drained_megabyte=1.12,
+    element=0.00719,
+    element_function=0.295,
+    thousand=0.00423,
+    thousand_functions=2.13,
+    reduction=0.452,
+    thousand_threads=0.0402,
+    exchange={1: 0.0, 2: 0.0633, 4: 0.0349, 8: 0.328, 16: 0.397},
+    late=0.11,
+    late_window=0.53,
+    kept_window=0.498,
+    waiting=8.01,
+    ahead=0.305,
 )
 
 
@@ -91,10 +109,16 @@ def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, sms: int) ->
 
 
 def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> float:
-    waiting = work.reductions * (prices.reduction + prices.exchange[plan.cluster])
+    elements, threads = plan.vectors_per_thread * plan.vec, plan.block * plan.blocks_per_sm / _THOUSAND
+    waiting = work.reductions * (prices.reduction + prices.thousand_threads * threads + prices.exchange[plan.cluster])
+    waiting += elements * prices.element * (1 + prices.element_function * work.functions)
+    waiting += elements * threads * prices.thousand * (1 + prices.thousand_functions * work.functions)
     if not plan.cache_weights:
         waiting += work.shared * plan.vectors_per_thread * (prices.late + prices.late_window * plan.unaligned)
-    return waiting if plan.stage_to_registers else waiting + prices.waiting * own / plan.blocks_per_sm
+    if plan.stage_to_registers:
+        return waiting
+    ahead = plan.stage_vectors / plan.vectors_per_thread - 1  # rows
+    return waiting + prices.waiting * own / plan.blocks_per_sm * max(0.0, 1 - prices.ahead * ahead)
 
 
 @dataclass(frozen=True)
@@ -175,6 +199,7 @@ class RowWork:
         shared: the operands that are the same for all rows.
         reductions: reductions along the row.
         components: components of their states.
+        functions: elementary functions of each element.
     """
 
     rows: int
@@ -186,6 +211,7 @@ class RowWork:
     shared: int
     reductions: int
     components: int
+    functions: int
 
 
 _REGISTERS = 65536  # per SM

@@ -1,9 +1,13 @@
-// modulated_layer_norm: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0 * 4096, block 192, 192 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per thread.
+// modulated_layer_norm: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
+// Grid min(x_dim0 * 4096, 528) * 1, block 192, 18624 bytes of shared memory: the shared memory of a block holds a row and the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
+#include "../primitives/shared_address.cuh"
+#include "../primitives/copy_async.cuh"
+#include "../primitives/copy_async_commit.cuh"
+#include "../primitives/copy_async_wait.cuh"
 #include "../primitives/fast_rsqrt.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -11,8 +15,10 @@
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/opaque.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
+#include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/store_vec.16.cuh"
@@ -61,6 +67,10 @@ constexpr i32 WARPS = 6;
 constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 3;  // vectors per thread
+constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
+constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
+constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
+constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -81,95 +91,143 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(192, 5)
+extern "C" __global__ void __launch_bounds__(192, 4)
 fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
+    const Index row_count = x_dim0 * 4096;
     const Index column_count = 4096;
     const i32 thread = thread_id();
-    const Index row = static_cast<Index>(block_id());
-    const Index i0 = row / 4096;
-    const Index i1 = row - i0 * 4096;
-
-    // Phase 1 of 3: reduces each row to total.
-    bf16 x_raw[CHUNKS][LANES];
-    bf16 scale_raw[CHUNKS][LANES];
-    bf16 shift_raw[CHUNKS][LANES];
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
+    // This block's share of the rows.
+    constexpr i32 PARTS = 528;  // at most: every block has rows
+    const Index part = block_id();
+    i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
+    auto x_staged = shared_array<bf16>(192);
+    i32 base = 0;  // stage of the row's first vector
+    const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
+    // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
+    const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        load_lanes<8>(x_raw[c], x_ptr, i0 * 16777216 + i1 * 4096 + column);
-        load_lanes<8>(scale_raw[c], scale_ptr, i0 * 4096 + column);
-        load_lanes<8>(shift_raw[c], shift_ptr, i0 * 4096 + column);
-    }
-    float total_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+        if (row < row_count && column < column_count) {
+            const Index i0 = row / 4096;
+            const Index i1 = row - i0 * 4096;
 #pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+            for (i32 v = 0; v < LANES; v += 8)
+                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, i0 * 16777216 + i1 * 4096 + column + v);
         }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
-    }
-    float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
-    block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
+        copy_async_commit();
+    };
 
-    // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = modulated_layer_norm_row_1(total);
-    float squares_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float squares_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = modulated_layer_norm_1(x[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
-    }
-    float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(96));
-    block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(96));
+    for (i32 k = 0; k < SLOTS; ++k) fetch(part + k / CHUNKS * PARTS, k % CHUNKS, k);
+    for (Index row = part; row < row_count; row += PARTS) {
+        copy_async_wait<AHEAD>();
+        const Index i0 = row / 4096;
+        const Index i1 = row - i0 * 4096;
 
-    // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = modulated_layer_norm_row_2(squares, eps);
+        // Phase 1 of 3: reduces each row to total.
+        bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        float x[LANES];
-        widen_vec(x_raw[c], x);
-        float scale[LANES];
-        widen_vec(scale_raw[c], scale);
-        float shift[LANES];
-        widen_vec(shift_raw[c], shift);
-        float result_0[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = modulated_layer_norm_2(x[v], mean, rstd, scale[v], shift[v]);
+        for (i32 c = 0; c < CHUNKS; ++c) {
+            const Index column = (c * THREADS + thread) * LANES;
+            if (column >= column_count) {
+                fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));
+                continue;
+            }
+            shared_load_vec(x_raw[c], x_staged, slot_of(c) * SLOT + thread * LANES);
+            fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
+        float total_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+#pragma unroll
+        for (i32 c = 0; c < CHUNKS; ++c) {
+            const Index column = (c * THREADS + thread) * LANES;
+            if (column >= column_count) continue;
+            float x[LANES];
+            widen_vec(x_raw[c], x);
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+            }
+        }
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        }
+        float total = total_of[0];
+        row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
+        block_sync();
+        total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
+
+        // Phase 2 of 3: computes mean; reduces each row to squares.
+        const float mean = modulated_layer_norm_row_1(total);
+        float squares_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+#pragma unroll
+        for (i32 c = 0; c < CHUNKS; ++c) {
+            const Index column = (c * THREADS + thread) * LANES;
+            if (column >= column_count) continue;
+            float x[LANES];
+            widen_vec(x_raw[c], x);
+            float squares_part[LANES];
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                squares_part[v] = modulated_layer_norm_1(x[v], mean);
+                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            }
+        }
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        }
+        float squares = squares_of[0];
+        bf16 scale_next[FORESEEN][LANES];
+        bf16 shift_next[FORESEEN][LANES];
+#pragma unroll
+        for (i32 c = 0; c < FORESEEN; ++c) {
+            const Index column = (c * THREADS + thread) * LANES;
+            if (column < column_count) {
+                load_lanes<8>(scale_next[c], scale_ptr, i0 * 4096 + column);
+                load_lanes<8>(shift_next[c], shift_ptr, i0 * 4096 + column);
+            }
+        }
+        row_sum_f32_leave(squares, shared_array<float>(96) + turn * WARPS);
+        block_sync();
+        squares = row_sum_f32_meet(shared_array<float>(96) + turn * WARPS);
+
+        // Phase 3 of 3: computes rstd; writes out.
+        const float rstd = modulated_layer_norm_row_2(squares, eps);
+#pragma unroll
+        for (i32 c = 0; c < CHUNKS; ++c) {
+            const Index column = (c * THREADS + thread) * LANES;
+            if (column >= column_count) continue;
+            bf16 scale_raw[LANES];
+            memcpy(scale_raw, scale_next[c % FORESEEN], sizeof(scale_raw));
+            bf16 shift_raw[LANES];
+            memcpy(shift_raw, shift_next[c % FORESEEN], sizeof(shift_raw));
+            if (c + FORESEEN < CHUNKS) {
+                const Index column = ((c + FORESEEN) * THREADS + thread) * LANES;
+                if (column < column_count) {
+                    load_lanes<8>(scale_next[c % FORESEEN], scale_ptr, i0 * 4096 + column);
+                    load_lanes<8>(shift_next[c % FORESEEN], shift_ptr, i0 * 4096 + column);
+                }
+            }
+            float scale[LANES];
+            widen_vec(scale_raw, scale);
+            float shift[LANES];
+            widen_vec(shift_raw, shift);
+            float x[LANES];
+            widen_vec(x_raw[c], x);
+            float result_0[LANES];
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                result_0[v] = modulated_layer_norm_2(x[v], mean, rstd, scale[v], shift[v]);
+            }
+            bf16 result_0_raw[LANES];
+            narrow_vec(result_0, result_0_raw);
+            store_lanes<8>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
+        }
+        turn ^= 1;
+        base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
 }

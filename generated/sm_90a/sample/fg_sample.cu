@@ -1,23 +1,29 @@
-// sample: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(logits_dim0, 132) * 1, block 512, 132352 bytes of shared memory: the shared memory of a block holds a row and the next ones, which are prefetched.
+// sample: row reduction, 3 phases, rows read once into shared memory, each split over a cluster of 2 blocks, emitted by fusegen for sm_90a.
+// Grid min(logits_dim0, 66) * 2, block 672, 67920 bytes of shared memory: the shared memory of a cluster of 2 blocks holds a row and the next ones, which are prefetched.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
-#include "../primitives/block_sync.cuh"
+#include "../primitives/cluster_arrive.cuh"
 #include "../primitives/shared_address.cuh"
+#include "../primitives/cluster_push.cuh"
+#include "../primitives/cluster_rank.cuh"
+#include "../primitives/cluster_wait.cuh"
 #include "../primitives/copy_async.cuh"
 #include "../primitives/copy_async_commit.cuh"
 #include "../primitives/copy_async_wait.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/load.i64.bf16.float.cuh"
 #include "../primitives/maximum.i64.float.cuh"
+#include "../primitives/mbarrier_expect.cuh"
+#include "../primitives/mbarrier_init.cuh"
+#include "../primitives/mbarrier_init_fence.cuh"
+#include "../primitives/mbarrier_wait_cluster.cuh"
 #include "../primitives/narrow.i64.bf16.float.cuh"
 #include "../primitives/opaque.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_load_vec.cuh"
-#include "../primitives/shared_store.cuh"
 #include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/store.i64.bf16.float.cuh"
@@ -95,89 +101,110 @@ __device__ __forceinline__ float sample_row_2(float chosen, float normalizer_pea
 using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
-constexpr i32 THREADS = 512;  // per row
-constexpr i32 WARPS = 16;
-constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 THREADS = 1344;  // per row
+constexpr i32 CLUSTER = 2;  // blocks per row
+constexpr i32 BLOCK = THREADS / CLUSTER;
+constexpr i32 WARPS = 42;
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 8;  // vectors per thread
-constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
+constexpr i32 CHUNKS = 3;  // vectors per thread
+constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
-constexpr i32 SLOT = THREADS * LANES;  // elements between stages
+constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
 
-// Writes a warp's partial result to shared memory; after a barrier, row_max_f32_meet combines those of all warps.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_max_f32_leave(float values, i64 indices, Scratch0 values_scratch, Scratch1 indices_scratch) {
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
-    if (lane_id() == 0) {
-        shared_store(values_scratch, warp_id(), values);
-        shared_store(indices_scratch, warp_id(), indices);
-    }
+// Index of this warp within the row.
+__device__ __forceinline__ i32 warp_of_row() {
+    return cluster_rank() * (WARPS / CLUSTER) + warp_id();
 }
 
-// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different orders.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_max_f32_meet(float& values, i64& indices, Scratch0 values_scratch, Scratch1 indices_scratch) {
-    const i32 warp = lane_id() % MEETING;
-    values = shared_load(values_scratch, warp);
-    indices = shared_load(indices_scratch, warp);
+// Combines one value of every thread of a row; all of them receive the result.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
+template <typename Scratch>
+__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64* arrived, u32 parity) {
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    if (lane_id() < CLUSTER) cluster_push(scratch, warp_of_row(), value, lane_id(), arrived);
+    mbarrier_wait_cluster(arrived, parity);
+    if (thread_id() == 0) mbarrier_expect(arrived, WARPS * sizeof(float));  // for the row after next
+    value = amax_f32_identity();
+#pragma unroll
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) value = amax_f32_combine(value, shared_load(scratch, warp));
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    return value;
+}
+
+// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different orders.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
+template <typename Scratch0, typename Scratch1>
+__device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch, Scratch1 indices_scratch, u64* arrived, u32 parity) {
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    if (lane_id() < CLUSTER) {
+        cluster_push(values_scratch, warp_of_row(), values, lane_id(), arrived);
+        cluster_push(indices_scratch, warp_of_row(), indices, lane_id(), arrived);
+    }
+    mbarrier_wait_cluster(arrived, parity);
+    if (thread_id() == 0) mbarrier_expect(arrived, WARPS * (sizeof(float) + sizeof(i64)));  // for the row after next
+    max_f32_identity(values, indices);
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
+        max_f32_combine(values, indices, shared_load(values_scratch, warp), shared_load(indices_scratch, warp), values, indices);
+    }
+#pragma unroll
+    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
     values = shuffle_xor(values, lane_id());
     indices = shuffle_xor(indices, lane_id());
 }
 
-// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all warps.
+// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different orders.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch, u64* arrived, u32 parity) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
-    if (lane_id() == 0) {
-        shared_store(peak_scratch, warp_id(), peak);
-        shared_store(mass_scratch, warp_id(), mass);
+    if (lane_id() < CLUSTER) {
+        cluster_push(peak_scratch, warp_of_row(), peak, lane_id(), arrived);
+        cluster_push(mass_scratch, warp_of_row(), mass, lane_id(), arrived);
     }
-}
-
-// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different orders.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
-    const i32 warp = lane_id() % MEETING;
-    peak = shared_load(peak_scratch, warp);
-    mass = shared_load(mass_scratch, warp);
+    mbarrier_wait_cluster(arrived, parity);
+    if (thread_id() == 0) mbarrier_expect(arrived, WARPS * (sizeof(float) + sizeof(float)));  // for the row after next
+    normalizer_f32_identity(peak, mass);
+    for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
+        normalizer_f32_combine(peak, mass, shared_load(peak_scratch, warp), shared_load(mass_scratch, warp), peak, mass);
+    }
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
     peak = shuffle_xor(peak, lane_id());
     mass = shuffle_xor(mass, lane_id());
 }
 
-// Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
-#pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
-    if (lane_id() == 0) shared_store(scratch, warp_id(), value);
-}
-
-// Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
-    float value = shared_load(scratch, warp);
-#pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
-    return value;
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(672, 1)
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr, i64 logits_dim0) {
     const Index row_count = logits_dim0;
     const Index column_count = 32000;
-    const i32 thread = thread_id();
+    const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
+    u64* const arrived = &*shared_array<u64>(67872);  // two mbarriers per reduction, for the bytes that warps send
+    if (thread_id() == 0) {
+        mbarrier_init(arrived + 0, 1);
+        mbarrier_init(arrived + 1, 1);
+        mbarrier_init(arrived + 2, 1);
+        mbarrier_init(arrived + 3, 1);
+        mbarrier_init(arrived + 4, 1);
+        mbarrier_init(arrived + 5, 1);
+        mbarrier_init_fence();
+        mbarrier_expect(arrived + 0, WARPS * (sizeof(float) + sizeof(i64)));
+        mbarrier_expect(arrived + 1, WARPS * (sizeof(float) + sizeof(i64)));
+        mbarrier_expect(arrived + 2, WARPS * (sizeof(float) + sizeof(float)));
+        mbarrier_expect(arrived + 3, WARPS * (sizeof(float) + sizeof(float)));
+        mbarrier_expect(arrived + 4, WARPS * sizeof(float));
+        mbarrier_expect(arrived + 5, WARPS * sizeof(float));
+    }
+    cluster_arrive();
     // This block's share of the rows.
-    constexpr i32 PARTS = 132;  // at most: every block has rows
-    const Index part = block_id();
+    constexpr i32 PARTS = 66;  // at most: every block has rows
+    const Index part = block_id() / CLUSTER;
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
-    auto logits_staged = shared_array<bf16>(1280);
+    u32 parity = 0;  // of the mbarrier phase: each mbarrier counts every other row
+    auto logits_staged = shared_array<bf16>(3360);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -186,13 +213,14 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         if (row < row_count && column < column_count) {
 #pragma unroll
             for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(logits_staged, slot * SLOT + thread * LANES + v, logits_ptr, row * 32000 + column + v);
+                copy_async<8>(logits_staged, slot * SLOT + thread_id() * LANES + v, logits_ptr, row * 32000 + column + v);
         }
         copy_async_commit();
     };
 
 #pragma unroll
     for (i32 k = 0; k < SLOTS; ++k) fetch(part + k / CHUNKS * PARTS, k % CHUNKS, k);
+    cluster_wait();  // the other blocks have started and initialized their mbarriers
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
@@ -211,7 +239,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
                 fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));
                 continue;
             }
-            shared_load_vec(logits_raw[c], logits_staged, slot_of(c) * SLOT + thread * LANES);
+            shared_load_vec(logits_raw[c], logits_staged, slot_of(c) * SLOT + thread_id() * LANES);
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
         float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
@@ -245,11 +273,8 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             }
             normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
         }
-        row_max_f32_leave(place_values, place_indices, shared_array<float>(0) + turn * WARPS, shared_array<i64>(256) + turn * WARPS);
-        row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(512) + turn * WARPS, shared_array<float>(768) + turn * WARPS);
-        block_sync();
-        row_max_f32_meet(place_values, place_indices, shared_array<float>(0) + turn * WARPS, shared_array<i64>(256) + turn * WARPS);
-        row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(512) + turn * WARPS, shared_array<float>(768) + turn * WARPS);
+        row_max_f32(place_values, place_indices, shared_array<float>(0) + turn * WARPS, shared_array<i64>(672) + turn * WARPS, arrived + 0 + turn, parity);
+        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(1344) + turn * WARPS, shared_array<float>(2016) + turn * WARPS, arrived + 2 + turn, parity);
 
         // Phase 2 of 3: reduces each row to chosen; writes out_0.
         float chosen_of[SUMS];
@@ -273,9 +298,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
         }
         float chosen = chosen_of[0];
-        row_amax_f32_leave(chosen, shared_array<float>(1024) + turn * WARPS);
-        block_sync();
-        chosen = row_amax_f32_meet(shared_array<float>(1024) + turn * WARPS);
+        chosen = row_amax_f32(chosen, shared_array<float>(2688) + turn * WARPS, arrived + 4 + turn, parity);
         if (thread == 0) {
             i64 narrowed;
             narrow(place_indices, narrowed);
@@ -290,6 +313,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             store(out_1_ptr, row, narrowed);
         }
         turn ^= 1;
+        parity ^= turn ^ 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
 }
