@@ -23,6 +23,7 @@ from fusegen.bundle.manifest import (
     RequestedCall,
     manifest_text,
     mark_of,
+    stored,
 )
 from fusegen.bundle.programs import (
     Example,
@@ -96,7 +97,7 @@ class TracedCall:
     values: tuple[Any, ...]
 
 
-def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manifest:
+def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> tuple[BuiltKernel, ...]:
     """Compiles kernels into a new folder, atomically.
 
     Args:
@@ -115,9 +116,12 @@ def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manif
         for request in requests:
             first = sum(len(kernel.variants) for kernel in kernels)
             kernels.append(built_kernel(request, unfinished, first))
-        manifest = Manifest(version, merged(kernels))
-        write(unfinished / NAME, manifest_text(manifest).encode())
-    return manifest
+        built = merged(kernels)
+        described = [stored(kernel) for kernel in built]
+        for kernel in described:
+            write(unfinished / kernel.file.file, kernel.text)
+        write(unfinished / NAME, manifest_text(Manifest(version, tuple(kernel.file for kernel in described))).encode())
+    return built
 
 
 def built_kernel(requested: BuildRequest, folder: Path, first: int = 0, tag: str = "") -> BuiltKernel:

@@ -19,10 +19,11 @@ from fusegen.bundle.manifest import (
     BuiltProgram,
     BuiltVariant,
     KernelBinary,
-    Manifest,
+    StoredKernel,
     binary,
     mark_of,
     passes_mark_of,
+    read_kernel,
     read_manifest,
 )
 from fusegen.dtypes import autocast_dtype
@@ -133,8 +134,7 @@ def kernels_for(graph: str, target: Target) -> list[Kernels]:
 
 
 def _kernels_in(folder: Path, graph: str, target: Target) -> Iterator[Kernels]:
-    manifest = _manifest_or_warning(folder)
-    for kernel in () if manifest is None else manifest.kernels:
+    for kernel in _kernels_with(folder, graph):
         for variant in kernel.variants:
             if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
                 continue
@@ -145,29 +145,45 @@ def _kernels_in(folder: Path, graph: str, target: Target) -> Iterator[Kernels]:
             yield from (each for each in found if _cluster(each.program) <= target.cluster)
 
 
+def _kernels_with(folder: Path, graph: str) -> Iterator[BuiltKernel]:
+    """Yields the kernels of a folder with a program of a graph. Only these are decoded."""
+    for stored in _kernels_or_warning(folder):
+        if graph in stored.summary.graphs:
+            try:
+                kernel = stored.kernel
+            except BundleError as error:
+                _warn(error)
+            else:
+                yield kernel
+
+
 @lru_cache(maxsize=64)
-def _manifest_or_warning(folder: Path) -> Manifest | None:
+def _kernels_or_warning(folder: Path) -> list[StoredKernel]:
     try:
-        return trusted_manifest(folder)
+        return trusted_kernels(folder)
     except BundleError as error:
-        warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=2)
-        return None
+        _warn(error)
+        return []
 
 
-def trusted_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a folder of ``FUSEGEN_BUNDLE_PATH``.
+def _warn(error: BundleError) -> None:
+    warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=3)
+
+
+def trusted_kernels(folder: Path) -> list[StoredKernel]:
+    """Reads the kernels of a folder of ``FUSEGEN_BUNDLE_PATH``.
 
     Raises:
-        BundleError: it is missing, was changed, or has another format.
+        BundleError: the manifest or the file of a kernel is missing, was changed, or has another format.
         SettingsError: others can write to a file of the folder.
     """
     require_trusted(folder)
     require_trusted(folder / NAME)
-    manifest = read_manifest(folder)
-    files = {folder / file for kernel in manifest.kernels for file, digest in kernel.files.items() if digest}
+    kernels = [read_kernel(folder, file) for file in read_manifest(folder).kernels]
+    files = {folder / file for kernel in kernels for file, digest in kernel.files.items() if digest}
     for path in sorted({*files, *(file.parent for file in files)}):
         require_trusted(path)
-    return manifest
+    return kernels
 
 
 def _cluster(program: BuiltProgram) -> int:

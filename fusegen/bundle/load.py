@@ -21,8 +21,10 @@ from fusegen.bundle.manifest import (
     BuiltPasses,
     BuiltProgram,
     BuiltVariant,
+    KernelFile,
     RequestedCall,
     place_of,
+    read_kernel,
     read_manifest,
 )
 from fusegen.dtypes import DType, autocast_dtype
@@ -47,26 +49,23 @@ from fusegen.runtime.bound import NO_CAPTURED, BoundCall, BoundPlan, CallFacts, 
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
+from fusegen.threads import without_garbage_collection
 from fusegen.trace import is_tracing
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def load(folder: str | os.PathLike[str]) -> Bundle:
-    """Loads the kernels of a folder that ``fusegen build`` wrote.
+    """Loads a folder that ``fusegen build`` wrote. The files of a kernel are read and checked when it is first looked up.
 
     The folder contains machine code: load only folders that you trust. Files are checked only for changes since the build.
 
     Raises:
         ArgumentError: the folder is not a path.
-        BundleError: a file in the folder is missing, was changed, or has another version.
+        BundleError: the manifest is missing, was changed, or has another version.
     """
     path = _resolved_path(folder)
-    manifest = read_manifest(path)
-    bundle = Bundle({kernel.name: BuiltFunction(path, kernel) for kernel in manifest.kernels})
-    for name in bundle:
-        bundle[name].check_binaries()
-    return bundle
+    return Bundle(path, {kernel.name: kernel for kernel in read_manifest(path).kernels})
 
 
 def _resolved_path(folder: object) -> Path:
@@ -86,28 +85,39 @@ class Bundle:
     It is not a `Mapping`, whose methods would hide kernels with the same names.
     """
 
-    def __init__(self, kernels: Mapping[str, BuiltFunction]) -> None:
-        self._kernels = dict(kernels)
+    def __init__(self, folder: Path, files: Mapping[str, KernelFile]) -> None:
+        self._folder, self._files = folder, dict(files)
+        self._kernels: dict[str, BuiltFunction] = {}
 
     def __getitem__(self, name: str) -> BuiltFunction:
+        """Returns a kernel.
+
+        Raises:
+            BundleError: one of its files is missing or was changed.
+        """
+        if name not in self._kernels:
+            with without_garbage_collection():
+                kernel = BuiltFunction(self._folder, read_kernel(self._folder, self._files[name]).kernel)
+                kernel.check_binaries()
+            return self._kernels.setdefault(name, kernel)  # all threads get the same object
         return self._kernels[name]
 
     def __getattr__(self, name: str) -> BuiltFunction:
-        if name in self.__dict__.get("_kernels", ()):
-            return self._kernels[name]
-        raise AttributeError(f"the bundle has no kernel {name!r}; it has {', '.join(self.__dict__.get('_kernels', ()))}")
+        if name in self.__dict__.get("_files", ()):
+            return self[name]
+        raise AttributeError(f"the bundle has no kernel {name!r}; it has {', '.join(self.__dict__.get('_files', ()))}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kernels)
+        return iter(self._files)
 
     def __len__(self) -> int:
-        return len(self._kernels)
+        return len(self._files)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._kernels]
+        return [*super().__dir__(), *self._files]
 
     def __repr__(self) -> str:
-        return f"<fusegen bundle of {', '.join(self._kernels)}>"
+        return f"<fusegen bundle of {', '.join(self._files)}>"
 
 
 @dataclass(frozen=True)
@@ -124,12 +134,13 @@ def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> LoadedP
     built = variant.passes
     if built is None:
         return None
-    forward, backward = (kernels_of_pass(folder, kernel, variant, built, each) for each in (built.forward, built.backward))
+    kernels = kernels_of_pass(folder, kernel, variant, built, built.programs)
+    forward, backward = kernels[: len(built.forward)], kernels[len(built.forward) :]
     wiring = built.wiring
     gradients = range(len(wiring.saved), len(wiring.tensors))
     return LoadedPasses(
         built,
-        (*forward, *backward),
+        kernels,
         BuiltPass(f"{kernel.name}_forward", wiring.inputs, forward),
         BuiltPass(wiring.name, wiring.backward_inputs, backward, gradients),
     )

@@ -1,11 +1,11 @@
-"""The manifest of a folder of built kernels: its contents, as data."""
+"""The manifest of a folder of built kernels, and one file for each kernel: its programs, as data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +17,12 @@ from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
-from fusegen.threads import without_garbage_collection
+from fusegen.schedule.names import ascii_name
+from fusegen.threads import cached_property, without_garbage_collection
 
 NAME = "manifest.json"
 
-FORMAT = 14
+FORMAT = 15
 """The version of the manifest's format. Other versions are rejected. It is one for all releases of fusegen with the same first two
 numbers, because wheels require them."""
 
@@ -166,11 +167,92 @@ class BuiltKernel:
 
 
 @dataclass(frozen=True)
+class KernelSummary:
+    """Facts of a kernel for which its programs need not be decoded.
+
+    Attributes:
+        calls: the calls that it was built for.
+        graphs: digests of its programs' graphs.
+        files: as in `BuiltKernel`.
+    """
+
+    name: str
+    calls: tuple[RequestedCall, ...]
+    graphs: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+def summary_of(kernel: BuiltKernel) -> KernelSummary:
+    calls = dict.fromkeys(variant.requested for variant in kernel.variants)
+    graphs = dict.fromkeys(program.graph for program in kernel.programs)
+    return KernelSummary(kernel.name, tuple(calls), tuple(graphs), tuple(kernel.files.items()))
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """The file that describes a kernel.
+
+    Attributes:
+        name: the kernel's name.
+        file: path in the folder, unique for the contents.
+        sha256: digest of the file.
+    """
+
+    name: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The contents of a folder. `fusegen` is the version that built it; kernels have unique names."""
 
     fusegen: str
-    kernels: tuple[BuiltKernel, ...]
+    kernels: tuple[KernelFile, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredKernel:
+    """A kernel as its file describes it. Its programs are decoded when they are needed.
+
+    Attributes:
+        text: contents of the file.
+        encoded: the kernel as JSON.
+        where: the file, for messages.
+    """
+
+    file: KernelFile
+    text: bytes
+    summary: KernelSummary
+    encoded: Any
+    where: str
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files as in `BuiltKernel`, and the kernel's own."""
+        return dict(self.summary.files) | {self.file.file: self.file.sha256}
+
+    @cached_property
+    def kernel(self) -> BuiltKernel:
+        """The decoded kernel.
+
+        Raises:
+            BundleError: it is invalid.
+        """
+        kernel: BuiltKernel = _decoded(self.encoded, BuiltKernel, self.where)
+        if summary_of(kernel) != self.summary:
+            raise BundleError(f"{self.where}: its summary is that of another kernel", hint=REBUILD_HINT)
+        for variant in kernel.variants:
+            _check_variant(variant, f"{self.where}: {kernel.name} for {variant.target}")
+        return kernel
+
+
+def stored(kernel: BuiltKernel) -> StoredKernel:
+    """Returns a kernel with the file that describes it, which is not written."""
+    summary, encoded = summary_of(kernel), encode(kernel, BuiltKernel)
+    text = _canonical({"summary": encode(summary, KernelSummary), "kernel": encoded})
+    file = f"{ascii_name(kernel.name)}/kernel-{digest(text)[:16]}.json"
+    return StoredKernel(KernelFile(kernel.name, file, digest(text)), text, summary, encoded, file)
 
 
 def place_of(file: Path, folder: Path) -> str:
@@ -194,25 +276,12 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: it is missing, was changed, has another format, or names a file outside of the folder.
     """
-    with without_garbage_collection():  # it would visit the growing manifest again and again
-        return _read(folder / NAME)
-
-
-def _read(path: Path) -> Manifest:
+    path = folder / NAME
     try:
-        document = json.loads(read_regular(path))
+        document = _parsed(read_regular(path), path)
     except OSError as error:
-        what = f"no built kernels in {path.parent}: {NAME} cannot be read: {error.strerror}"
+        what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is damaged: {error}", hint=REBUILD_HINT) from None
-    try:
-        return _decode_checked(document, path)
-    except RecursionError:
-        raise BundleError(f"{path} is nested too deeply", hint=REBUILD_HINT) from None
-
-
-def _decode_checked(document: Any, path: Path) -> Manifest:
     if not isinstance(document, dict) or "format" not in document:
         raise BundleError(f"{path} is not a manifest of built kernels", hint="give the folder that fusegen build --out wrote")
     if document["format"] != FORMAT:
@@ -220,29 +289,74 @@ def _decode_checked(document: Any, path: Path) -> Manifest:
         raise BundleError(what, hint="build it again with this fusegen, or update fusegen")
     content = document.get("content")
     if document.get("sha256") != digest(_canonical(content)):
-        raise BundleError(f"{path} was modified after the build: its hash differs", hint=REBUILD_HINT)
-    manifest: Manifest = decode(content, Manifest, path.name)
+        raise _changed(path)
+    manifest: Manifest = _decoded(content, Manifest, NAME)
     names = [kernel.name for kernel in manifest.kernels]
     if len(set(names)) < len(names):
         raise BundleError(f"{path} contains a kernel twice", hint=REBUILD_HINT)
-    for kernel in manifest.kernels:
-        for variant in kernel.variants:
-            _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
-        _check_files(kernel, path)
+    _check_files((kernel.file for kernel in manifest.kernels), path)
     return manifest
 
 
-def _check_files(kernel: BuiltKernel, path: Path) -> None:
+def read_kernel(folder: Path, file: KernelFile) -> StoredKernel:
+    """Reads the file of a kernel.
+
+    Raises:
+        BundleError: it is missing, was changed, or names a file outside of the folder.
+    """
+    path = folder / file.file
+    text = _read_checked(path, file.sha256)
+    document = _parsed(text, path)
+    if not isinstance(document, dict) or document.keys() != {"summary", "kernel"}:
+        raise BundleError(f"{path} does not describe a kernel", hint=REBUILD_HINT)
+    summary: KernelSummary = _decoded(document["summary"], KernelSummary, file.file)
+    if summary.name != file.name:
+        raise BundleError(f"{path} describes the kernel {summary.name}, not {file.name}", hint=REBUILD_HINT)
+    _check_files((name for name, _ in summary.files), folder / NAME)
+    return StoredKernel(file, text, summary, document["kernel"], str(path))
+
+
+def _parsed(text: bytes, path: Path) -> Any:
+    try:
+        with without_garbage_collection():  # it would visit the growing document again and again
+            return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is damaged: {error}", hint=REBUILD_HINT) from None
+
+
+def _decoded(encoded: Any, kind: Any, where: str) -> Any:
+    try:
+        with without_garbage_collection():
+            return decode(encoded, kind, where)
+    except RecursionError:
+        raise BundleError(f"{where} is nested too deeply", hint=REBUILD_HINT) from None
+
+
+def _read_checked(path: Path, sha256: str) -> bytes:
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
+    if digest(content) != sha256:
+        raise _changed(path)
+    return content
+
+
+def _changed(path: Path) -> BundleError:
+    return BundleError(f"{path} was modified after the build: its hash differs", hint=REBUILD_HINT)
+
+
+def _check_files(files: Iterable[str], path: Path) -> None:
     """Rejects names of files that are outside of the folder, or the manifest's: builds into the folder may remove these files."""
-    folder = path.parent.resolve()
-    for file in kernel.files:
+    folder, manifest = os.path.realpath(path.parent), os.path.realpath(path.parent / NAME)
+    for file in files:
         try:
-            resolved = (folder / file).resolve()
-        except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
+            resolved = os.path.realpath(path.parent / file)  # faster than `Path.resolve`
+        except (ValueError, OSError) as error:  # a null character
             raise BundleError(f"{path}: {file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
-        if not resolved.is_relative_to(folder) or ".." in Path(file).parts:
+        if os.path.commonpath((folder, resolved)) != folder or ".." in file.split("/"):
             raise BundleError(f"{path}: the file {file!r} is outside of the folder", hint=REBUILD_HINT)
-        if resolved == folder / NAME:
+        if resolved == manifest:
             raise BundleError(f"{path}: the file {file!r} is the manifest itself", hint=REBUILD_HINT)
 
 
@@ -312,12 +426,7 @@ def binary(folder: Path, code: KernelBinary, mark: bytes) -> bytes:
         BundleError: it is missing, was changed, or belongs to another call.
     """
     path = folder / code.file
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
-    if digest(content) != code.sha256:
-        raise BundleError(f"{path} was modified after the build: its hash differs", hint=REBUILD_HINT)
+    content = _read_checked(path, code.sha256)
     if not content.endswith(mark):
         raise BundleError(f"{path} was compiled for another call than that of {NAME}", hint=REBUILD_HINT)
     return content.removesuffix(mark)

@@ -19,8 +19,17 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
-from fusegen.bundle.kernels import trusted_manifest
-from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, KernelBinary, digest, passes_mark_of
+from fusegen.bundle.kernels import trusted_kernels
+from fusegen.bundle.manifest import (
+    AnyProgram,
+    BuiltParameter,
+    BuiltPasses,
+    BuiltProgram,
+    KernelBinary,
+    digest,
+    passes_mark_of,
+    read_manifest,
+)
 from fusegen.compiler.backends import host_flags
 from fusegen.compiler.compile import GENERATOR_DIGITS, CompiledGraph, Variant, needs_index64
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
@@ -206,13 +215,13 @@ def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signa
 def state_of(folder: str) -> tuple[bool, str]:
     """Returns whether calls take all programs of a folder of ``FUSEGEN_BUNDLE_PATH``, and a description with the reason if not."""
     try:
-        manifest = trusted_manifest(Path(folder))
+        programs = [program for stored in trusted_kernels(Path(folder)) for program in stored.kernel.programs]
+        version = read_manifest(Path(folder)).fusegen
     except FusegenError as error:
         return False, error.what
-    programs = [program for kernel in manifest.kernels for program in kernel.programs]
     others = sum(not program.graph.startswith(generator()[:GENERATOR_DIGITS]) for program in programs)
     if others:
-        what = f"{others} of {len(programs)} programs in {folder} are not used: another version of fusegen ({manifest.fusegen}), "
+        what = f"{others} of {len(programs)} programs in {folder} are not used: another version of fusegen ({version}), "
         return False, f"{what}Python, torch, sympy or Jinja built them"
     return True, f"{len(programs)} programs in {folder}"
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusegen.bundle.build import merged
-from fusegen.bundle.manifest import NAME, AnyProgram, BuiltKernel, BuiltVariant, Manifest, digest, manifest_text, read_manifest
+from fusegen.bundle.manifest import (
+    NAME,
+    AnyProgram,
+    BuiltKernel,
+    BuiltVariant,
+    Manifest,
+    StoredKernel,
+    digest,
+    manifest_text,
+    read_kernel,
+    read_manifest,
+    stored,
+)
 from fusegen.bundle.programs import cache_writes, locked, new_folder, temporary_folder, write
 from fusegen.errors import BundleError
 from fusegen.files import read_regular, write_atomically
@@ -21,36 +33,40 @@ class OpenFolder:
     Attributes:
         folder: the requested folder.
         unfinished: a folder for new files.
-        known: its contents so far; None for a new folder.
+        known: its manifest so far; None for a new folder.
+        kernels: its kernels so far, by name.
     """
 
     folder: Path
     unfinished: Path
     known: Manifest | None
-
-    @property
-    def kernels(self) -> tuple[BuiltKernel, ...]:
-        return () if self.known is None else self.known.kernels
+    kernels: Mapping[str, StoredKernel]
 
     @property
     def tag(self) -> str:
         """Part of new files' names that no earlier build into the folder had, so that no file is replaced."""
         return "" if self.known is None else f"{digest(manifest_text(self.known).encode())[:8]}-"
 
-    def is_whole(self, variants: Iterable[BuiltVariant]) -> bool:
-        """True if the binaries of programs are undamaged."""
-        files = BuiltKernel("", (), tuple(variants)).files
+    def is_whole(self, kernel: StoredKernel | BuiltKernel) -> bool:
+        """True if the binaries of a kernel are undamaged."""
+        files = kernel.files
         try:
             return all(digest(read_regular(self.folder / file)) == known for file, known in files.items() if known)
         except OSError:
             return False
 
-    def finish(self, kernels: Iterable[BuiltKernel], version: str) -> Manifest:
-        """Writes the manifest of these kernels, whose new files were written. Files that it does not name are removed."""
-        parts = list(kernels)
-        manifest = Manifest(version, tuple(map(self._with_known_files, merged(parts))))
-        used = {file for kernel in manifest.kernels for file in kernel.files}
-        unused = {file for kernel in (*parts, *self.kernels) for file in kernel.files} - used
+    def finish(self, built: Iterable[BuiltKernel], version: str) -> tuple[StoredKernel, ...]:
+        """Replaces kernels of the folder, or adds new ones, whose binaries were written. Files that nothing names any more are
+        removed. Returns all kernels of the folder."""
+        parts = list(built)
+        new = {kernel.name: stored(self._with_known_files(kernel)) for kernel in merged(parts)}
+        kernels = tuple({**self.kernels, **new}.values())
+        manifest = Manifest(version, tuple(kernel.file for kernel in kernels))
+        used = {file for kernel in kernels for file in kernel.files}
+        known = {file for kernel in self.kernels.values() for file in kernel.files}
+        unused = known.union(*(kernel.files for kernel in parts)) - used
+        for kernel in new.values():
+            write(self.unfinished / kernel.file.file, kernel.text)
         if self.known is None:
             write(self.unfinished / NAME, manifest_text(manifest).encode())
             _remove(self.unfinished, unused)
@@ -58,14 +74,14 @@ class OpenFolder:
             with cache_writes(self.folder):
                 self._replace(manifest, used)
             _remove(self.folder, unused)
-        return manifest
+        return kernels
 
     def _with_known_files(self, kernel: BuiltKernel) -> BuiltKernel:
         """Returns a kernel with the folder's files in place of new ones with the same contents."""
-        if kernel in self.kernels:
+        if kernel.name not in self.kernels:
             return kernel
-        known = {_without_paths(v): v for each in self.kernels if each.name == kernel.name for v in each.variants}
-        whole = {key: variant for key, variant in known.items() if self.is_whole([variant])}
+        known = self.kernels[kernel.name].kernel
+        whole = {_without_paths(v): v for v in known.variants if self.is_whole(replace(known, variants=(v,)))}
         return replace(kernel, variants=tuple(whole.get(_without_paths(v), v) for v in kernel.variants))
 
     def _replace(self, manifest: Manifest, used: Iterable[str]) -> None:
@@ -87,16 +103,17 @@ def open_folder(folder: Path) -> Iterator[OpenFolder]:
     """
     if not folder.exists():
         with new_folder(folder) as unfinished:
-            yield OpenFolder(folder, unfinished, None)
+            yield OpenFolder(folder, unfinished, None, {})
         return
     with locked(folder):
         try:
             known = read_manifest(folder)
+            kernels = {file.name: read_kernel(folder, file) for file in known.kernels}
         except BundleError as error:
             what = f"{folder} exists already, and nothing can be added: {error.what}"
             raise BundleError(what, hint="remove it, or build into another folder") from None
         with temporary_folder(folder) as unfinished:
-            yield OpenFolder(folder, unfinished, known)
+            yield OpenFolder(folder, unfinished, known, kernels)
 
 
 def _without_paths(variant: BuiltVariant) -> BuiltVariant:

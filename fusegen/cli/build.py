@@ -16,7 +16,7 @@ import fusegen
 from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.kernels import describe_calls
-from fusegen.bundle.manifest import BuiltVariant, Manifest, RequestedCall
+from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Manifest, RequestedCall, StoredKernel
 from fusegen.bundle.programs import temporary_folder
 from fusegen.bundle.update import open_folder
 from fusegen.bundle.wheel import PackageSpec, store, wheel_of_bundle, wheel_of_extension
@@ -102,11 +102,12 @@ def _run(
     if options.library:
         raise ArgumentError("--library does not apply to --format bundle", hint="add --format extension or wheel")
     with open_folder(options.out) as folder:
-        manifest = folder.finish(FolderBuild(folder, names, modules, terminal).kernels(calls), fusegen.__version__)
+        built = FolderBuild(folder, names, modules, terminal).kernels(calls)
+        kernels = folder.finish(built, fusegen.__version__)
     if options.json:
-        print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
+        print_document(terminal, "build", folder=str(options.out), kernels=[_facts(each.kernel) for each in kernels])
     else:
-        _print(terminal, manifest, options.out)
+        _print(terminal, kernels, folder.known, options.out)
     return 0
 
 
@@ -302,22 +303,22 @@ def _requests(calls: Iterable[RequestedCall], modules: dict[str, ModuleType], te
         yield request_of(call, modules)
 
 
-def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
-    for kernel in manifest.kernels:
+def _print(terminal: Terminal, kernels: Sequence[StoredKernel], before: Manifest | None, folder: Path) -> None:
+    unchanged = [each for each in kernels if before is not None and each.file in before.kernels]
+    for kernel in (each.kernel for each in kernels if each not in unchanged):
         terminal.title(kernel.name)
         names = [parameter.name for parameter in kernel.parameters]
         for variant in kernel.variants:
             rows = ", ".join(map(str, variant.signature.rows))
             target = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.summary}"
             terminal.line(f"{target}: {describe_calls(variant.signature, names)}")
+    if unchanged:
+        terminal.line(f"unchanged: {', '.join(each.summary.name for each in unchanged)}")
     terminal.line(f"kernels = fusegen.load({str(folder)!r}) loads them")
 
 
-def _facts(manifest: Manifest) -> list[dict[str, object]]:
-    return [
-        {"name": kernel.name, "variants": [_fact(variant, [p.name for p in kernel.parameters]) for variant in kernel.variants]}
-        for kernel in manifest.kernels
-    ]
+def _facts(kernel: BuiltKernel) -> dict[str, object]:
+    return {"name": kernel.name, "variants": [_fact(variant, [p.name for p in kernel.parameters]) for variant in kernel.variants]}
 
 
 def _fact(variant: BuiltVariant, names: Sequence[str]) -> dict[str, object]:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from types import ModuleType
 
 from fusegen import target as targets
 from fusegen.bundle.build import BuildRequest, built_kernel
-from fusegen.bundle.manifest import NOT_DESCRIBED, BuiltKernel, RequestedCall, digest, place_of
+from fusegen.bundle.manifest import NOT_DESCRIBED, BuiltKernel, RequestedCall, StoredKernel, digest, place_of
 from fusegen.bundle.update import OpenFolder
 from fusegen.cli.arguments import check_complete, meta_arguments
 from fusegen.cli.load import file_of, is_location, load, location_of
@@ -50,27 +50,35 @@ class FolderBuild:
     repeatable: bool = True
 
     def kernels(self, calls: Iterable[RequestedCall]) -> list[BuiltKernel]:
-        """Returns the folder's kernels, with those of some calls. Earlier calls of the same kernels are built again, unless nothing
-        that they depend on has changed: a folder never has programs of two versions of a function.
+        """Returns the kernels of some calls, except those that the folder has for all their calls, whole and up to date. Earlier
+        calls of the others are built again, unless nothing that they depend on has changed: a folder never has programs of two
+        versions of a function.
 
         Raises:
             BundleError: the folder has another kernel with the name of one of these, or it cannot be built.
             CompileError, ToolNotFoundError, TraceError: as for `fusegen.bundle.build.build`.
         """
-        known = {kernel.name: kernel for kernel in self.folder.kernels}
+        known = self.folder.kernels
         stored = [(known[name], command_name) for command_name, name in self.names.items() if name in known]
         earlier = [call for kernel, command_name in stored for call in self._earlier(kernel, command_name)]
-        wanted = dict.fromkeys(self._recorded(call) for call in (*earlier, *calls))
-        built = {call: kernel for call in wanted if (kernel := self._reusable(known, call)) is not None}
-        built |= self._built([call for call in wanted if call not in built])
-        kept = [kernel for name, kernel in known.items() if name not in self.names.values()]
-        order = {name: number for number, name in enumerate(known)}
-        return sorted([*kept, *(built[call] for call in wanted)], key=lambda kernel: order.get(kernel.name, len(order)))
+        wanted: dict[str, dict[RequestedCall, None]] = {}
+        for call in (*earlier, *calls):
+            wanted.setdefault(self.names[call.kernel], {})[self._recorded(call)] = None
+        changed = [call for name, some in wanted.items() if not self._is_complete(known.get(name), some) for call in some]
+        built = {call: kernel for call in changed if (kernel := self._reusable(known, call)) is not None}
+        built |= self._built([call for call in changed if call not in built])
+        return [built[call] for call in changed]
 
-    def _earlier(self, kernel: BuiltKernel, command_name: str) -> Iterator[RequestedCall]:
-        for call in dict.fromkeys(variant.requested for variant in kernel.variants):
+    def _is_complete(self, kernel: StoredKernel | None, calls: Collection[RequestedCall]) -> bool:
+        """True if the folder has a kernel for just these calls, whole and up to date."""
+        if kernel is None or set(kernel.summary.calls) != set(calls):
+            return False
+        return all(call.environment for call in calls) and self.folder.is_whole(kernel)
+
+    def _earlier(self, kernel: StoredKernel, command_name: str) -> Iterator[RequestedCall]:
+        for call in kernel.summary.calls:
             if not self._is_same(call, self._recorded(replace(call, kernel=command_name))):
-                what = f"{self.folder.folder} has a kernel {kernel.name} already, of {call.kernel or 'a Python program'}"
+                what = f"{self.folder.folder} has a kernel {kernel.summary.name} already, of {call.kernel or 'a Python program'}"
                 if call.kernel:
                     what += f", which is another one than {command_name} or was built at another place"
                 raise BundleError(what, hint="remove it, or build into another folder")
@@ -88,13 +96,14 @@ class FolderBuild:
         attributes = {location_of(each.kernel)[1] or self.names[call.kernel] for each in (known, call)}
         return known.place == call.place and len(attributes) == 1
 
-    def _reusable(self, known: Mapping[str, BuiltKernel], call: RequestedCall) -> BuiltKernel | None:
+    def _reusable(self, known: Mapping[str, StoredKernel], call: RequestedCall) -> BuiltKernel | None:
         """Returns the kernel with its programs for a call, if they are whole and up to date."""
-        kernel = known.get(self.names[call.kernel])
-        if kernel is None or not call.environment:
+        found = known.get(self.names[call.kernel])
+        if found is None or not call.environment:
             return None
-        variants = tuple(variant for variant in kernel.variants if variant.requested == call)
-        return replace(kernel, variants=variants) if variants and self.folder.is_whole(variants) else None
+        variants = tuple(variant for variant in found.kernel.variants if variant.requested == call)
+        kernel = replace(found.kernel, variants=variants)
+        return kernel if variants and self.folder.is_whole(kernel) else None
 
     def _built(self, calls: Sequence[RequestedCall]) -> dict[RequestedCall, BuiltKernel]:
         tags = {call: f"{self.folder.tag}{number}-" for number, call in enumerate(calls)}

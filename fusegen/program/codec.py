@@ -26,21 +26,57 @@ _OPERATORS = {operator.value: operator for operator in FormulaKind if operator n
 
 def encode(value: Any, kind: Any) -> Any:
     """Encodes a value of a type as JSON. Raises if a constant has a type that cannot be stored."""
+    return _encoder(kind)(value)
+
+
+Encoder = Callable[[Any], Any]
+
+
+@cache
+def _encoder(kind: Any) -> Encoder:
+    """Returns the function that encodes a type."""
     if kind in (int, str, bool):
-        return value
-    if kind is float:
-        return repr(value)
-    if kind is Formula:
-        return _encoded_formula(value)
-    if kind is Constant:
-        return _encoded_constant(value.value)
+        return _unchanged
+    if kind in _ENCODERS:
+        return _ENCODERS[kind]
     if get_origin(kind) is tuple:
-        return [encode(element, member) for element, member in zip(value, _element_kinds(kind, len(value)), strict=True)]
+        *kinds, last = get_args(kind)
+        return partial(_list, _encoder(kinds[0])) if last is Ellipsis else partial(_list_of, [*map(_encoder, get_args(kind))])
     if _is_union(kind):
-        return None if value is None else {type(value).__name__: encode(value, type(value))}
+        return _member_of_union
     if issubclass(kind, Enum):
-        return value.name
-    return {name: encode(getattr(value, name), hint) for name, hint in _hints(kind).items()}
+        return _name
+    return partial(_fields, kind)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _list(encoder: Encoder, value: Sequence[Any]) -> list[Any]:
+    return [encoder(element) for element in value]
+
+
+def _list_of(encoders: Sequence[Encoder], value: Sequence[Any]) -> list[Any]:
+    return [encoder(element) for encoder, element in zip(encoders, value, strict=True)]
+
+
+def _member_of_union(value: Any) -> Any:
+    kind: Any = type(value)
+    return None if value is None else {kind.__name__: _encoder(kind)(value)}
+
+
+def _name(value: Enum) -> str:
+    return value.name
+
+
+def _fields(kind: type, value: Any) -> dict[str, Any]:
+    return {name: encoder(getattr(value, name)) for name, encoder in _field_encoders(kind).items()}
+
+
+@cache
+def _field_encoders(kind: type) -> dict[str, Encoder]:
+    return {name: _encoder(hint) for name, hint in _hints(kind).items()}
 
 
 Decoder = Callable[[Any], Any]
@@ -104,11 +140,6 @@ def _is_union(kind: Any) -> bool:
 def _hints(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _element_kinds(kind: Any, count: int) -> tuple[Any, ...]:
-    kinds = get_args(kind)
-    return (kinds[0],) * count if kinds[-1] is Ellipsis else kinds
 
 
 def _sequence(decoder: Decoder, data: Any) -> tuple[Any, ...]:
@@ -229,4 +260,9 @@ def _constant(data: Any) -> object:
     raise _InvalidError(f"{data!r} is not a constant")
 
 
+_ENCODERS: dict[Any, Encoder] = {
+    float: repr,
+    Formula: _encoded_formula,
+    Constant: lambda constant: _encoded_constant(constant.value),
+}
 _DECODERS: dict[Any, Decoder] = {float: _float, Formula: _formula, Constant: lambda data: Constant(_constant(data))}

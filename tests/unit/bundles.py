@@ -14,6 +14,7 @@ from torch import Tensor
 from fusegen.bundle import manifest
 from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.load import BuiltFunction, load
+from fusegen.bundle.manifest import BuiltKernel, read_kernel, read_manifest
 from fusegen.compiler.parameters import Parameters
 from fusegen.options import Options
 from fusegen.target import target
@@ -118,10 +119,49 @@ def equal(one: Any, other: Any) -> bool:
     return is_alike and len(one) == len(other) and all(map(equal, one, other))
 
 
+def kernels_in(folder: Path) -> list[BuiltKernel]:
+    """The kernels that were built into a folder."""
+    return [read_kernel(folder, file).kernel for file in read_manifest(folder).kernels]
+
+
+def descriptions(folder: Path) -> list[Path]:
+    """The files that describe the kernels of a folder."""
+    return [folder / file.file for file in read_manifest(folder).kernels]
+
+
 def rewrite(folder: Path, change: Change) -> None:
-    """Changes the content, with a hash that fits."""
+    """Changes the kernels as JSON, with summaries and hashes that fit."""
+    content: Any = {"kernels": [json.loads(path.read_text())["kernel"] for path in descriptions(folder)]}
+    change(content)
+    texts = [json.dumps({"summary": _summary(kernel), "kernel": kernel}) for kernel in content["kernels"]]
+    files = []
+    for number, text in enumerate(texts):
+        (folder / f"{number}.json").write_text(text)
+        name = content["kernels"][number]["name"]
+        files.append({"name": name, "file": f"{number}.json", "sha256": manifest.digest(text.encode())})
+    rewrite_manifest(folder, lambda document: document.update(kernels=files))
+
+
+def rewrite_manifest(folder: Path, change: Change) -> None:
+    """Changes the manifest, with a hash that fits."""
     path = folder / "manifest.json"
     document = json.loads(path.read_text())
     change(document["content"])
     document["sha256"] = manifest.digest(manifest._canonical(document["content"]))
     path.write_text(json.dumps(document))
+
+
+def _summary(kernel: Any) -> Any:
+    programs = [*kernel["variants"]]
+    for variant in kernel["variants"]:
+        passes = (variant["passes"] or {}).get("BuiltPasses", {"forward": [], "backward": []})
+        programs += [*passes["forward"], *passes["backward"]]
+    codes = [code for program in programs for code in program["code"]]
+    calls = [variant["requested"] for variant in kernel["variants"]]
+    files = {code["source"]: "" for code in codes} | {code["file"]: code["sha256"] for code in codes}
+    return {
+        "name": kernel["name"],
+        "calls": [call for number, call in enumerate(calls) if call not in calls[:number]],
+        "graphs": list(dict.fromkeys(program["graph"] for program in programs)),
+        "files": list(files.items()),
+    }

@@ -25,7 +25,7 @@ import fusegen as fg
 from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.kernels import Mismatch, match
 from fusegen.bundle.load import load
-from fusegen.bundle.manifest import BuiltVariant, read_manifest
+from fusegen.bundle.manifest import BuiltVariant
 from fusegen.compiler.backends import emulated_machine
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.emulator import EmulatorBackend, emulated_kernels
@@ -40,7 +40,7 @@ from fusegen.runtime import devices
 from fusegen.runtime.execute import bound_call
 from fusegen.target import target
 from tests.naming import case
-from tests.unit.bundles import CASES, built, equal, numbers, pointwise, row, sized, wanted
+from tests.unit.bundles import CASES, built, equal, kernels_in, numbers, pointwise, row, sized, wanted
 from tests.unit.eager import randn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     function, made, other = CASES[name]
     halves = [tuple(a.bfloat16() if isinstance(a, Tensor) else a for a in given) for given in (made, other)]
     built(tmp_path / "kernels", function, halves[0], "sm_90a")
-    (kernel,) = read_manifest(tmp_path / "kernels").kernels
+    (kernel,) = kernels_in(tmp_path / "kernels")
     names = [p.plain for p in kernel.parameters]
     for code in (code for variant in kernel.variants for code in variant.code):
         assert (tmp_path / "kernels" / code.file).read_bytes()[:4] == b"\x7fELF"
@@ -330,7 +330,7 @@ def test_every_form_is_built_and_found_by_the_number_of_rows(tmp_path: Path, mon
         return {"x": torch.empty(rows, 2048, device="meta").half(), "weight": torch.empty(4096, 2048, device="meta").half()}
 
     build(tmp_path / "built", [BuildRequest("linear_gelu", linear_gelu, arguments(512), target("sm_90a"))], "0")
-    (kernel,) = read_manifest(tmp_path / "built").kernels
+    (kernel,) = kernels_in(tmp_path / "built")
     calls = []
     for rows in (2, 33, 512, 200000):
         fitting = [v.call for v in kernel.variants if _fits(v, ["x", "weight"], [*arguments(rows).values()])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen.bundle.build import build
 from fusegen.errors import ArgumentError, BundleError
-from tests.unit.bundles import built, equal, wanted
+from tests.unit.bundles import built, equal, kernels_in, wanted
 from tests.unit.eager import randn
 
 scale, layer = randn(8), nn.Linear(8, 4).requires_grad_(False)
@@ -41,8 +40,8 @@ def test_a_captured_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_the_manifest_says_which_parameters_are_captured(tmp_path: Path) -> None:
     built(tmp_path / "kernels", scaled, (randn(5, 8),))
-    parameters = json.loads((tmp_path / "kernels" / "manifest.json").read_text())["content"]["kernels"][0]["parameters"]
-    assert [p["name"] for p in parameters if p["captured"]] == ["scale", "layer_weight", "layer_bias"]
+    (kernel,) = kernels_in(tmp_path / "kernels")
+    assert [p.name for p in kernel.parameters if p.captured] == ["scale", "layer_weight", "layer_bias"]
 
 
 def test_programs_of_one_kernel_capture_the_same(tmp_path: Path) -> None:

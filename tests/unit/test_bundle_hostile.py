@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 import fusegen as fg
+from fusegen.bundle.build import build
 from fusegen.bundle.load import load
 from fusegen.errors import ArgumentError, BundleError
 from tests.naming import case
-from tests.unit.bundles import Change, built, nested, numbers, rewrite
+from tests.unit.bundles import Change, built, descriptions, nested, numbers, rewrite, rewrite_manifest, wanted
 from tests.unit.eager import randn
 
 
@@ -35,8 +37,10 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
+    """The error of a folder, or of the first kernel in it."""
     with pytest.raises(BundleError) as error:
-        load(folder)
+        for name in (kernels := load(folder)):
+            kernels[name]
     return str(error.value)
 
 
@@ -79,10 +83,14 @@ def test_an_unknown_format(folder: Path, version: object) -> None:
 
 
 def test_a_byte_of_the_manifest_has_changed(folder: Path) -> None:
-    path = folder / "manifest.json"
-    text = path.read_text()
-    path.write_text(text.replace('"block": ', '"block": 1', 1))
-    assert "its hash differs" in refusal(folder)
+    changes = [(path, '"block":', '"block":1') for path in descriptions(folder)]
+    for path, known, other in (*changes, (folder / "manifest.json", '"name": "', '"name": "x')):
+        with case(path):
+            text = path.read_text()
+            assert known in text
+            path.write_text(text.replace(known, other, 1))
+            assert f"{path} was modified after the build: its hash differs" in refusal(folder)
+            path.write_text(text)
 
 
 def library(folder: Path) -> Path:
@@ -104,7 +112,7 @@ def test_a_binary_has_changed(folder: Path, damage: Callable[[bytes], bytes]) ->
 
 
 def test_pipes_are_refused_at_once(folder: Path) -> None:
-    for path in (library(folder), folder / "manifest.json"):
+    for path in (library(folder), *descriptions(folder), folder / "manifest.json"):
         path.unlink()
         os.mkfifo(path)
         assert "cannot be read: not a regular file" in refusal(folder)
@@ -208,7 +216,6 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "passes of another call": (put(*PASSES, "backward", 0, "call", "counts", value=[1]), "compiled for another call"),
     "a captured parameter that was none": (
         lambda content: content["kernels"][0]["parameters"][0].update(captured=True), "compiled for another call"),
-    "no kernels at all": (lambda content: content.update(kernels=None), "a list expected"),
 }  # fmt: skip
 
 
@@ -220,6 +227,71 @@ def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: py
     rewrite(folder, change)
     assert text in refusal(folder)
     assert not list(folder.rglob("HACKED"))
+
+
+def retold(folder: Path, **changes: object) -> None:
+    """Changes the summary of the only kernel, with a hash that fits."""
+    (path,) = descriptions(folder)
+    document = json.loads(path.read_text())
+    assert changes.keys() <= document["summary"].keys()
+    document["summary"].update(changes)
+    path.write_text(json.dumps(document))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    rewrite_manifest(folder, lambda content: content["kernels"][0].update(sha256=sha256))
+
+
+MANIFESTS: dict[str, tuple[Change, str]] = {
+    "no kernels at all": (lambda content: content.update(kernels=None), "a list expected"),
+    "a description outside": (lambda content: content["kernels"][0].update(file="../victim"), "outside of the folder"),
+    "itself as a description": (lambda content: content["kernels"][0].update(file="manifest.json"), "is the manifest itself"),
+    "a description that is missing": (lambda content: content["kernels"][0].update(file="other.json"), "cannot be read"),
+    "another name": (lambda content: content["kernels"][0].update(name="other"), "describes the kernel numbers, not other"),
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_that_names_other_files(name: str, folder: Path) -> None:
+    change, text = MANIFESTS[name]
+    rewrite_manifest(folder, change)
+    assert text in refusal(folder)
+
+
+SUMMARIES: dict[str, tuple[dict[str, object], str]] = {
+    "a file outside": ({"files": [["../victim", ""]]}, "outside of the folder"),
+    "the manifest as a file": ({"files": [["manifest.json", ""]]}, "is the manifest itself"),
+    "a file less": ({"files": []}, "its summary is that of another kernel"),
+    "another graph": ({"graphs": ["0"]}, "its summary is that of another kernel"),
+    "no calls": ({"calls": []}, "its summary is that of another kernel"),
+    "a number as a graph": ({"graphs": [0]}, "str expected"),
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_a_summary_that_somebody_wrote(name: str, folder: Path) -> None:
+    changes, text = SUMMARIES[name]
+    retold(folder, **changes)
+    assert text in refusal(folder)
+
+
+@pytest.mark.parametrize("document", ["null", "{}", "[]", "{", "1" * 5000])
+def test_a_description_of_no_kernel(document: str, folder: Path) -> None:
+    (path,) = descriptions(folder)
+    path.write_text(document)
+    sha256 = hashlib.sha256(document.encode()).hexdigest()
+    rewrite_manifest(folder, lambda content: content["kernels"][0].update(sha256=sha256))
+    assert re.search("does not describe a kernel|is damaged", refusal(folder))
+
+
+def test_a_kernel_is_read_when_it_is_looked_up(tmp_path: Path) -> None:
+    requests = [wanted(numbers, (randn(5, 8), 0.5, 3)), wanted(nested, (randn(5, 40),))]
+    build(tmp_path / "kernels", requests, "test")
+    for path in (tmp_path / "kernels" / "nested").rglob("*"):
+        path.unlink() if path.is_file() else None
+    kernels, x = load(tmp_path / "kernels"), randn(4, 8)
+    assert list(kernels) == ["numbers", "nested"] and kernels.numbers is kernels["numbers"]
+    assert kernels.numbers(x, 0.5, 3).equal(fg.kernel(numbers)(x, 0.5, 3))
+    with pytest.raises(BundleError, match="cannot be read"):
+        kernels.nested  # noqa: B018
 
 
 def test_a_library_of_another_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

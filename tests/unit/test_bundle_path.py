@@ -18,7 +18,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bundle import kernels
 from fusegen.bundle.build import build
-from fusegen.bundle.manifest import RequestedCall, read_manifest
+from fusegen.bundle.manifest import RequestedCall
 from fusegen.bundle.programs import state_of
 from fusegen.cli.build_folder import request_of
 from fusegen.compiler import backends
@@ -34,7 +34,7 @@ from fusegen.target import target
 from fusegen.verify.cases import sized_case
 from fusegen.verify.lowering import prepare
 from tests.naming import case
-from tests.unit.bundles import CASES, equal, product, rewrite, row, wanted
+from tests.unit.bundles import CASES, equal, kernels_in, product, rewrite, row, wanted
 from tests.unit.eager import randn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ ALONE = """
 import pickle, sys
 import torch
 import fusegen as fg
-from tests.unit.bundles import CASES
+from tests.unit.bundles import kernels_in, CASES
 results = [fg.kernel(CASES[name][0])(*arguments) for name, arguments in pickle.load(open(sys.argv[1], "rb"))]
 pickle.dump(results, open(sys.argv[2], "wb"))
 """
@@ -66,7 +66,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             monkeypatch.setenv(variable, value)
         monkeypatch.setenv("FUSEGEN_BUNDLE_PATH", os.pathsep.join(map(str, folders)))
         monkeypatch.setattr(backends, "_LOADED", {})
-        kernels._manifest_or_warning.cache_clear()
+        kernels._kernels_or_warning.cache_clear()
         settings.cache_clear()
         forget_programs()
 
@@ -164,7 +164,7 @@ def test_other_options_are_other_graphs(folder: Path, only: Callable[..., None])
 
 def test_sizes_that_a_program_is_not_built_for(folder: Path, only: Callable[..., None]) -> None:
     only(folder)
-    (built,) = kernels._kernels_in(folder, read_manifest(folder).kernels[0].variants[0].graph, target("cpu"))
+    (built,) = kernels._kernels_in(folder, kernels_in(folder)[0].variants[0].graph, target("cpu"))
     assert built.serves({"x_dim0": 65}) and not built.serves({"x_dim0": 0}) and not built.serves({})
 
 
@@ -172,7 +172,7 @@ def test_sizes_that_a_program_is_not_built_for(folder: Path, only: Callable[...,
 
 
 def test_a_damaged_binary_is_compiled(folder: Path, only: Callable[..., None]) -> None:
-    library = folder / read_manifest(folder).kernels[0].variants[0].code[0].file
+    library = folder / kernels_in(folder)[0].variants[0].code[0].file
     content = bytearray(library.read_bytes())
     content[len(content) // 2] ^= 1
     library.write_bytes(content)
@@ -202,7 +202,7 @@ def test_a_manifest_that_names_another_graph_is_not_taken(folder: Path, only: Ca
 
 @pytest.mark.parametrize("changed", ["folder", "manifest.json", "binary", "its folder"])
 def test_a_folder_that_others_can_write_to_is_refused(folder: Path, only: Callable[..., None], changed: str) -> None:
-    library = folder / read_manifest(folder).kernels[0].variants[0].code[0].file
+    library = folder / kernels_in(folder)[0].variants[0].code[0].file
     path = {"folder": folder, "binary": library, "its folder": library.parent}.get(changed, folder / changed)
     path.chmod(path.stat().st_mode | 0o020)
     only(folder)
@@ -224,7 +224,7 @@ def test_a_folder_of_another_format_is_a_warning(folder: Path, only: Callable[..
 def test_another_version_is_not_taken_and_the_doctor_says_so(
     folder: Path, only: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert state_of(str(folder)) == (True, f"{len(read_manifest(folder).kernels[0].programs)} programs in {folder}")
+    assert state_of(str(folder)) == (True, f"{len(kernels_in(folder)[0].programs)} programs in {folder}")
     for module in ("compiler.compile", "bundle.programs"):
         monkeypatch.setattr(f"fusegen.{module}.generator", lambda: "0" * 64)
     only(folder)

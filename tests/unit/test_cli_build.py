@@ -16,13 +16,13 @@ import fusegen as fg
 from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension
-from fusegen.bundle.manifest import read_manifest
 from fusegen.cli.main import main
 from fusegen.errors import BundleError
 from fusegen.extension.native import LibrarySources
 from fusegen.runtime import devices
 from fusegen.target import target
 from tests.naming import case
+from tests.unit.bundles import kernels_in
 from tests.unit.commands import Run
 
 USER = """
@@ -92,7 +92,8 @@ def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, caps
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))
     programs = ("gated/cpu-0-0", "gated/cpu-0-0-backward-0", "gated/cpu-0-0-forward-0")
     wanted = [f"{program}/kernels.{kind}" for program in programs for kind in ("cpp", "so")]
-    assert sorted(re.sub("-[0-9a-f]{16}", "", file) for file in files) == sorted([*wanted, "manifest.json"])
+    wanted += ["gated/kernel.json", "manifest.json"]
+    assert sorted(re.sub("-[0-9a-f]{16}", "", file) for file in files) == sorted(wanted)
     x, gate = torch.randn(2, 5, 32)
     torch.testing.assert_close(fg.load(out).gated(x, gate, scale=0.5), F.silu(gate) * x * 0.5)
 
@@ -143,14 +144,14 @@ def test_a_level_of_x86_64(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyP
     out = tmp_path / "built"
     done = run("build", "softmax", "--arch", "cpu,sm_90a", "--dtype", "f32", "--cpu", "x86-64-v2", "--out", str(out))
     assert done.code == 0 and "building softmax for cpu, x86-64-v2, f32" in done.err
-    assert {v.target: v.machine for v in read_manifest(out).kernels[0].variants} == {"cpu": "x86-64-v2", "sm_90a": ""}
+    assert {v.target: v.machine for v in kernels_in(out)[0].variants} == {"cpu": "x86-64-v2", "sm_90a": ""}
     x = torch.randn(3, 4096, requires_grad=True)
     y = fg.load(out).softmax(x)
     torch.testing.assert_close(y, x.softmax(-1))
     (gradient,) = torch.autograd.grad(y.square().sum(), x)
     torch.testing.assert_close(gradient, torch.autograd.grad(x.softmax(-1).square().sum(), x)[0])
     assert run("build", "softmax", "--arch", "cpu", "--dtype", "f32", "--out", str(out)).code == 0
-    machines = [v.machine for v in read_manifest(out).kernels[0].variants]
+    machines = [v.machine for v in kernels_in(out)[0].variants]
     assert machines == ["x86-64-v2", "", devices.instruction_set()]
     monkeypatch.setattr(devices, "runs_here", lambda machine: machine == devices.instruction_set())
     torch.testing.assert_close(fg.load(out).softmax(x), x.softmax(-1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -15,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bundle.manifest import read_manifest
+from fusegen.bundle.manifest import StoredKernel
 from fusegen.bundle.programs import locked, temporary_folder
 from fusegen.cli import build_folder
 from fusegen.errors import ArgumentError
 from tests.naming import case
-from tests.unit.bundles import rewrite
+from tests.unit.bundles import descriptions, kernels_in, rewrite
 from tests.unit.commands import Run
 
 USER = """
@@ -160,7 +159,7 @@ def test_a_changed_function_is_built_again_for_its_earlier_calls(run: Run, user_
         x = torch.randn(shape)
         torch.testing.assert_close(kernels.norm(x, weight), 3 * F.rms_norm(x, (16,), weight, 1e-5))
     assert list(kernels) == ["norm", "mlp"]
-    named = (out / "manifest.json").read_text()
+    named = "".join(path.read_text() for path in (out / "manifest.json", *descriptions(out)))
     assert all(file in named for file in contents(out) if file != "manifest.json")
 
 
@@ -171,9 +170,10 @@ def test_nothing_changes_if_nothing_has_changed(run: Run, user_file: Path, out: 
     before = contents(out)
     build(run, *own)
     assert contents(out) == before
-    monkeypatch.setattr(build_folder, "_build", None)
-    build(run, "RMSNorm", "silu", "--out", out)
-    assert contents(out) == before
+    for owner, name in ((build_folder, "_build"), (StoredKernel, "kernel")):  # nothing is built, and no program is decoded
+        monkeypatch.setattr(owner, name, None)
+    done = run("build", "RMSNorm", "silu", "--out", str(out), "--arch", "cpu")
+    assert "unchanged: norm, rms_norm, silu" in done.out and contents(out) == before
 
 
 def test_damaged_files_are_built_again(run: Run, out: Path) -> None:
@@ -205,7 +205,7 @@ def test_files_of_one_name_in_two_folders(run: Run, tmp_path: Path, out: Path, m
     monkeypatch.chdir(tmp_path)
     shapes = ("--shape", "x=7x16", "weight=16", "--out", str(out))
     build(run, "a/mine.py:norm", *shapes)
-    before = contents(out)
+    before, count = contents(out), len(kernels_in(out)[0].variants)
     for folder, name in ((tmp_path, "b/mine.py:norm"), (tmp_path / "b", "mine.py:norm"), (tmp_path, f"{tmp_path}/b/mine.py:norm")):
         with case(name):
             monkeypatch.chdir(folder)
@@ -219,8 +219,8 @@ def test_files_of_one_name_in_two_folders(run: Run, tmp_path: Path, out: Path, m
     ):
         monkeypatch.chdir(folder)
         build(run, name, *shapes)
-        kernel = read_manifest(out).kernels[0]
-        assert len(kernel.variants) == len(json.loads(before["manifest.json"])["content"]["kernels"][0]["variants"])
+        kernel = kernels_in(out)[0]
+        assert len(kernel.variants) == count
 
 
 def test_a_build_removes_no_file_outside_of_its_folder(run: Run, user_file: Path, out: Path) -> None:

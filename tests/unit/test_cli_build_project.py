@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
-from fusegen.bundle.manifest import read_manifest
 from fusegen.cli import build, build_folder
 from fusegen.errors import SettingsError
 from fusegen.settings import settings
 from fusegen.specs import SPECS
 from tests.naming import case
+from tests.unit.bundles import kernels_in
 from tests.unit.commands import Run
 
 USER = """
@@ -70,7 +70,7 @@ def test_a_project_lists_its_kernels(project: Path, run: Run) -> None:
 @pytest.mark.usefixtures("project")
 def test_the_command_line_replaces_options_of_the_file(run: Run) -> None:
     assert run("build", "--dtype", "f64", "--out", "other").code == 0
-    dtypes = {kernel.name: {v.requested.dtype for v in kernel.variants} for kernel in read_manifest(Path("other")).kernels}
+    dtypes = {kernel.name: {v.requested.dtype for v in kernel.variants} for kernel in kernels_in(Path("other"))}
     assert dtypes == {name: {"f64"} for name in ("softmax", "added", "scaled")} and not Path("kernels").exists()
 
 
@@ -141,14 +141,14 @@ def test_architectures_of_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
         with case(name):
             assert f"{name!r}, which is not a compute capability · try: write numbers such as 8.0;8.6" in build_for(name)
     assert build_for("8.0", "9.0a", "8.6+PTX").count("building") == 3
-    assert {variant.target for variant in read_manifest(Path("built")).kernels[0].variants} == {"sm_80", "sm_86", "sm_90a"}
+    assert {variant.target for variant in kernels_in(Path("built"))[0].variants} == {"sm_80", "sm_86", "sm_90a"}
 
 
 @pytest.mark.usefixtures("project")
 def test_names_of_architectures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "settings", lambda: replace(settings(), arch_list=("Ampere", "Hopper", "10.0f", "8.0+PTX")))
     assert run("build", "relu", "--dtype", "f32", "--out", "built").code == 0
-    targets = {variant.target for variant in read_manifest(Path("built")).kernels[0].variants}
+    targets = {variant.target for variant in kernels_in(Path("built"))[0].variants}
     assert targets == {"sm_80", "sm_86", "sm_90a", "sm_100"}
 
 

@@ -162,5 +162,5 @@ def test_passes_and_inlined_kernels_ignore_a_declared_plan() -> None:
 def test_a_built_kernel_has_its_declared_plan(tmp_path: Path) -> None:
     kernel = fg.kernel(plan="512 threads, 1 x 8 elements per thread")(lambda x: x.sin() + 1)
     request = BuildRequest("f", kernel.function, {"x": meta(4096, 512)}, HOPPER, kernel.options)
-    (variant,) = build(tmp_path / "built", [request], "0").kernels[0].variants
+    (variant,) = build(tmp_path / "built", [request], "0")[0].variants
     assert [launch.block for launch in variant.call.launches] == [512]
