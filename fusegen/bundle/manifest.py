@@ -15,13 +15,14 @@ from fusegen.files import read_regular
 from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
+from fusegen.program.renaming import GraphNames
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
 from fusegen.threads import without_garbage_collection
 
 NAME = "manifest.json"
 
-FORMAT = 14
+FORMAT = 15
 """The version of the manifest's format. Other versions are rejected. It is one for all releases of fusegen with the same first two
 numbers, because wheels require them."""
 
@@ -71,12 +72,14 @@ class BuiltProgram:
 
     Attributes:
         graph: the digest that calls match (`SpecializationCache.graph_digest`).
+        names: the names in the graph, which calls replace by their own.
     """
 
     signature: Signature
     call: LaunchPlan
     code: tuple[KernelBinary, ...]
     graph: str
+    names: GraphNames
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def built_program(target: Target, signature: Signature, compiled: CompiledGraph,
     """Returns a program with the files of its kernels, stored in `subdir`."""
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, subdir)
-    return BuiltProgram(signature, compiled.call, tuple(code), compiled.cache.graph_digest), files
+    return BuiltProgram(signature, compiled.call, tuple(code), compiled.cache.graph_digest, compiled.cache.names), files
 
 
 def machine_of(target: Target) -> str:
