@@ -63,7 +63,7 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
     """
     path = _resolved_path(folder)
     manifest = read_manifest(path)
-    bundle = Bundle({kernel.name: BuiltFunction(path, kernel) for kernel in manifest.kernels})
+    bundle = Bundle({kernel.name: BuiltFunction(path, kernel) for kernel in manifest.kernels if not kernel.model})
     for name in bundle:
         bundle[name].check_binaries()
     return bundle

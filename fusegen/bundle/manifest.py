@@ -152,9 +152,17 @@ class BuiltVariant(BuiltProgram):
 
 @dataclass(frozen=True)
 class BuiltKernel:
+    """A kernel with its programs.
+
+    Attributes:
+        model: the model whose calls run it, as named on the command line; such a kernel has no parameters, and only calls with
+            ``FUSEGEN_BUNDLE_PATH`` take it. Else "".
+    """
+
     name: str
     parameters: tuple[BuiltParameter, ...]
     variants: tuple[BuiltVariant, ...]
+    model: str = ""
 
     @property
     def programs(self) -> tuple[BuiltProgram, ...]:
