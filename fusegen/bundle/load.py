@@ -65,7 +65,7 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
         BundleError: the manifest is missing, was changed, or has another version.
     """
     path = _resolved_path(folder)
-    return Bundle(path, {kernel.name: kernel for kernel in read_manifest(path).kernels})
+    return Bundle(path, {kernel.name: kernel for kernel in read_manifest(path).kernels if not kernel.model})
 
 
 def _resolved_path(folder: object) -> Path:

@@ -15,6 +15,7 @@ from fusegen.files import read_regular
 from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
+from fusegen.program.renaming import GraphNames
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
 from fusegen.schedule.names import ascii_name
@@ -72,12 +73,14 @@ class BuiltProgram:
 
     Attributes:
         graph: the digest that calls match (`SpecializationCache.graph_digest`).
+        names: the names in the graph, which calls replace by their own.
     """
 
     signature: Signature
     call: LaunchPlan
     code: tuple[KernelBinary, ...]
     graph: str
+    names: GraphNames
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,17 @@ class BuiltVariant(BuiltProgram):
 
 @dataclass(frozen=True)
 class BuiltKernel:
+    """A kernel with its programs.
+
+    Attributes:
+        model: the model whose calls run it, as named on the command line; such a kernel has no parameters, and only calls with
+            ``FUSEGEN_BUNDLE_PATH`` take it. Else "".
+    """
+
     name: str
     parameters: tuple[BuiltParameter, ...]
     variants: tuple[BuiltVariant, ...]
+    model: str = ""
 
     @property
     def programs(self) -> tuple[BuiltProgram, ...]:
@@ -196,11 +207,13 @@ class KernelFile:
         name: the kernel's name.
         file: path in the folder, unique for the contents.
         sha256: digest of the file.
+        model: as in `BuiltKernel`.
     """
 
     name: str
     file: str
     sha256: str
+    model: str
 
 
 @dataclass(frozen=True)
@@ -240,7 +253,7 @@ class StoredKernel:
             BundleError: it is invalid.
         """
         kernel: BuiltKernel = _decoded(self.encoded, BuiltKernel, self.where)
-        if summary_of(kernel) != self.summary:
+        if summary_of(kernel) != self.summary or kernel.model != self.file.model:
             raise BundleError(f"{self.where}: its summary is that of another kernel", hint=REBUILD_HINT)
         for variant in kernel.variants:
             _check_variant(variant, f"{self.where}: {kernel.name} for {variant.target}")
@@ -252,7 +265,7 @@ def stored(kernel: BuiltKernel) -> StoredKernel:
     summary, encoded = summary_of(kernel), encode(kernel, BuiltKernel)
     text = _canonical({"summary": encode(summary, KernelSummary), "kernel": encoded})
     file = f"{ascii_name(kernel.name)}/kernel-{digest(text)[:16]}.json"
-    return StoredKernel(KernelFile(kernel.name, file, digest(text)), text, summary, encoded, file)
+    return StoredKernel(KernelFile(kernel.name, file, digest(text), kernel.model), text, summary, encoded, file)
 
 
 def place_of(file: Path, folder: Path) -> str:

@@ -62,7 +62,7 @@ def built_program(target: Target, signature: Signature, compiled: CompiledGraph,
     """Returns a program with the files of its kernels, stored in `subdir`."""
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, subdir)
-    return BuiltProgram(signature, compiled.call, tuple(code), compiled.cache.graph_digest), files
+    return BuiltProgram(signature, compiled.call, tuple(code), compiled.cache.graph_digest, compiled.cache.names), files
 
 
 def machine_of(target: Target) -> str:
@@ -149,16 +149,21 @@ def built_passes(
     passes: ForwardBackward, variant: Variant, call: Example, parameters: Sequence[BuiltParameter], prefix: str
 ) -> tuple[BuiltPasses, list[File]]:
     """Returns passes as data, with the files of their kernels. The folders' names begin with `prefix`."""
-    specs = passes.forward.graph.inputs  # the random key is not among the call's values
-    inputs = [call.values[spec.name] if spec.name in call.values else _row_major(spec, call.sizes) for spec in specs]
-    forward = _programs(passes.forward, inputs, call, f"{prefix}-forward")
-    backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{prefix}-backward")
+    forward, backward = programs_of_passes(passes, call, prefix)
     programs = [[program for program, _ in each] for each in (forward, backward)]
     built = BuiltPasses(passes.wiring, _derivatives(passes, variant), *map(tuple, programs))
     mark = passes_mark_of(parameters, machine_of(passes.forward.target), built)
     (forward, backward) = ([with_mark(*each, mark) for each in some] for some in (forward, backward))
     files = [file for _, some in (*forward, *backward) for file in some]
     return replace(built, forward=tuple(p for p, _ in forward), backward=tuple(p for p, _ in backward)), files
+
+
+def programs_of_passes(passes: ForwardBackward, call: Example, prefix: str) -> tuple[_Programs, _Programs]:
+    """Compiles the programs of a forward and a backward pass."""
+    specs = passes.forward.graph.inputs  # the random key is not among the call's values
+    inputs = [call.values[spec.name] if spec.name in call.values else _row_major(spec, call.sizes) for spec in specs]
+    forward = _programs(passes.forward, inputs, call, f"{prefix}-forward")
+    return forward, _programs(passes.backward, _saved(passes, inputs, call), call, f"{prefix}-backward")
 
 
 def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, ...], ...]:

@@ -55,12 +55,17 @@ class OpenFolder:
         except OSError:
             return False
 
-    def finish(self, built: Iterable[BuiltKernel], version: str) -> tuple[StoredKernel, ...]:
+    def finish(self, built: Iterable[BuiltKernel], version: str, *, model: str = "") -> tuple[StoredKernel, ...]:
         """Replaces kernels of the folder, or adds new ones, whose binaries were written. Files that nothing names any more are
-        removed. Returns all kernels of the folder."""
+        removed. Returns all kernels of the folder.
+
+        Args:
+            model: a model whose other kernels are removed.
+        """
         parts = list(built)
         new = {kernel.name: stored(self._with_known_files(kernel)) for kernel in merged(parts)}
-        kernels = tuple({**self.kernels, **new}.values())
+        kept = {name: kernel for name, kernel in self.kernels.items() if not model or kernel.file.model != model}
+        kernels = tuple({**kept, **new}.values())
         manifest = Manifest(version, tuple(kernel.file for kernel in kernels))
         used = {file for kernel in kernels for file in kernel.files}
         known = {file for kernel in self.kernels.values() for file in kernel.files}

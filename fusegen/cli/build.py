@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from fusegen.bundle.update import open_folder
 from fusegen.bundle.wheel import PackageSpec, store, wheel_of_bundle, wheel_of_extension
 from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
+from fusegen.cli.build_model import run_build_model
 from fusegen.cli.load import is_location, load
 from fusegen.cli.project import project_version, with_project
 from fusegen.cli.terminal import Terminal, print_document
@@ -39,6 +41,11 @@ _FORMATS = ("bundle", "extension", "sources", *_WHEELS)
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="*", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
+    model_help = (
+        "build kernels of a model that fusegen.patch patches, for FUSEGEN_BUNDLE_PATH: a function that returns (model, args), or "
+        "(model, args, kwargs), the model and the inputs of one call"
+    )
+    parser.add_argument("--model", metavar="FILE.py:FUNCTION", help=model_help)
     parser.add_argument("--all", action="store_true", help="build all prebuilt fusions, each with its default variant")
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder to create, or to add to; wheels are files in it")
     arch_help = (
@@ -71,6 +78,12 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
+    if options.model is not None:
+        targets = [
+            target if target.backend is Backend.CUDA else replace(target, level=options.cpu or "") for target in _targets(options)
+        ]
+        _check_level(options, targets)
+        return run_build_model(options, targets, portable_name(options.model), terminal)
     builds = [options] if options.kernel or options.all else with_project(options)
     for build in builds:
         named = (name if is_location(name) else find(name).name for name in build.kernel)
@@ -103,7 +116,7 @@ def _run(
         raise ArgumentError("--library does not apply to --format bundle", hint="add --format extension or wheel")
     with open_folder(options.out) as folder:
         built = FolderBuild(folder, names, modules, terminal).kernels(calls)
-        kernels = folder.finish(built, fusegen.__version__)
+        kernels = [each for each in folder.finish(built, fusegen.__version__) if not each.file.model]
     if options.json:
         print_document(terminal, "build", folder=str(options.out), kernels=[_facts(each.kernel) for each in kernels])
     else:

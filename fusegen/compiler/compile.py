@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +16,7 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from fusegen.bundle.kernels import Kernels, kernels_for
+from fusegen.compiler.canonical import canonical_facts, names_of
 from fusegen.compiler.lower import Specialization
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import SymbolicSizes
@@ -31,6 +32,7 @@ from fusegen.program.call import LaunchPlan
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
+from fusegen.program.renaming import GraphNames, renamed
 from fusegen.runtime.arguments import WIDE
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.names import stride_name
@@ -266,19 +268,26 @@ class StoredSpecialization:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BuiltSpecialization:
-    """A specialization that was built into a folder of ``FUSEGEN_BUNDLE_PATH``. It only runs: `lower` shows a planned one."""
+    """A specialization that was built into a folder of ``FUSEGEN_BUNDLE_PATH``. It only runs: `lower` shows a planned one.
+
+    Attributes:
+        call: the launch plan of a call, with the names of the call's graph.
+        names: these names.
+    """
 
     kernels: Kernels
-
-    @property
-    def call(self) -> LaunchPlan:
-        """The launch plan of a call."""
-        return self.kernels.program.call
+    call: LaunchPlan
+    names: GraphNames
 
     @property
     def sources(self) -> None:
         """None: machine code has no text."""
         return
+
+    def serves(self, sizes: Mapping[str, int]) -> bool:
+        """True if the program is built for some sizes and strides, which have the names of the call's graph."""
+        built = self.kernels.program.names.sizes
+        return self.kernels.serves({own: sizes[name] for own, name in zip(built, self.names.sizes, strict=True) if name in sizes})
 
     @cached_property
     def bound(self) -> dict[object, Any]:
@@ -319,7 +328,7 @@ class SpecializationCache:
             UnsupportedError: recomputation grows without bound.
         """
         for built in self._built if may_be_built else ():
-            if built.kernels.serves(sizes):
+            if built.serves(sizes):
                 return built
         return self._get(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
@@ -418,13 +427,24 @@ class SpecializationCache:
             has_folders = bool(settings().bundle_path)
         except SettingsError:  # `lower` needs no settings; calls report the error
             return ()
-        return tuple(map(BuiltSpecialization, kernels_for(self.graph_digest, self.target))) if has_folders else ()
+        return tuple(self._renamed(kernels_for(self.graph_digest, self.target))) if has_folders else ()
+
+    def _renamed(self, found: Iterable[Kernels]) -> Iterator[BuiltSpecialization]:
+        """Yields built kernels with the names of this graph."""
+        for kernels in found:
+            with suppress(KeyError, ValueError):  # the manifest names other places
+                yield BuiltSpecialization(kernels, renamed(kernels.program.call, kernels.program.names, self.names), self.names)
 
     @cached_property
     def graph_digest(self) -> str:
-        """The digest that selects built kernels: of the generator, and of the graph without its name and source lines."""
-        facts = (self._index64, replace(self._graph, name="").facts)
+        """The digest that selects built kernels: of the generator, and of the graph without names and source lines."""
+        facts = (self._index64, canonical_facts(self._graph))
         return f"{generator()[:GENERATOR_DIGITS]}-{hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
+    @cached_property
+    def names(self) -> GraphNames:
+        """The names in the graph."""
+        return names_of(self._graph)
 
     @cached_property
     def _implied(self) -> frozenset[str]:

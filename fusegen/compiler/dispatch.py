@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -28,7 +29,7 @@ from fusegen.compiler.parameters import (
     with_constant_numbers,
 )
 from fusegen.compiler.parameters import KINDS as CONTAINERS
-from fusegen.compiler.passes import passes_of, require_history
+from fusegen.compiler.passes import ForwardBackward, passes_of, require_history
 from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.compiler.tuned import OBSERVERS, UnboundCall, with_measured_plans
 from fusegen.compiler.variants import VariantCache
@@ -46,17 +47,31 @@ from fusegen.runtime.callables import (
     runs_in_torch,
     taking_real_pairs,
 )
-from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
+from fusegen.runtime.executable import BoundMatch, CallBinder, Executable, forget_all
 from fusegen.runtime.instructions import Runner, Scalars
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
 from fusegen.threads import cached_property, new_lock
-from fusegen.trace import RUNNING
+from fusegen.trace import RUNNING, inlined
 from fusegen.trace.scalars import TracedScalar, stale
 from fusegen.trace.values import TracedTensor
 
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 
+WATCHERS: list[Callable[[Dispatcher, Values], object]] = []
+"""Functions that see calls while torch runs them (`watched`)."""
+
 _MOST_LAYOUTS = 64  # layouts of container arguments that a kernel remembers
+
+
+@contextmanager
+def watched(watcher: Callable[[Dispatcher, Values], object]) -> Iterator[None]:
+    """A context in which a function sees each call of a kernel, and torch runs the kernel's function: nothing is compiled."""
+    forget_all()
+    WATCHERS.append(watcher)
+    try:
+        yield
+    finally:
+        WATCHERS.remove(watcher)
 
 
 @dataclass(frozen=True)
@@ -143,9 +158,17 @@ class Dispatcher(CallBinder):
                 return derived.call((), dict(zip(self.parameters.user_names, pairs, strict=True)))
             if runs_in_torch(values):
                 return self._as_torch_does(values, args, kwargs)
+            if WATCHERS:
+                return self._watched(values)
             match = self.executable.lookup(values)
         program, captured = match
         return program(values, captured) if program.plain is None else program.plain.call(values, NO_SCALARS)
+
+    def _watched(self, values: Values) -> Any:
+        """Runs the function itself: a build only traces calls."""
+        for watcher in WATCHERS:
+            watcher(self, values)
+        return inlined(self.parameters.call)(values)
 
     def with_real_pairs(self, values: Values) -> tuple[Dispatcher, Values]:
         """The dispatcher and the arguments of a call, with complex tensors replaced by real tensors of pairs."""
@@ -271,6 +294,11 @@ class Dispatcher(CallBinder):
             loadable = machine_of(device, self.options.compiler).loadable(variant, sizes, device)
             measured = with_measured_plans(loadable, sizes, device)
             return self.bound(measured, values, captured, device, without_history=bool(differentiated)), captured
+
+    def passes(self, variant: Variant, values: Values, captured: Captured) -> ForwardBackward | None:
+        """The passes of a call that autograd records; None if it records nothing."""
+        wrt = differentiated_inputs(variant.traced, self._differentiated(variant, values, captured))
+        return passes_of(variant, wrt, self.options) if wrt else None
 
     def _differentiated(self, variant: Variant, values: Values, captured: Captured) -> set[str]:
         """The inputs that autograd differentiates.
