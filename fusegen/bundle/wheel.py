@@ -13,7 +13,7 @@ import secrets
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -126,10 +126,16 @@ def wheel_of_extension(package: PackageSpec, folder: Path, built: BuiltExtension
         f'    raise ImportError(f"{needed}, not {{_torch.__version__}}")\n',
         f'_torch.ops.load_library(_Path(__file__).parent / "_operators" / "{built.library}")\n',
     ]
-    for operator, schema in docs.items():
-        doc = "\n\n".join(filter(None, (schema, package.docs.get(operator))))
-        lines += [f"{operator} = _torch.ops.{package.name}.{operator}", f"{operator}.__doc__ = {doc!r}"]
+    lines += operator_lines(package.name, docs, package.docs)
     return _wheel(package, _contents(package, lines, folder, "_operators"), (f"torch=={torch}.*",), ">=3.10")
+
+
+def operator_lines(namespace: str, schemas: Mapping[str, str], docs: Mapping[str, str]) -> Iterator[str]:
+    """Yields the lines of a module that has a library's operators, with docstrings: their schemas, then their kernels'."""
+    for operator, schema in schemas.items():
+        doc = "\n\n".join(filter(None, (schema, docs.get(operator))))
+        yield f"{operator} = _torch.ops.{namespace}.{operator}"
+        yield f"{operator}.__doc__ = {doc!r}"
 
 
 def _head(package: PackageSpec, kernels: Iterable[str]) -> list[str]:
