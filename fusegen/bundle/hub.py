@@ -16,7 +16,7 @@ import torch
 from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.programs import new_folder, require_new, write
-from fusegen.bundle.wheel import operator_lines
+from fusegen.bundle.wheel import operator_lines, require_names
 from fusegen.errors import ArgumentError
 from fusegen.jit import nvrtc
 from fusegen.target import Backend, Target
@@ -38,7 +38,7 @@ class HubPackage:
     docs: Mapping[str, str]
 
     def check(self) -> None:
-        """Raises `ArgumentError` if `kernels` does not accept the name or the version."""
+        """Raises `ArgumentError` if `kernels` does not accept the name or the version, or a kernel's name is invalid."""
         if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", self.name, re.ASCII):
             what = f"the name {self.name!r} is not two or more of a-z, 0-9 and _, with a letter first and no _ last"
             raise ArgumentError(what, hint="give a name such as my_kernels by --library")
@@ -46,6 +46,9 @@ class HubPackage:
             raise ArgumentError(
                 f"the version {self.version!r} of a hub folder is no number", hint="give one such as 2 by --version"
             )
+        require_names(self.name, self.docs)
+        if "layers" in self.docs:
+            raise ArgumentError("'layers' is the module of layers in a hub folder", hint="rename the kernel")
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,15 @@ class PackageSpec:
         if not _VERSION.fullmatch(self.version):
             what = f"the version {self.version!r} is not in the normal form of PEP 440"
             raise ArgumentError(what, hint="give a version such as 1.2.0, 1.2.0rc1, 1.2.0.post1 or 1.2.0.dev3 by --version")
-        for kernel in self.docs:
-            if not kernel.isidentifier() or keyword.iskeyword(kernel) or kernel.startswith("_"):
-                what = f"{kernel!r} cannot be a name in the package {self.name}: it is no identifier, a keyword, or starts with _"
-                raise ArgumentError(what, hint="rename the kernel")
+        require_names(self.name, self.docs)
+
+
+def require_names(package: str, kernels: Iterable[str]) -> None:
+    """Raises `ArgumentError` if a module cannot have a kernel's name."""
+    for kernel in kernels:
+        if not kernel.isidentifier() or keyword.iskeyword(kernel) or kernel.startswith("_"):
+            what = f"{kernel!r} cannot be a name in the package {package}: it is no identifier, a keyword, or starts with _"
+            raise ArgumentError(what, hint="rename the kernel")
 
 
 def _owner(name: str) -> str | None:

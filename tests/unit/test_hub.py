@@ -152,6 +152,12 @@ def test_mistakes(here: Path, run: Run) -> None:
             assert {path.name for path in here.iterdir()} == {"taken"} and not [*(here / "taken").iterdir()]
 
 
+def test_a_kernel_of_the_name_of_the_layers(here: Path, run: Run) -> None:
+    (here / "mine.py").write_text(OWN.replace("silu", "layers"))
+    done = run(*WORDS, "mine.py:layers", "--shape", "input=4x32", "--arch", "cpu", "--out", "hub")
+    assert done.code == 2 and "'layers' is the module of layers" in done.err and not (here / "hub").exists()
+
+
 TABLE = """
 [tool.fusegen.build]
 format = "hub"
