@@ -55,7 +55,14 @@ class BuiltExtension:
 
 
 def build_extension(
-    folder: Path, requests: Iterable[BuildRequest], library: str, version: str, *, level: str = "", command: str = ""
+    folder: Path,
+    requests: Iterable[BuildRequest],
+    library: str,
+    version: str,
+    *,
+    level: str = "",
+    command: str = "",
+    is_unique: bool = False,
 ) -> BuiltExtension:
     """Compiles kernels into one shared library in a new folder, atomically.
 
@@ -66,6 +73,7 @@ def build_extension(
         version: version of fusegen.
         level: the level of x86-64 that CPU kernels are compiled for; "" for this machine's processor.
         command: the command of the build, if there is one.
+        is_unique: whether a digest of the library's contents follows its name, so that a process can load several.
 
     Raises:
         ArgumentError: the library's name is invalid.
@@ -76,7 +84,10 @@ def build_extension(
     require_new(folder)
     operators = _operators(requests)
     unit = UnitText(library, operators)
-    files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
+    if is_unique:
+        library = f"{library}_{digest(repr((level, torch.__version__, _files(unit))).encode())[:16]}"
+        unit = UnitText(library, operators)
+    files = _files(unit)
     texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels), level=level))
     content = library_content(texts)
     cpu = (level or "native") if unit.kernels else ""
@@ -108,6 +119,10 @@ def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256
             for schema, operator in zip(shipped.schemas, operators, strict=True)
         ],
     }
+
+
+def _files(unit: UnitText) -> dict[str, str]:
+    return {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
 
 
 def _kernels(program: CompiledProgram, names: Sequence[tuple[str, str]]) -> str:

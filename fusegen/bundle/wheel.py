@@ -13,7 +13,7 @@ import secrets
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -59,10 +59,15 @@ class PackageSpec:
         if not _VERSION.fullmatch(self.version):
             what = f"the version {self.version!r} is not in the normal form of PEP 440"
             raise ArgumentError(what, hint="give a version such as 1.2.0, 1.2.0rc1, 1.2.0.post1 or 1.2.0.dev3 by --version")
-        for kernel in self.docs:
-            if not kernel.isidentifier() or keyword.iskeyword(kernel) or kernel.startswith("_"):
-                what = f"{kernel!r} cannot be a name in the package {self.name}: it is no identifier, a keyword, or starts with _"
-                raise ArgumentError(what, hint="rename the kernel")
+        require_names(self.name, self.docs)
+
+
+def require_names(package: str, kernels: Iterable[str]) -> None:
+    """Raises `ArgumentError` if a module cannot have a kernel's name."""
+    for kernel in kernels:
+        if not kernel.isidentifier() or keyword.iskeyword(kernel) or kernel.startswith("_"):
+            what = f"{kernel!r} cannot be a name in the package {package}: it is no identifier, a keyword, or starts with _"
+            raise ArgumentError(what, hint="rename the kernel")
 
 
 def _owner(name: str) -> str | None:
@@ -126,10 +131,16 @@ def wheel_of_extension(package: PackageSpec, folder: Path, built: BuiltExtension
         f'    raise ImportError(f"{needed}, not {{_torch.__version__}}")\n',
         f'_torch.ops.load_library(_Path(__file__).parent / "_operators" / "{built.library}")\n',
     ]
-    for operator, schema in docs.items():
-        doc = "\n\n".join(filter(None, (schema, package.docs.get(operator))))
-        lines += [f"{operator} = _torch.ops.{package.name}.{operator}", f"{operator}.__doc__ = {doc!r}"]
+    lines += operator_lines(package.name, docs, package.docs)
     return _wheel(package, _contents(package, lines, folder, "_operators"), (f"torch=={torch}.*",), ">=3.10")
+
+
+def operator_lines(namespace: str, schemas: Mapping[str, str], docs: Mapping[str, str]) -> Iterator[str]:
+    """Yields the lines of a module that has a library's operators, with docstrings: their schemas, then their kernels'."""
+    for operator, schema in schemas.items():
+        doc = "\n\n".join(filter(None, (schema, docs.get(operator))))
+        yield f"{operator} = _torch.ops.{namespace}.{operator}"
+        yield f"{operator}.__doc__ = {doc!r}"
 
 
 def _head(package: PackageSpec, kernels: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from types import ModuleType
 import fusegen
 from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
+from fusegen.bundle.hub import HubPackage, build_hub
 from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Manifest, RequestedCall, StoredKernel
 from fusegen.bundle.programs import temporary_folder
@@ -25,7 +26,7 @@ from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
 from fusegen.cli.build_model import run_build_model
 from fusegen.cli.load import is_location, load
-from fusegen.cli.project import project_version, with_project
+from fusegen.cli.project import project_license, project_version, with_project
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, BundleError, TargetError
 from fusegen.files import read_regular
@@ -36,7 +37,7 @@ from fusegen.specs import SPECS, find
 from fusegen.target import CPU, Backend, Target, from_capability
 
 _WHEELS = ("wheel", "extension-wheel")
-_FORMATS = ("bundle", "extension", "sources", *_WHEELS)
+_FORMATS = ("bundle", "extension", "sources", *_WHEELS, "hub")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,8 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     )
     format_help = (
         "bundle (for fusegen.load; the default), extension (a shared library of torch operators), sources (CUDA, CMake), wheel (a "
-        "Python package with a bundle), or extension-wheel (a Python package with an extension, which does not need fusegen)"
+        "Python package with a bundle), extension-wheel (a Python package with an extension, which does not need fusegen), or hub "
+        "(extensions in a folder for Hugging Face's package kernels)"
     )
     parser.add_argument("--format", choices=_FORMATS, help=format_help)
     library_help = (
@@ -62,7 +64,10 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "wheels: the folder's name)"
     )
     parser.add_argument("--library", metavar="NAME", help=library_help)
-    version_help = "version of a wheel, such as 1.0 (default: that of [tool.fusegen.build] or [project] in pyproject.toml here)"
+    version_help = (
+        "version of a wheel, such as 1.0 (default: that of [tool.fusegen.build] or [project] in pyproject.toml here), or of a hub "
+        "folder: a number (default: 1)"
+    )
     parser.add_argument("--version", metavar="VERSION", help=version_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     cpu_help = f"x86-64 level of the target cpu: {', '.join(LEVELS)} (default: this machine's processor, and others like it)"
@@ -91,11 +96,12 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     modules: dict[str, ModuleType] = {}
     names = _names(builds, modules)
     calls = [call for build in builds for call in _calls(build, _targets(build))]
-    if builds[0].version and builds[0].format not in _WHEELS:
-        raise ArgumentError("--version applies only to wheels", hint="add --format wheel")
-    if builds[0].out is not None and builds[0].format in ("extension", "sources"):
+    if builds[0].version and builds[0].format not in (*_WHEELS, "hub"):
+        raise ArgumentError("--version applies only to wheels and hub folders", hint="add --format wheel or hub")
+    if builds[0].out is not None and builds[0].format in ("extension", "sources", "hub"):
         requests, library = _requests(calls, modules, terminal), str(builds[0].library or builds[0].out.name)
-        return _run_without_adding(builds[0], requests, library, _command(options, library, calls), terminal)
+        docs = {ascii_name(name): doc for name, doc in _docs(names, modules).items()}
+        return _run_without_adding(builds[0], requests, library, docs, _command(options, library, calls), terminal)
     return _run(builds[0], names, calls, modules, terminal)
 
 
@@ -131,7 +137,13 @@ def _command(options: argparse.Namespace, library: str, calls: Sequence[Requeste
     names = [] if is_project else [*(["--all"] if options.all else []), *named]
     targets = options.arch or () if is_project else [",".join(dict.fromkeys(call.target for call in calls))]
     given = {"--format": [options.format or ()], "--library": [library], "--arch": targets, "--cpu": [options.cpu or ()]}
-    given |= {"--dtype": options.dtype or (), "--shape": options.shape, "--arg": options.arg, "--call": options.call}
+    given |= {
+        "--version": [options.version or ()],
+        "--dtype": options.dtype or (),
+        "--shape": options.shape,
+        "--arg": options.arg,
+        "--call": options.call,
+    }
     words = [word for option, values in given.items() for value in values if value for word in (option, value)]
     return shlex.join(["fusegen", "build", *names, *words])
 
@@ -149,9 +161,17 @@ def _require_new(folder: Path) -> None:
 
 
 def _run_without_adding(
-    options: argparse.Namespace, requests: Iterable[BuildRequest], library: str, command: str, terminal: Terminal
+    options: argparse.Namespace,
+    requests: Iterable[BuildRequest],
+    library: str,
+    docs: Mapping[str, str],
+    command: str,
+    terminal: Terminal,
 ) -> int:
     _require_new(options.out)
+    if options.format == "hub":
+        package = HubPackage(library, options.version or "1", project_license(), docs)
+        return _run_hub(requests, package, command, options, terminal)
     if options.format == "extension":
         return _run_extension(requests, library, command, options, terminal)
     return _run_sources(requests, library, command, options, terminal)
@@ -171,6 +191,26 @@ def _run_extension(
         terminal.line(f"torch.ops.{library}.{schema}")
     path = str(options.out / shipped.library)
     terminal.line(f"torch.ops.load_library({path!r}) loads them, with torch {shipped.requires}; fusegen is not needed")
+    return 0
+
+
+def _run_hub(
+    requests: Iterable[BuildRequest], package: HubPackage, command: str, options: argparse.Namespace, terminal: Terminal
+) -> int:
+    package.check()  # before kernels are loaded
+    level = options.cpu or ""
+    hub = build_hub(options.out, [*requests], package, fusegen.__version__, level=level, command=command)
+    terminal.progress()
+    if options.json:
+        facts = {"variants": list(hub.variants), "schemas": list(hub.schemas), "layers": list(hub.layers)}
+        print_document(terminal, "build", folder=str(options.out), library=package.name, **facts)
+        return 0
+    for schema in hub.schemas:
+        terminal.line(schema)
+    if hub.layers:
+        terminal.line(f"layers: {', '.join(hub.layers)}")
+    call = f"kernels.get_local_kernel(Path({str(options.out)!r}))"
+    terminal.line(f"{call} loads them, for {' and '.join(hub.variants)}; fusegen is not needed")
     return 0
 
 
@@ -226,11 +266,16 @@ def _package(options: argparse.Namespace, names: Mapping[str, str], modules: dic
     if not options.library:
         raise ArgumentError("the wheel has no name", hint="add --library mylib: import mylib then has the kernels")
     name_of = ascii_name if options.format == "extension-wheel" else str
-    functions = {name_of(name): load(command_name, modules).kernel.function for command_name, name in names.items()}
-    docs = {name: inspect.cleandoc(function.__doc__ or "") for name, function in functions.items()}
+    docs = {name_of(name): doc for name, doc in _docs(names, modules).items()}
     package = PackageSpec(options.library, options.version or project_version(), docs)
     package.check()
     return package
+
+
+def _docs(names: Mapping[str, str], modules: dict[str, ModuleType]) -> dict[str, str]:
+    """Returns the docstrings of kernels by their names."""
+    functions = {name: load(command_name, modules).kernel.function for command_name, name in names.items()}
+    return {name: inspect.cleandoc(function.__doc__ or "") for name, function in functions.items()}
 
 
 def _words(texts: Sequence[str] | None) -> list[str | None]:

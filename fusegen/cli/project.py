@@ -54,6 +54,13 @@ def project_version() -> str:
     return version
 
 
+def project_license() -> str:
+    """Returns the license of the project in the current folder; "unknown" if it names none."""
+    project = _document().get("project")
+    name = project.get("license") if isinstance(project, dict) else None
+    return name if isinstance(name, str) else "unknown"
+
+
 def _document() -> Mapping[str, Any]:
     """Returns the file's contents; none if there is no file."""
     try:

@@ -71,7 +71,7 @@ inline std::string described(const Tensors& tensors) {
   const bool is_strided = std::any_of(written.begin(), written.end(), [&](size_t n) { return !tensors[n].is_contiguous(); });
   TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", tensors[0].device().str(), "; it was built for ",
                    built, "\n  try: ", is_strided ? "pass a contiguous tensor for each written argument: these are not copied"
-                                           : "build it for this call too: fusegen build --format extension or extension-wheel");
+                                           : "build it for this call too: fusegen build, with the same --format");
 }
 
 // Runs a call. If no program accepts the layouts of the tensors, those that are not written to are copied.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fusegen as fg
+from fusegen import nn
 from fusegen.cli.main import COMMANDS
 
 NAMES = [
@@ -29,6 +30,33 @@ NAMES = [
     "vjp",
 ]
 
+MODULES = [
+    "GEGLU",
+    "GELU",
+    "GLU",
+    "MLP",
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "Attention",
+    "BiasDropoutAdd",
+    "BiasGELU",
+    "CrossEntropyLoss",
+    "Embedding",
+    "FusedQKVLinear",
+    "FusedTransformerLayer",
+    "GatedMLP",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "LinearCrossEntropyLoss",
+    "LogSoftmax",
+    "RMSNorm",
+    "ReGLU",
+    "SiLU",
+    "Softmax",
+    "SwiGLU",
+]
+
 
 def public(value: object) -> set[str]:
     """Names of an object that do not begin with an underscore."""
@@ -48,6 +76,10 @@ def test_a_star_gives_the_public_names() -> None:
     scope: dict[str, object] = {}
     exec("from fusegen import *", scope)
     assert {name for name in scope if name != "__builtins__"} == set(NAMES)
+
+
+def test_modules() -> None:
+    assert nn.__all__ == MODULES
 
 
 def test_kernels() -> None:

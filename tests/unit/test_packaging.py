@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fusegen
+from fusegen.bundle.manifest import FORMAT
 from tests.naming import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,12 @@ CONSTRAINTS = ("constraints.txt", "constraints-cuda12.txt")
 def test_there_is_one_version() -> None:
     assert fusegen.__version__ == PROJECT["version"]
     assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    citation = dict(re.findall(r"^([\w-]+): (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE))
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+
+
+def test_the_docs_name_the_format_of_bundles() -> None:
+    assert f"reads format {FORMAT}." in (ROOT / "docs" / "shipping.md").read_text(encoding="utf-8")
 
 
 def _pins(file: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ def chosen_row(x: Tensor, rows: Tensor, table: Tensor) -> Tensor:
 """
 
 CALL = ["--shape", "x=8x64", "--shape", "rows=8:i64", "--shape", "table=16x64"]
-TARGETS = {"bundle": "sm_90a,cpu", "wheel": "sm_90a,cpu", "sources": "sm_90a", "extension": "sm_90a,cpu"}
+TARGETS = {"bundle": "sm_90a,cpu", "wheel": "sm_90a,cpu", "sources": "sm_90a", "extension": "sm_90a,cpu", "hub": "sm_90a,cpu"}
 SCRIPT = """
 import sys
 from fusegen.cli.main import main
@@ -64,7 +64,7 @@ def start(folder: Path, user: dict[str, str], *options: str) -> subprocess.Popen
     ("dtype", "formats"),
     [
         ("i32", ["bundle", "wheel"]),  # integers have no backward passes, which take longer
-        *(pytest.param("bf16", formats, marks=pytest.mark.deep) for formats in (["bundle", "sources"], ["extension"])),
+        *(pytest.param("bf16", formats, marks=pytest.mark.deep) for formats in (["bundle", "sources"], ["extension"], ["hub"])),
     ],
 )
 def test_two_users_build_the_same_bytes(dtype: str, formats: list[str], tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_of_two_wheels_of_one_name_the_first_stays(tmp_path: Path) -> None:
 
 def test_options_that_do_not_apply(here: Path, run: Run) -> None:
     for words, text in (
-        (("--format", "bundle", "--version", "1"), "--version applies only to wheels · try: add --format wheel"),
+        (("--format", "bundle", "--version", "1"), "--version applies only to wheels and hub folders · try: add --format wheel"),
         (("--format", "sources", "--library", "mylib", "--version", "1"), "--version applies only to wheels"),
         (NAMED, "no folder is given"),
     ):
