@@ -137,8 +137,8 @@ def rewrite(folder: Path, change: Change) -> None:
     files = []
     for number, text in enumerate(texts):
         (folder / f"{number}.json").write_text(text)
-        name = content["kernels"][number]["name"]
-        files.append({"name": name, "file": f"{number}.json", "sha256": manifest.digest(text.encode())})
+        name, model = (content["kernels"][number][key] for key in ("name", "model"))
+        files.append({"name": name, "file": f"{number}.json", "sha256": manifest.digest(text.encode()), "model": model})
     rewrite_manifest(folder, lambda document: document.update(kernels=files))
 
 
