@@ -161,7 +161,7 @@ class FalconLayer(nn.Module):
     """Almazrouei et al., The Falcon Series of Open Language Models (arXiv 2311.16867): one head of keys and values, side by side
     with those of queries."""
 
-    steps, products = 5, 2
+    steps, products = 4, 2
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
