@@ -79,9 +79,12 @@ class ModelCalls:
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = targets
         self._calls: dict[tuple[str, object], ModelCall] = {}
+        self.empty = False  # True if a call had an empty tensor: it runs no kernel
 
     def __call__(self, dispatcher: Dispatcher, values: Values) -> None:
-        if all(value.numel() for value in values if isinstance(value, Tensor)):  # else no kernel runs
+        if not all(value.numel() for value in values if isinstance(value, Tensor)):
+            self.empty = True
+        else:
             for call in [_traced(dispatcher, values, target) for target in self._targets]:
                 graph = call.variant.cache.graph_digest if call.passes is None else call.passes  # equal layers share them
                 self._calls.setdefault((call.target.name, graph), call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -237,7 +238,16 @@ def new_folder(folder: Path) -> Iterator[Path]:
     with temporary_folder(folder) as unfinished:
         yield unfinished
         with cache_writes(folder):
-            unfinished.rename(folder)
+            try:
+                unfinished.rename(folder)
+            except (FileExistsError, NotADirectoryError):
+                raise _created_meanwhile(folder) from None
+            except OSError as error:
+                raise (_created_meanwhile(folder) if error.errno == errno.ENOTEMPTY else error) from None
+
+
+def _created_meanwhile(folder: Path) -> BundleError:
+    return BundleError(f"{folder} was created by another process during this build", hint="build again: that adds to a bundle")
 
 
 @contextmanager

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 import fusegen
-from fusegen.bundle.manifest import BuiltKernel
+from fusegen.bundle.manifest import BuiltKernel, place_of
 from fusegen.bundle.models import ModelCalls, built_call
 from fusegen.bundle.update import open_folder
-from fusegen.cli.load import is_location, location_of, module_at, value_at
+from fusegen.cli.load import file_of, is_location, location_of, module_at, value_at
 from fusegen.cli.terminal import Terminal, print_document, user_file_line
 from fusegen.compiler.dispatch import watched
 from fusegen.errors import ArgumentError, FusegenError
@@ -45,6 +46,7 @@ def run_build_model(options: argparse.Namespace, targets: Sequence[Target], name
         )
     if options.out is None:
         raise ArgumentError("no folder is given", hint="add --out DIR")
+    model = _model_of(options.model, name, options.out)
     with open_folder(options.out) as folder:
         terminal.progress(f"tracing {options.model} …")
         calls, report = _traced(options.model, targets)
@@ -52,10 +54,16 @@ def run_build_model(options: argparse.Namespace, targets: Sequence[Target], name
         with terminal.steps(len(calls.found)) as step:
             for number, call in enumerate(calls.found):
                 step(f"building {call.name} for {call.target.name}{', with gradients' if call.passes else ''} …")
-                kernels += built_call(call, name, folder.unfinished, f"{folder.tag}model{number}")
-        stored = folder.finish(kernels, fusegen.__version__, model=name)
-    _print(options, [each.kernel for each in stored if each.file.model == name], name, report, terminal)
+                kernels += built_call(call, model, folder.unfinished, f"{folder.tag}model{number}")
+        stored = folder.finish(kernels, fusegen.__version__, model=model)
+    _print(options, [each.kernel for each in stored if each.file.model == model], name, report, terminal)
     return 0
+
+
+def _model_of(location: str, name: str, folder: Path) -> str:
+    """Returns the name of a model in a folder, which tells models of equal names apart by their files."""
+    file = file_of(location)
+    return name if file is None else f"{file.name}:{location_of(location)[1]} {place_of(file, folder)}"
 
 
 def _print(options: argparse.Namespace, built: Sequence[BuiltKernel], name: str, report: Report, terminal: Terminal) -> None:
@@ -84,6 +92,8 @@ def _traced(location: str, targets: Sequence[Target]) -> tuple[ModelCalls, Repor
     report = patch(model)
     with watched(calls), torch.set_grad_enabled(model.training):
         _guarded(f"the example call of {location}", partial(model, *args, **kwargs))
+    if not calls.found and calls.empty:
+        raise ArgumentError(f"the example inputs of {location} are empty: no kernel runs", hint="give inputs with elements")
     if not calls.found:
         hint = "print(fusegen.patch(model)) after a call tells why"
         raise ArgumentError(f"no module of {location} became a kernel: {_reasons(report)}", hint=hint)
@@ -113,8 +123,11 @@ def _call_of(location: str) -> ExampleCall:
 
 def _factory(location: str) -> Callable[[], Any]:
     place, attribute = location_of(location) if is_location(location) else ("", "")
-    if not attribute:
-        raise ArgumentError(f"--model {location} names no function", hint="give FILE.py:FUNCTION or pkg.mod:FUNCTION")
+    if not attribute or not place:
+        raise ArgumentError(
+            f"--model {location} names no {'file or module' if attribute else 'function'}",
+            hint="give FILE.py:FUNCTION or pkg.mod:FUNCTION",
+        )
     factory = value_at(module_at(place), attribute)
     if factory is None:
         raise ArgumentError(f"{place} has no function {attribute!r}", hint=f"define it: def {attribute}(): {_RETURN}")

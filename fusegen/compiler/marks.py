@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from fusegen.families.gemm.pipelines import MatmulMarks
 from fusegen.families.gemm.sums import are_joined, depth_of_term, summable_matmuls
 from fusegen.fusion.groups import Group, matmuls_of
 from fusegen.ir.graph import Graph
-from fusegen.schedule.choices import Measured
+from fusegen.schedule.choices import DeclaredPlans, Measured
 from fusegen.target import Target
 from fusegen.threads import cached_property
 
@@ -43,6 +43,69 @@ class MatmulWays:
         """Maps each matmul of the fused graph to the original one; a sum in one launch to its last term."""
         return dict(zip(fused.matmuls, (p for p in self._matmuls if p not in marks.joined), strict=True))
 
+    def with_sums(
+        self,
+        marks: MatmulMarks,
+        fused: FusedGraph,
+        names: Mapping[Group, str],
+        expected: ExpectedSizes,
+        sizes: Mapping[str, int],
+        measured: Measured | None,
+    ) -> MatmulMarks:
+        """Marks the sums that one launch computes. A function with declared plans has those that it declares: other plans name
+        launches of single terms."""
+        free = self._free_sums(marks, fused)
+        every = replace(marks, sums=frozenset(free))
+        together, taken = self._fuse(every), set[frozenset[int]]()
+        for terms, group in free.items():
+            one = replace(marks, sums=frozenset({terms}))
+            joined, its = (together, every) if are_joined(together.graph, together.groups) else (self._fuse(one), one)
+            if not are_joined(joined.graph, joined.groups):
+                continue
+            is_faster = not isinstance(measured, DeclaredPlans) and self._is_faster(marks, terms, fused, its, joined, expected)
+            if measured is not None:
+                depths = [depth_of_term(self._graph, term) for term in sorted(terms)]
+                is_faster = takes_sum_in_registers(names[group], fused.graph, group, sizes, depths, measured, is_faster=is_faster)
+            if is_faster:
+                taken.add(terms)
+        return self._compatible(marks, taken)
+
+    def _compatible(self, marks: MatmulMarks, sums: Collection[frozenset[int]]) -> MatmulMarks:
+        """Marks sums, without those that keep others from being one launch."""
+        every = replace(marks, sums=frozenset(sums))
+        joined = self._fuse(every)
+        if are_joined(joined.graph, joined.groups):
+            return every
+        for terms in sorted(sums, key=max):
+            more = replace(marks, sums=marks.sums | {terms})
+            joined = self._fuse(more)
+            marks = more if are_joined(joined.graph, joined.groups) else marks
+        return marks
+
+    def _is_faster(
+        self,
+        marks: MatmulMarks,
+        terms: frozenset[int],
+        fused: FusedGraph,
+        joined_marks: MatmulMarks,
+        joined: FusedGraph,
+        expected: ExpectedSizes,
+    ) -> bool:
+        """True if one launch is expected to compute a sum faster than the launches of its terms."""
+        origin = self.origins(marks, fused)
+        launches = [group for group in fused.matmul_launches if not terms.isdisjoint(origin[p] for p in group.core_nodes)]
+        generated = {origin[p] for group in launches for p in group.core_nodes}
+        if not generated <= terms:  # a launch that computes other matmuls, too
+            return False
+        origin = self.origins(joined_marks, joined)
+        launch = next(group for group in joined.matmul_launches if max(terms) in {origin[p] for p in group.core_nodes})
+        return sum_is_faster(
+            [self._choice(fused, group, expected) for group in launches],
+            [size_of(self._graph, term, expected) for term in terms - generated],
+            self._choice(joined, launch, expected),
+            self._target,
+        )
+
     def measured(
         self,
         marks: MatmulMarks,
@@ -53,13 +116,8 @@ class MatmulWays:
         sizes: Mapping[str, int],
         measured: Measured,
     ) -> MatmulMarks:
-        """Marks one sum or one norm, since it may keep others from that; without one, first operands, but those of `in_memory`."""
+        """Marks one norm, since it may keep others from that; without one, first operands, but those of `in_memory`."""
         origin = self.origins(marks, fused)
-        for terms, (group, joined) in self._sums_of(marks, fused).items():
-            depths = [depth_of_term(self._graph, term) for term in sorted(terms)]
-            is_faster = self._is_faster(marks, terms, fused, joined, expected)
-            if takes_sum_in_registers(names[group], fused.graph, group, sizes, depths, measured, is_faster=is_faster):
-                return replace(marks, sums=marks.sums | {terms})
         for group in fused.matmul_launches:
             consumers = self._consumers_of_norm(marks, origin[group.core_nodes[0]])
             if consumers and takes_deferred_norm(names[group], fused.graph, group, sizes, measured):
@@ -72,44 +130,16 @@ class MatmulWays:
         ]
         return replace(marks, rows=marks.rows.union(on_load) - in_memory)
 
-    def expected(self, marks: MatmulMarks, fused: FusedGraph, expected: ExpectedSizes) -> MatmulMarks:
-        """Marks one sum that one launch is expected to compute faster."""
-        for terms, (_, joined) in self._sums_of(marks, fused).items():
-            if self._is_faster(marks, terms, fused, joined, expected):
-                return replace(marks, sums=marks.sums | {terms})
-        return marks
-
-    def _is_faster(
-        self, marks: MatmulMarks, terms: frozenset[int], fused: FusedGraph, joined: FusedGraph, expected: ExpectedSizes
-    ) -> bool:
-        """True if one launch is expected to compute a sum faster than the launches of its terms."""
-        origin = self.origins(marks, fused)
-        launches = [group for group in fused.matmul_launches if not terms.isdisjoint(origin[p] for p in group.core_nodes)]
-        generated = {origin[p] for group in launches for p in group.core_nodes}
-        if not generated <= terms:  # a launch that computes other matmuls, too
-            return False
-        origin = self.origins(replace(marks, sums=marks.sums | {terms}), joined)
-        (launch,) = (group for group in joined.matmul_launches if max(terms) in {origin[p] for p in group.core_nodes})
-        return sum_is_faster(
-            [self._choice(fused, group, expected) for group in launches],
-            [size_of(self._graph, term, expected) for term in terms - generated],
-            self._choice(joined, launch, expected),
-            self._target,
-        )
-
     @cached_property
     def _sums(self) -> Sequence[frozenset[int]]:
         """The terms of sums that one launch could compute."""
         return tuple(summable_matmuls(self._graph, self._target))
 
-    def _sums_of(self, marks: MatmulMarks, fused: FusedGraph) -> dict[frozenset[int], tuple[Group, FusedGraph]]:
-        """Maps the terms of each sum that generated kernels can compute in one launch to the launch of the last term, and to the
-        graph with that launch."""
-        others, origin = marks.library | marks.on_load | marks.apart | marks.scaled | marks.rows, self.origins(marks, fused)
+    def _free_sums(self, marks: MatmulMarks, fused: FusedGraph) -> dict[frozenset[int], Group]:
+        """Maps the terms of each sum that one launch could compute to the launch of the last term."""
+        origin = self.origins(marks, fused)
         launches = {origin[p]: group for group in fused.matmul_launches for p in group.core_nodes}
-        free = [terms for terms in self._sums if terms not in marks.sums and terms.isdisjoint(others) and max(terms) in launches]
-        joined = {terms: self._fuse(replace(marks, sums=marks.sums | {terms})) for terms in free}
-        return {terms: (launches[max(terms)], other) for terms, other in joined.items() if are_joined(other.graph, other.groups)}
+        return {terms: launches[max(terms)] for terms in self._sums if terms.isdisjoint(marks.on_load) and max(terms) in launches}
 
     @cached_property
     def _norms(self) -> dict[int, frozenset[int]]:

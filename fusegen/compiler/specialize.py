@@ -200,9 +200,12 @@ class GraphPlanner:
         """Leaves matmuls to the library, and heads to other kernels, until each remaining launch is expected or measured to be
         faster than that. Norms are deferred, and first operands are computed on load, only if that is measured to be faster or
         declared."""
-        marks, in_memory = MatmulMarks(), frozenset[int]()
+        marks, in_memory = MatmulMarks(on_load=self._weights.of_few_rows(expected.size_of, frozenset())), frozenset[int]()
         choices: dict[int, MatmulChoice] = {}
         default_names = () if default is None else names_of(default)
+        fused = self._fuse(marks)
+        names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
+        marks = self._marks.with_sums(marks, fused, names, expected, sizes, measured)
         while True:
             marks = replace(marks, on_load=self._weights.of_few_rows(expected.size_of, marks.library | in_memory))
             fused = self._fuse(marks)
@@ -213,12 +216,7 @@ class GraphPlanner:
                 in_memory |= refused
                 marks = replace(marks, rows=marks.rows - refused)
                 continue
-            if measured is None:
-                marked = self._marks.expected(marks, fused, expected)
-                if marked != marks:
-                    marks = marked
-                    continue
-            else:
+            if measured is not None:
                 names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
                 marked = self._marks.measured(marks, in_memory, fused, names, expected, sizes, measured)
                 if marked != marks:

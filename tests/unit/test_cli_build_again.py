@@ -16,8 +16,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bundle.manifest import StoredKernel
 from fusegen.bundle.programs import locked, temporary_folder
+from fusegen.bundle.update import open_folder
 from fusegen.cli import build_folder
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, BundleError
 from tests.naming import case
 from tests.unit.bundles import descriptions, kernels_in, rewrite
 from tests.unit.commands import Run
@@ -174,6 +175,13 @@ def test_nothing_changes_if_nothing_has_changed(run: Run, user_file: Path, out: 
         monkeypatch.setattr(owner, name, None)
     done = run("build", "RMSNorm", "silu", "--out", str(out), "--arch", "cpu")
     assert "unchanged: norm, rms_norm, silu" in done.out and contents(out) == before
+
+
+def test_a_folder_that_another_process_created_meanwhile(out: Path) -> None:
+    message = "created by another process during this build"
+    with pytest.raises(BundleError, match=message), open_folder(out):
+        (out / "other").mkdir(parents=True)
+    assert [path.name for path in out.parent.iterdir() if path.name.endswith("build")] == []
 
 
 def test_damaged_files_are_built_again(run: Run, out: Path) -> None:

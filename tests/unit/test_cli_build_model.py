@@ -75,6 +75,7 @@ def number(): return 5, (IDS,)
 def tensor(): return Stack(), IDS
 def wrong(): return Stack(), (torch.zeros(3, dtype=torch.int32), 1)
 def broken(): raise OSError("no weights")
+def empty(): return Stack(), (IDS[:, :0],)
 def linear(): return nn.Linear(4, 4), (torch.ones(2, 4),)
 not_a_function = 3
 """
@@ -162,10 +163,23 @@ def test_a_folder_with_other_kernels(tmp_path: Path, file: Path, run: Run) -> No
         done = run("build", "--model", f"{file}:{name}", "--arch", "cpu", "--out", str(out))
         assert done.code == 0, done.err
         counts.append([kernel.model for kernel in read_manifest(out).kernels])
-    assert sorted(counts[1]) == sorted(counts[2]) and {*counts[1]} == {"", "models.py:make", "models.py:mixed"}
+    named = {model.partition(" ")[0] for model in counts[1]}
+    assert sorted(counts[1]) == sorted(counts[2]) and named == {"", "models.py:make", "models.py:mixed"}
     assert list(fg.load(out)) == ["softmax"], "a model's kernels have no function"
     assert run("build", *softmax).code == 0
     assert sorted(kernel.model for kernel in read_manifest(out).kernels) == sorted(counts[2])
+
+
+def test_files_of_one_name_are_two_models(tmp_path: Path, file: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, other = tmp_path / "built", tmp_path / "other" / file.name
+    other.parent.mkdir()
+    other.write_text(FILE.replace("torch.relu", "torch.tanh"))
+    found = []
+    for place in (file, other, file):
+        monkeypatch.chdir(place.parent)
+        assert run("build", "--model", f"{place.name}:mixed", "--arch", "cpu", "--out", str(out)).code == 0
+        found.append({kernel.name for kernel in read_manifest(out).kernels})
+    assert found[0] < found[1] == found[2]
 
 
 def test_mistakes(tmp_path: Path, file: Path, run: Run) -> None:
@@ -177,6 +191,7 @@ def test_mistakes(tmp_path: Path, file: Path, run: Run) -> None:
         ("tensor",): r"returns \(Stack, Tensor\), which is no model with example inputs",
         ("broken",): "broken failed: OSError: no weights",
         ("wrong",): "the example call of .*wrong failed: TypeError",
+        ("empty",): "the example inputs of .*empty are empty",
         ("linear",): "no module of .* became a kernel|has no module",
         ("make", "--shape", "x=8x64"): "--shape does not apply beside --model",
         ("make", "softmax"): "kernels cannot be named beside --model",
