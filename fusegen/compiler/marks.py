@@ -46,7 +46,6 @@ class MatmulWays:
     def with_sums(
         self,
         marks: MatmulMarks,
-        fused: FusedGraph,
         names: Mapping[Group, str],
         expected: ExpectedSizes,
         sizes: Mapping[str, int],
@@ -54,55 +53,49 @@ class MatmulWays:
     ) -> MatmulMarks:
         """Marks the sums that one launch computes. A function with declared plans has those that it declares: other plans name
         launches of single terms."""
-        free = self._free_sums(marks, fused)
-        every = replace(marks, sums=frozenset(free))
-        together, taken = self._fuse(every), set[frozenset[int]]()
-        for terms, group in free.items():
-            one = replace(marks, sums=frozenset({terms}))
-            joined, its = (together, every) if are_joined(together.graph, together.groups) else (self._fuse(one), one)
-            if not are_joined(joined.graph, joined.groups):
+        fused, sums = self._fuse(marks), self._free_sums(marks)
+        every = replace(marks, sums=frozenset(sums))
+        are_alone, taken = not self._are_joined(every), set[frozenset[int]]()
+        for terms, group in sums.items():
+            joined = replace(marks, sums=frozenset({terms})) if are_alone else every  # one graph for all is faster to plan
+            if not self._are_joined(joined):
                 continue
-            is_faster = not isinstance(measured, DeclaredPlans) and self._is_faster(marks, terms, fused, its, joined, expected)
+            is_taken = not isinstance(measured, DeclaredPlans) and self._is_faster(terms, marks, joined, expected)
             if measured is not None:
                 depths = [depth_of_term(self._graph, term) for term in sorted(terms)]
-                is_faster = takes_sum_in_registers(names[group], fused.graph, group, sizes, depths, measured, is_faster=is_faster)
-            if is_faster:
+                is_taken = takes_sum_in_registers(names[group], fused.graph, group, sizes, depths, measured, is_faster=is_taken)
+            if is_taken:
                 taken.add(terms)
-        return self._compatible(marks, taken)
+        return self._with_joined(marks, taken)
 
-    def _compatible(self, marks: MatmulMarks, sums: Collection[frozenset[int]]) -> MatmulMarks:
+    def _with_joined(self, marks: MatmulMarks, sums: Collection[frozenset[int]]) -> MatmulMarks:
         """Marks sums, without those that keep others from being one launch."""
         every = replace(marks, sums=frozenset(sums))
-        joined = self._fuse(every)
-        if are_joined(joined.graph, joined.groups):
+        if self._are_joined(every):
             return every
         for terms in sorted(sums, key=max):
             more = replace(marks, sums=marks.sums | {terms})
-            joined = self._fuse(more)
-            marks = more if are_joined(joined.graph, joined.groups) else marks
+            marks = more if self._are_joined(more) else marks
         return marks
 
-    def _is_faster(
-        self,
-        marks: MatmulMarks,
-        terms: frozenset[int],
-        fused: FusedGraph,
-        joined_marks: MatmulMarks,
-        joined: FusedGraph,
-        expected: ExpectedSizes,
-    ) -> bool:
+    def _are_joined(self, marks: MatmulMarks) -> bool:
+        """True if generated kernels compute all marked sums."""
+        fused = self._fuse(marks)
+        return are_joined(fused.graph, fused.groups)
+
+    def _is_faster(self, terms: frozenset[int], apart: MatmulMarks, joined: MatmulMarks, expected: ExpectedSizes) -> bool:
         """True if one launch is expected to compute a sum faster than the launches of its terms."""
-        origin = self.origins(marks, fused)
+        fused, origin = self._fuse(apart), self.origins(apart, self._fuse(apart))
         launches = [group for group in fused.matmul_launches if not terms.isdisjoint(origin[p] for p in group.core_nodes)]
         generated = {origin[p] for group in launches for p in group.core_nodes}
         if not generated <= terms:  # a launch that computes other matmuls, too
             return False
-        origin = self.origins(joined_marks, joined)
-        launch = next(group for group in joined.matmul_launches if max(terms) in {origin[p] for p in group.core_nodes})
+        other, origin = self._fuse(joined), self.origins(joined, self._fuse(joined))
+        launch = next(group for group in other.matmul_launches if max(terms) in {origin[p] for p in group.core_nodes})
         return sum_is_faster(
             [self._choice(fused, group, expected) for group in launches],
             [size_of(self._graph, term, expected) for term in terms - generated],
-            self._choice(joined, launch, expected),
+            self._choice(other, launch, expected),
             self._target,
         )
 
@@ -135,8 +128,9 @@ class MatmulWays:
         """The terms of sums that one launch could compute."""
         return tuple(summable_matmuls(self._graph, self._target))
 
-    def _free_sums(self, marks: MatmulMarks, fused: FusedGraph) -> dict[frozenset[int], Group]:
+    def _free_sums(self, marks: MatmulMarks) -> dict[frozenset[int], Group]:
         """Maps the terms of each sum that one launch could compute to the launch of the last term."""
+        fused = self._fuse(marks)
         origin = self.origins(marks, fused)
         launches = {origin[p]: group for group in fused.matmul_launches for p in group.core_nodes}
         return {terms: launches[max(terms)] for terms in self._sums if terms.isdisjoint(marks.on_load) and max(terms) in launches}

@@ -205,7 +205,7 @@ class GraphPlanner:
         default_names = () if default is None else names_of(default)
         fused = self._fuse(marks)
         names = dict(zip(fused.groups, kernel_names(fused.graph, fused.groups, default_names), strict=True))
-        marks = self._marks.with_sums(marks, fused, names, expected, sizes, measured)
+        marks = self._marks.with_sums(marks, names, expected, sizes, measured)
         while True:
             marks = replace(marks, on_load=self._weights.of_few_rows(expected.size_of, marks.library | in_memory))
             fused = self._fuse(marks)
