@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -240,14 +239,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
         with cache_writes(folder):
             try:
                 unfinished.rename(folder)
-            except (FileExistsError, NotADirectoryError):
-                raise _created_meanwhile(folder) from None
-            except OSError as error:
-                raise (_created_meanwhile(folder) if error.errno == errno.ENOTEMPTY else error) from None
-
-
-def _created_meanwhile(folder: Path) -> BundleError:
-    return BundleError(f"{folder} was created by another process during this build", hint="build again: that adds to a bundle")
+            except OSError:
+                if not folder.exists():
+                    raise
+                what = f"{folder} was created by another process during this build"
+                raise BundleError(what, hint="build again: that adds to a bundle") from None
 
 
 @contextmanager
