@@ -11,13 +11,15 @@ from fusegen.autodiff.rules.primitives import Gradients, refused
 from fusegen.autodiff.saved_values import Recompute, SavedValue, large_values, saved_values
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
+from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node, dependent
 from fusegen.ir.index_map import row_major
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import literal, nominal, product, same
+from fusegen.ir.symbolic import product, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.rewrite import copy_after_operands, rebuilt, rewritten
+from fusegen.program.formula import Relation
 
 Renaming = Callable[[str], str]
 """Returns a unique name for a new input that resembles the requested one."""
@@ -55,8 +57,14 @@ class Derivative:
         return not dependent(self.forward, inputs).isdisjoint(self.forward.outputs[source] for source in further)
 
 
-def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompute = "auto") -> Derivative:
-    """Differentiates a traced graph by float inputs; `names` names the inputs of the backward pass.
+def derive(
+    graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompute = "auto", *, has_one_block: bool = False
+) -> Derivative:
+    """Differentiates a traced graph by float inputs.
+
+    Args:
+        names: names the inputs of the backward pass.
+        has_one_block: whether a value of all logits of a loss is saved, as `limit_of_one_block` allows.
 
     Raises:
         GradientError: no result has a derivative with respect to any of these inputs.
@@ -66,17 +74,16 @@ def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompu
     primitives = rewritten(graph if key is None else with_random_key(graph, key), _expand_unruled)
     expanded = rewritten(primitives, expand)
     logits = _logits_of_loss(expanded) if recompute == "auto" else frozenset()
-    has_few_rows = _has_few_rows(expanded, logits, wrt)
-    has_halves = any(expanded.nodes[p].dtype is DType.FLOAT16 for p in logits)
     # All gradients are multiples of the loss's gradient. So the forward pass computes them for a gradient of 1, while it holds a
-    # block of logits. In float16, small gradients would underflow without the GradScaler's factor.
-    joint = _Joint(primitives, wrt, names, is_early=bool(logits) and not has_few_rows and not has_halves)
+    # block of logits: those of the matmul's operands, or that of all logits. In float16, small gradients would underflow without
+    # the GradScaler's factor.
+    joint = _Joint(primitives, wrt, names, is_early=_is_early(expanded, logits))
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
     joined = rewritten(joint.builder.build([*joint.results, *gradients]), expand)
     results, requested = joined.outputs[: len(joint.results)], joined.outputs[len(joint.results) :]
     gradient_inputs = {p for p, node in joined if node.op is Op.INPUT and node.attr("name") in joint.gradient_names}
-    saved = saved_values(joined, results, gradient_inputs, requested, recompute, saves_matmuls=has_few_rows)
+    saved = saved_values(joined, results, gradient_inputs, requested, recompute, has_one_block=has_one_block)
     forward_inputs = [spec for spec in joined.inputs if spec.name not in joint.gradient_names]
     backward_inputs = [spec for spec in joined.inputs if spec.name in joint.gradient_names]
     computed = list(dict.fromkeys(p for p in requested if joined.nodes[p].op is not Op.INPUT))
@@ -103,19 +110,28 @@ def _logits_of_loss(graph: Graph) -> frozenset[int]:
     return large_values(graph, graph.outputs) if is_loss else frozenset()
 
 
-def _has_few_rows(graph: Graph, large: Collection[int], wrt: Collection[str]) -> bool:
-    """True if logits of all rows and their gradient take no more memory than the gradients of the matmul's operands: those that
-    blocks of rows accumulate in the computing type, and the rounded ones. Then the logits are saved, and there are no blocks."""
-    matmuls = [graph.nodes[p] for p in large if graph.nodes[p].op is Op.MATMUL]
+def _is_early(graph: Graph, logits: Collection[int]) -> bool:
+    """True if the forward pass computes gradients of a loss."""
+    return bool(logits) and all(graph.nodes[p].dtype is not DType.FLOAT16 for p in logits)
+
+
+def limit_of_one_block(graph: Graph, wrt: Collection[str]) -> Relation | None:
+    """Returns the condition on sizes under which a value of all logits of a loss takes no more memory than blocks of rows need for
+    gradients of the matmul's operands in the computing type, then rounded. The value is the gradient of the logits, beside the
+    rounded gradients; in float16 the logits, beside their gradient. None if there are no such logits."""
+    expanded = rewritten(rewritten(graph, _expand_unruled), expand)
+    large = _logits_of_loss(expanded)
+    matmuls = [expanded.nodes[p] for p in large if expanded.nodes[p].op is Op.MATMUL]
     if len(matmuls) != 1 or len(matmuls[0].shape) != 2:
-        return False
+        return None
     (logits,) = matmuls
-    active = dependent(graph, {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt})
-    operands = [graph.nodes[a] for a in logits.args if a in active]
-    if any(literal(dim) is None for node in (logits, *operands) for dim in node.shape):
-        return False
-    gradients = sum(nominal(product(node.shape)) * (node.dtype.compute.itemsize + node.dtype.itemsize) for node in operands)
-    return 2 * nominal(product(logits.shape)) * logits.dtype.itemsize <= gradients
+    active = dependent(expanded, {p for p, node in expanded if node.op is Op.INPUT and node.attr("name") in wrt})
+    operands = [expanded.nodes[a] for a in logits.args if a in active]
+    sums = sum(product(node.shape) * node.dtype.compute.itemsize for node in operands)
+    rounded = sum(product(node.shape) * node.dtype.itemsize for node in operands)
+    whole = product(logits.shape) * logits.dtype.itemsize
+    early = _is_early(expanded, large)
+    return Relation(formula(whole if early else 2 * whole), "<=", formula(sums if early else sums + rounded))
 
 
 class _Joint:

@@ -10,7 +10,8 @@ then the set with the least recomputation. Exceptions:
   rounds to 16 bits is no substitute.
 - A value that is larger than its sources and than its users' results, e.g. attention scores or logits (`passes.blocks`), is never
   saved. Its matmul is recomputed, unless the forward pass of a loss can compute its gradients up to a factor (`derive`). These
-  gradients are saved in their computing type. Logits of few rows are saved if that takes less memory.
+  gradients are saved in their computing type, or that of the logits in their own if it takes no more memory: its matmuls are left
+  to the backward pass.
 - A maximum or minimum of computed elements is always recomputed: a rounded one may equal none of them. So is one that is compared
   with its elements, as in its own gradient: it would be saved together with a mask as large as they are, though the input is in
   memory. Others, of an input's elements, are exact in their dtype and saved like statistics.
@@ -64,7 +65,7 @@ def saved_values(
     requested: Collection[int],
     recompute: Recompute = "auto",
     *,
-    saves_matmuls: bool = False,
+    has_one_block: bool = False,
 ) -> tuple[SavedValue, ...]:
     """Returns the values of the forward pass that the backward pass reads, in the order of the graph.
 
@@ -72,15 +73,15 @@ def saved_values(
         graph: both passes, in primitives.
         gradients: the backward pass's inputs that are gradients of the results.
         requested: results of the backward pass.
-        saves_matmuls: True to save large matmuls like other values.
+        has_one_block: True if large values may be saved like others. Gradients that the forward pass could compute are computed by
+            the backward pass, from that of the logits.
     """
     backward = _dependents(graph, gradients)
     leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)
     computable = _dependents(graph, {p for p, node in graph if node.op in leaves}) - backward
     needed = {a for p in _producers(graph, requested) & backward for a in graph.nodes[p].args}.union(requested) & computable
-    large = large_values(graph, results) if recompute == "auto" else frozenset()
-    large = frozenset(p for p in large if not saves_matmuls or graph.nodes[p].op is not Op.MATMUL)
-    values = _Values(graph, frozenset(results), recompute, large)
+    large = large_values(graph, results) if recompute == "auto" and not has_one_block else frozenset()
+    values = _Values(graph, frozenset(results), recompute, large, has_one_block=has_one_block)
     cut = _cut(values, computable, needed)
     if cut is None:
         values = _Values(graph, frozenset(results), recompute, large, recomputes_large=True)
@@ -142,15 +143,25 @@ def _draws(node: Node) -> bool:
 
 
 class _Values:
-    """The costs of saving values. Large ones are never saved; matmuls among them are recomputed if `recomputes_large`."""
+    """The costs of saving values. Large ones are never saved; matmuls among them are recomputed if `recomputes_large`. If
+    `has_one_block`, the backward pass computes its matmuls, even if they do not depend on the gradients of the results."""
 
     def __init__(
-        self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, recomputes_large: bool = False
+        self,
+        graph: Graph,
+        results: frozenset[int],
+        recompute: Recompute,
+        large: frozenset[int],
+        *,
+        recomputes_large: bool = False,
+        has_one_block: bool = False,
     ) -> None:
         self.graph, self._large, self._recomputes_large = graph, large, recomputes_large
         self._recompute = recompute
         self.results = results
         self._forward = _producers(graph, results)
+        early = [p for p, _ in graph if self._is_early(p)] if has_one_block else []
+        self._left_to_backward = _dependents(graph, early)
         self._equated = {position for node in graph.nodes if node.op is Op.EQ for position in node.args}
         self._counts = [nominal(product(node.shape)) for node in graph.nodes]
         self._largest: list[int] = []  # elements of the largest value that a node depends on, since the last matmul
@@ -166,10 +177,14 @@ class _Values:
         if self._recompute == "none" and position in self._forward:
             return self._is_compared(position) or self._is_free(node)
         if node.family in _NOT_RECOMPUTED:
-            return self._recomputes_large and position in self._large
+            return position in self._left_to_backward or (self._recomputes_large and position in self._large)
         if self._recomputes_large and not self._large.isdisjoint(node.args):
             return True  # in the block that holds its operand
         return self._is_compared(position) or not (node.family is Family.REDUCTION and self._is_statistic(position))
+
+    def _is_early(self, position: int) -> bool:
+        """True for a matmul of gradients; one in a cut does not depend on gradients of the results."""
+        return self.graph.nodes[position].op is Op.MATMUL and position not in self._forward
 
     def _is_compared(self, position: int) -> bool:
         """True for a maximum or minimum that is recomputed."""
@@ -192,6 +207,7 @@ class _Values:
             or self._is_compared(position)
             or node.op in _REARRANGED
             or position in self._large
+            or position in self._left_to_backward
         ):
             return None
         return 2 * size + (1 if position in self._forward else 2)  # breaks ties
@@ -204,8 +220,7 @@ class _Values:
 
     def dtype(self, position: int) -> DType:
         node = self.graph.nodes[position]
-        is_early = node.op is Op.MATMUL and position not in self._forward
-        is_wide = is_early or (self._is_statistic(position) and node.op not in _COMPARED)
+        is_wide = self._is_early(position) or (self._is_statistic(position) and node.op not in _COMPARED)
         return node.dtype.compute if node.dtype.is_float and is_wide else node.dtype
 
     def _is_statistic(self, position: int) -> bool:

@@ -255,11 +255,11 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: 
 def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], subdir: str) -> tuple[BuiltPasses | None, list[File]]:
     """Returns a kernel's forward and backward pass and their files, or None if it has no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
-    passes = passes_by_all(variant, dispatcher.options)
-    if passes is None:
-        return None, []
     count = len(dispatcher.parameters.emitted_names)
     sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
+    passes = passes_by_all(variant, dispatcher.options, sizes)
+    if passes is None:
+        return None, []
     call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
     return built_passes(passes, variant, call, parameters, subdir)
 

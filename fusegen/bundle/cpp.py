@@ -350,7 +350,7 @@ class TracedOperator:
 
     def _passes(self) -> OperatorPasses | None:
         """Returns the passes, or None if there is no derivative."""
-        passes = passes_by_all(self._variant, self._options)
+        passes = passes_by_all(self._variant, self._options, self._hints)
         if passes is None:
             return None
         derivative, forward, backward = passes.derivative, passes.forward.graph, in_row_major_order(passes.backward.graph)

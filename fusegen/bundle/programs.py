@@ -136,11 +136,11 @@ class Example:
     signature: Signature
 
 
-def passes_by_all(variant: Variant, options: Options) -> ForwardBackward | None:
-    """Returns a variant's passes for all differentiable inputs, or None if there are none."""
+def passes_by_all(variant: Variant, options: Options, sizes: Mapping[str, int]) -> ForwardBackward | None:
+    """Returns a variant's passes for all differentiable inputs, for example sizes, or None if there are none."""
     floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
     try:
-        return passes_of(variant, differentiated_inputs(variant.traced, floats), options)
+        return passes_of(variant, differentiated_inputs(variant.traced, floats), options, sizes)
     except (GradientError, UnsupportedError):
         return None
 

@@ -152,11 +152,10 @@ class VjpCalls(CallBinder):
     def bind(self, values: Values) -> tuple[BoundVjp, Captured]:
         """The forward pass for the exact shapes of a call."""
         variant, captured = self._variant_of(values)
+        sizes = self.dispatcher.variants.sizes(variant, values, captured)
         with self._lock:
-            passes = passes_of(variant, self._inputs(variant, captured), self.dispatcher.options)
-        return BoundVjp(
-            self.dispatcher, variant, passes, captured, self.dispatcher.variants.sizes(variant, values, captured)
-        ), captured
+            passes = passes_of(variant, self._inputs(variant, captured), self.dispatcher.options, sizes)
+        return BoundVjp(self.dispatcher, variant, passes, captured, sizes), captured
 
     def _inputs(self, variant: Variant, captured: Captured) -> list[str]:
         """The inputs to differentiate, by the graph's names."""

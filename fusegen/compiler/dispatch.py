@@ -298,7 +298,7 @@ class Dispatcher(CallBinder):
     def passes(self, variant: Variant, values: Values, captured: Captured) -> ForwardBackward | None:
         """The passes of a call that autograd records; None if it records nothing."""
         wrt = differentiated_inputs(variant.traced, self._differentiated(variant, values, captured))
-        return passes_of(variant, wrt, self.options) if wrt else None
+        return passes_of(variant, wrt, self.options, self.variants.sizes(variant, values, captured)) if wrt else None
 
     def _differentiated(self, variant: Variant, values: Values, captured: Captured) -> set[str]:
         """The inputs that autograd differentiates.
@@ -344,7 +344,8 @@ class Dispatcher(CallBinder):
 
     def _with_gradients(self, variant: Variant, values: Values, captured: Captured, wrt: Sequence[str]) -> BoundAutogradCall:
         """The forward and backward pass of a variant, bound to the exact shapes of a call."""
-        passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, captured)
+        sizes = self.variants.sizes(variant, values, captured)
+        passes = passes_of(variant, wrt, self.options, sizes)
         names, all_values = self.parameters.emitted_names, (*values, *captured)
         index_of = {name: index for index, name in enumerate((*names, *variant.state.names))}
         index_of |= {size: index_of[name] for size, (name, dim) in variant.request.sizes.sources if dim == VALUE_AS_SIZE}

@@ -9,7 +9,7 @@ from functools import lru_cache
 from torch import Tensor
 from torch.utils._pytree import tree_structure
 
-from fusegen.autodiff.derive import Derivative, derive
+from fusegen.autodiff.derive import Derivative, derive, limit_of_one_block
 from fusegen.autodiff.saved_values import Recompute
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_index64, specializations_of
@@ -20,7 +20,7 @@ from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.ir.infer import shape_text
-from fusegen.ir.symbolic import literal
+from fusegen.ir.symbolic import literal, product, same
 from fusegen.options import Options
 from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
@@ -232,27 +232,32 @@ class ForwardBackward:
         wrt: Sequence[str],
         target: Target,
         options: Options,
+        *,
+        has_one_block: bool,
     ) -> ForwardBackward:
-        """Derives both passes.
-
-        Args:
-            sizes: symbolic sizes that no input has.
-        """
-        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, options.recompute)
+        """Derives both passes. For the arguments, see `named_passes`."""
+        derivative, forward, backward, further = named_passes(
+            graph, sizes, wrt, target, options.recompute, has_one_block=has_one_block
+        )
         kernels = (GraphKernel(part, target, s, compiler=options.compiler) for part, s in ((forward, sizes), (backward, further)))
         return cls(derivative, *kernels)
 
 
 def named_passes(
-    graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute
+    graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute, *, has_one_block: bool
 ) -> tuple[Derivative, Graph, Graph, tuple[str, ...]]:
     """The derivative of a graph, its forward and backward graph with unique names, and the sizes that are not dims of the
-    backward graph's inputs. Plans of the declaration do not apply to them."""
+    backward graph's inputs. Plans of the declaration do not apply to them.
+
+    Args:
+        sizes: symbolic sizes that no input has.
+        has_one_block: as for `derive`; see `has_one_block`.
+    """
     graph = replace(graph, plans=())
     input_names = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=input_names, functions=kernel_functions(graph.name))
     full = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
-    derivative = derive(full, wrt, names.take, recompute)
+    derivative = derive(full, wrt, names.take, recompute, has_one_block=has_one_block)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
     if all(backward.nodes[p].dtype.is_narrow for p in backward.outputs) and not has_discontinuities(backward):
         forward = replace(forward, approximate=tuple(range(derivative.results, len(forward.outputs))))
@@ -261,8 +266,24 @@ def named_passes(
     return derivative, forward, backward, tuple(symbol for symbol in (*forward_dims, *sizes) if symbol not in backward_dims)
 
 
-def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> ForwardBackward:
+def has_one_block(graph: Graph, wrt: Sequence[str], target: Target, recompute: Recompute, sizes: Mapping[str, int]) -> bool:
+    """True if the passes of a loss save a value of all logits at some sizes, those that are known."""
+    limit = _limit_of_one_block(graph, tuple(wrt), target) if recompute == "auto" else None
+    return limit is not None and limit.sizes <= sizes.keys() and limit(sizes)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _limit_of_one_block(graph: Graph, wrt: tuple[str, ...], target: Target) -> Relation | None:
+    if any(graph.nodes[p].dtype.is_float and not same(product(graph.nodes[p].shape), 1) for p in graph.outputs):
+        return None  # no loss
+    return limit_of_one_block(run(replace(graph, plans=()), Rules(target, wrt), Stage.TRACED, Stage.LIBRARY), wrt)
+
+
+def passes_of(variant: Variant, wrt: Sequence[str], options: Options, sizes: Mapping[str, int]) -> ForwardBackward:
     """The passes of a variant's graph, shared with variants of equal graphs.
+
+    Args:
+        sizes: the sizes of a call. They decide if all logits of a loss are saved; the passes serve other sizes too.
 
     Raises:
         GradientError: no result depends on one of these inputs.
@@ -275,9 +296,10 @@ def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Forward
     if variant.state.has_backward_hooks:
         what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not contain"
         raise UnsupportedError(what, hint="remove the hooks, or call the module outside of the kernel")
-    sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == VALUE_AS_SIZE)
+    further = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == VALUE_AS_SIZE)
     graph, target = variant.traced, variant.request.target
-    return _passes(graph, graph.locations, sizes, tuple(wrt), target, options._replace(mutates=()))
+    one_block = has_one_block(graph, wrt, target, options.recompute, sizes)
+    return _passes(graph, graph.locations, further, tuple(wrt), target, options._replace(mutates=()), has_one_block=one_block)
 
 
 @lru_cache(maxsize=_MOST_KNOWN)
@@ -288,13 +310,15 @@ def _passes(
     wrt: Sequence[str],
     target: Target,
     options: Options,
+    *,
+    has_one_block: bool,
 ) -> ForwardBackward:
     """The passes of all functions with an equal trace, e.g. a model's layers.
 
     Args:
         _locations: locations of the graph. Graph equality ignores them, but emitted text contains them.
     """
-    return ForwardBackward.of(graph, sizes, wrt, target, options)
+    return ForwardBackward.of(graph, sizes, wrt, target, options, has_one_block=has_one_block)
 
 
 def forget_programs() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
 from fusegen.autodiff.saved_values import Recompute
 from fusegen.compiler.backends import machine_of, target_of
-from fusegen.compiler.passes import GraphKernel, named_passes
+from fusegen.compiler.passes import GraphKernel, has_one_block, named_passes
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.formula import formula
@@ -248,7 +248,10 @@ class _Passes:
     @classmethod
     def of(cls, assumed: AssumedGraph, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> _Passes:
         target = target_of(device)
-        derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target, recompute)
+        one_block = has_one_block(assumed.graph, wrt, target, recompute, {})
+        derivative, forward, backward, further = named_passes(
+            assumed.graph, assumed.sizes, wrt, target, recompute, has_one_block=one_block
+        )
         return cls(
             derivative,
             AssumedGraph(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt), recompute, assumed.boxed),

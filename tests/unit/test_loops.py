@@ -120,6 +120,19 @@ def test_no_pass_has_memory_for_all(name: str) -> None:
 
 
 @pytest.mark.usefixtures("few_rows")
+def test_blocks_write_a_large_result() -> None:
+    """Only the logits, which are no result, are computed for one block at a time."""
+
+    def probabilities(h: Tensor, w: Tensor) -> Tensor:
+        return F.linear(h, w).softmax(-1)
+
+    torch.testing.assert_close(fg.kernel(probabilities)(H, W), probabilities(H, W), rtol=1e-5, atol=1e-6)
+    low = fg.kernel(probabilities).lower(H, W)
+    assert not any(buffer.role is Role.TEMPORARY and buffer.shape for buffer in low.program.call.buffers)
+    assert any(isinstance(step, LoopStep) for step in low.program.steps)
+
+
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("length", [None, 9])
 def test_numbers_of_rows_may_change(length: int | None) -> None:
     """Targets have the rows of the logits, also where both have a dim for sequences."""

@@ -123,7 +123,7 @@ def with_passes(graph: Graph) -> list[Graph]:
     """A graph, and its two passes by all floats, where it has some."""
     floats = [spec.name for spec in graph.inputs if spec.dtype.is_float]
     try:
-        _, forward, backward, _ = named_passes(graph, (), floats, GPU, "auto")
+        _, forward, backward, _ = named_passes(graph, (), floats, GPU, "auto", has_one_block=False)
     except FusegenError:
         return [graph]
     return [graph, forward, backward]

@@ -37,7 +37,8 @@ class BlockRegion:
         return _NEAR * _elements(graph.nodes[position].shape) >= self.count
 
     def large(self, graph: Graph) -> tuple[int, ...]:
-        return tuple(p for p in self.dims if self.is_large(graph, p))
+        """The large values that are not materialized whole: all but results."""
+        return tuple(p for p in self.dims if p not in graph.outputs and self.is_large(graph, p))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -81,7 +82,7 @@ def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
         return None
     region = builder.region
     large = region.large(graph)
-    if any(p in graph.outputs for p in large) or _draws_key(graph, region):
+    if seed in graph.outputs or _draws_key(graph, region):
         return None
     return region if any(_uses_row_statistic(graph, region.dims, p) for p in large) else None
 
