@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import textwrap
 from dataclasses import dataclass, replace
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_WIDTH = 120  # columns of a line of code
 _RULE = "// " + "-" * 117
+_OPERATOR = re.compile(r" (?:[-+*/?:]|&&|\|\|) ")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,37 @@ class Source:
 
 def section(title: str, text: str) -> str:
     return f"{_RULE}\n// {title}\n{_RULE}\n{text}"
+
+
+def fitted(text: str) -> str:
+    """Breaks the long lines of a text."""
+    return "\n".join(part for line in text.split("\n") for part in _fitted(line))
+
+
+def _fitted(line: str) -> list[str]:
+    """Breaks a line that is too long: a comment between words, code after a comma or before an operator, in as few parentheses as
+    possible. A comment behind the code moves above it."""
+    if len(line) <= _WIDTH or '"' in line or line.lstrip().startswith("#"):
+        return [line]
+    code, mark, comment = line.partition("// ")
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines = [f"{indent}// {part}" for part in textwrap.wrap(comment, _WIDTH - len(indent) - len(mark))]
+    if not code.strip():
+        return lines
+    code = code.rstrip()
+    while len(code) > _WIDTH and (position := _break_position(code, len(indent))):
+        lines.append(code[:position].rstrip())
+        code = f"{indent}        {code[position:].lstrip()}"
+    return [*lines, code]
+
+
+def _break_position(code: str, indent: int) -> int | None:
+    depth, found = 0, list[tuple[int, int]]()
+    for position, character in enumerate(code[:_WIDTH]):
+        depth += (character in "([{") - (character in ")]}")
+        if position > indent + 8 and character == " " and (code[position - 1] == "," or _OPERATOR.match(code, position)):
+            found.append((depth, -position))
+    return -min(found)[1] if found else None
 
 
 def strip_comments(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.dtypes import DType
 from fusegen.emit.environment import EVERYTHING, PrimitiveUses, banner, c_text, primitives_of
-from fusegen.emit.math import Language, Precedence, Spelling, bitwise, function, function_text
+from fusegen.emit.math import Language, Precedence, Spelling, bitwise, function, function_text, with_quotes
 from fusegen.emit.views import decode, entry, kernel_parameters
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, product
@@ -15,7 +15,7 @@ from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import MathFunction
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
-from fusegen.source import Source, section
+from fusegen.source import Source, fitted, section
 from fusegen.target import Target
 
 # Loop nests over axes: chunks run along the last axis, all others are one loop.
@@ -108,8 +108,8 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         language="cpp",
         banner=banner(launch, target),
         primitives=primitives_of(math + pipeline, "cpu", _uses(kernel)),
-        math=section("Math", math),
-        pipeline=section("Pipeline", pipeline),
+        math=section("Math", fitted(with_quotes(math))),
+        pipeline=section("Pipeline", fitted(pipeline)),
     )
 
 

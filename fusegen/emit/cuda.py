@@ -10,7 +10,7 @@ from typing import Any
 
 from fusegen.dtypes import DType
 from fusegen.emit.environment import PrimitiveUses, banner, code_of, primitives_of, render
-from fusegen.emit.math import Language, Precedence, Spelling, function, function_text
+from fusegen.emit.math import Language, Precedence, Spelling, function, function_text, with_quotes
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.fusion import Group
 from fusegen.fusion.groups import computed
@@ -20,7 +20,7 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.program.call import COUNTERS
 from fusegen.schedule.math import Approximations, MathFunction
 from fusegen.schedule.program import Launch, fused_launch, has_one_block
-from fusegen.source import Source, section
+from fusegen.source import Source, fitted, section
 from fusegen.target import Target
 
 _BUILTINS = {
@@ -166,8 +166,8 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         language="cuda",
         banner=banner(launch, target),
         primitives=primitives_of(math + pipeline, "cuda", uses_of(launch, target, math, pipeline)),
-        math=section("Math", math),
-        pipeline=section("Pipeline", pipeline),
+        math=section("Math", fitted(with_quotes(math))),
+        pipeline=section("Pipeline", fitted(pipeline)),
     )
 
 
@@ -284,7 +284,7 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         banner="\n".join(banner(part, target) for part in parts),
         primitives=primitives_of(text, "cuda", uses),
         math="\n".join(own),
-        pipeline=section("Parts", pipeline),
+        pipeline=section("Parts", fitted(pipeline)),
     )
 
 

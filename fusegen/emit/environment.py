@@ -26,7 +26,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.program import Launch
 from fusegen.settings import cache_folder
-from fusegen.source import Primitive, Source
+from fusegen.source import Primitive, Source, fitted
 from fusegen.target import Target
 
 # Indices and conditions in C, and the definitions that a text needs.
@@ -79,7 +79,7 @@ def banner(launch: Launch, target: Target) -> str:
         reason = f": {body.reason}" if body.reason else ""
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
     lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
-    return "\n".join(f"// {line}" for line in lines)
+    return fitted("\n".join(f"// {line}" for line in lines))
 
 
 # Several kernels in one translation unit: primitives once, and a namespace for each kernel's own text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import struct
@@ -9,16 +10,21 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import PurePath
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
 from fusegen.schedule.math import Approximations, MathFunction, MathParameter
-from fusegen.schedule.terms import FusedOp, Leaf, Term
+from fusegen.schedule.names import identifier
+from fusegen.schedule.terms import FusedOp, Leaf, Term, noun
 
 _WIDEST = 76  # characters of an expression before its operands get names
 _LOCATION_COLUMN = 84
-_LOCATION_WIDTH = 72  # characters of the user's line; the line number identifies the rest
+_LINE_WIDTH = 96  # characters of a line of the user's code that are shown
+_MARK = "\x1f"
+"""Separates the fields of a location in a text, whose printable characters do not contain it."""
+_PLACE = re.compile(_MARK.join([r"//", *(rf"(?P<{field}>[^{_MARK}\n]*)" for field in ("file", "function", "line", "text"))]))
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class _Line:
 
 
 def function_text(function: MathFunction, language: Language, qualifier: str) -> str:
-    """Prints a function. A single result is returned, several are written through references."""
+    """Prints a function. A single result is returned, several are written through references. `with_quotes` completes the text."""
     writer = _Writer(function, language)
     lines = writer.body()
     head = f"{qualifier} {_signature(function)} {{"
@@ -53,21 +59,41 @@ def _parameter_text(parameter: MathParameter) -> str:
 
 
 def _with_locations(lines: Sequence[_Line]) -> list[str]:
-    """Appends the source location to a line if it changes; a comment never adds a line."""
+    """Appends the source location to a line if it changes, as `with_quotes` expects it."""
     shown: list[str] = []
     last: Location | None = None
     for line in lines:
         text = f"    {line.text}"
         if line.location is not None and line.location != last:
-            text = f"{text:<{_LOCATION_COLUMN}}  // line {line.location.line}: {_shortened(line.location.text)}"
+            place = line.location
+            fields = _plain(PurePath(place.file).name), _plain(place.function), str(place.line), _shortened(place.text)
+            text = f"{text:<{_LOCATION_COLUMN}}  //{_MARK}{_MARK.join(fields)}"
         last = line.location or last
         shown.append(text.rstrip())
     return shown
 
 
+def with_quotes(text: str) -> str:
+    """Replaces the source locations in a text by line numbers, below a comment that quotes each of these lines once."""
+    by_function: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for match in _PLACE.finditer(text):
+        by_function[match["file"], match["function"]][int(match["line"])] = match["text"]
+    quoted: list[str] = []
+    for (file, function), lines in by_function.items():
+        quoted.append(f"// {function} in {file}; its first line is 0:")
+        quoted += (f"// {number:>4}: {lines[number]}" for number in sorted(lines))
+    label = r"// line \g<line>" if len(by_function) == 1 else r"// \g<function>, line \g<line>"
+    return "\n".join([*quoted, *([""] if quoted else []), _PLACE.sub(label, text)])
+
+
+def _plain(name: str) -> str:
+    """Returns the name of a file or a function in characters that end no comment; a lambda's without its brackets."""
+    return re.sub(r"[^\w. -]", "", name, flags=re.ASCII) or "code"
+
+
 def _shortened(text: str) -> str:
     text = re.sub(r"\?(?=\?)", "? ", text)  # compilers warn of trigraphs, also in comments
-    return text if len(text) <= _LOCATION_WIDTH else f"{text[: _LOCATION_WIDTH - 1]}…"
+    return text if len(text) <= _LINE_WIDTH else f"{text[: _LINE_WIDTH - 1]}…"
 
 
 def _single(value: float) -> float:
@@ -88,12 +114,12 @@ class _Writer:
         self.function = function
         self.language = language
         self.names = {position: name for position, name in function.leaves}
+        self.variables = dict(function.variables)
         self.uses = Counter(a for term in function.terms for a in set(term.args))
         for result in function.results:
             self.uses[result.term] += 1
         self.lines: list[_Line] = []
         self.texts: dict[int, Text] = {}
-        self.numbers: Counter[str] = Counter()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
@@ -116,11 +142,24 @@ class _Writer:
             return self.language.constant(str(term.payload), term.dtype)
         if position in self.pairs:
             return self._of_pair(position, term)
-        written = self._operation(term)
+        written = self._short_operation(term)
         is_result = any(r.term == position for r in self.function.results)
         if self.uses[position] == 1 and (is_result or len(written.text) <= _WIDEST):
             return written
         return self._named(position, term, written)
+
+    def _short_operation(self, term: Term) -> Text:
+        """Returns an operation; its longest operands get names while it is too long for a line."""
+        written = self._operation(term)
+        while len(written.text) > _WIDEST and (unnamed := [a for a in term.args if self._is_unnamed(a)]):
+            longest = max(unnamed, key=lambda a: len(self.texts[a].text))
+            self.texts[longest] = self._named(longest, self.function.terms[longest], self.texts[longest])
+            written = self._operation(term)
+        return written
+
+    def _is_unnamed(self, position: int) -> bool:
+        is_leaf = isinstance(self.function.terms[position].op, Leaf)
+        return not is_leaf and position not in self.pairs and self.texts[position].text not in self.taken
 
     def _operation(self, term: Term) -> Text:
         args = [self.texts[a] for a in term.args]
@@ -151,7 +190,7 @@ class _Writer:
     def _of_pair(self, position: int, term: Term) -> Text:
         """Returns the sine or cosine of an argument; one call computes both."""
         if position not in self.texts:
-            sine, cosine = self._fresh("sin"), self._fresh("cos")
+            sine, cosine = self._fresh("sine"), self._fresh("cosine")
             location = self.function.locations[position]
             call = f"{self.language.sine_and_cosine}({self.texts[term.args[0]].text}, &{sine}, &{cosine});"
             self.lines += [_Line(f"float {sine}, {cosine};", location), _Line(call, location)]
@@ -163,17 +202,17 @@ class _Writer:
         return self.function.terms[term.args[-1]].dtype
 
     def _named(self, position: int, term: Term, written: Text) -> Text:
-        stem = term.op.row.name if isinstance(term.op, Op) else "value"
-        name = self._fresh(stem)
+        variable = self.variables.get(position)
+        name = self._fresh(noun(term) if variable is None else identifier(variable))
         self.lines.append(_Line(f"const {term.dtype.spelling} {name} = {written.text};", self.function.locations[position]))
         return Text(name, Precedence.ATOM)
 
-    def _fresh(self, stem: str) -> str:
-        while True:
-            self.numbers[stem] += 1
-            name = f"{stem}_{self.numbers[stem]}"
-            if name not in self.taken:
-                return name
+    def _fresh(self, requested: str) -> str:
+        """Returns a new name, with a number if it is taken."""
+        names = (requested if number == 1 else f"{requested}_{number}" for number in itertools.count(1))
+        name = next(name for name in names if name not in self.taken)
+        self.taken.add(name)
+        return name
 
 
 # Spelling of expressions in C-like languages: precedence, and formats of operations.

@@ -7,8 +7,10 @@ Only `GraphBuilder` builds graphs: it infers shape and dtype from the operation'
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from keyword import iskeyword
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
@@ -20,14 +22,26 @@ from fusegen.threads import cached_property
 
 Attribute: TypeAlias = object
 
+_ASSIGNMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
+"""An assignment in the user's source line. A second statement on the line, or a trailing comma (a keyword argument), excludes
+it."""
+
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the user's code: the function's file, the line relative to its first one, and the line's text."""
+    """A line of the user's code: the function and its file, the line relative to the function's first one, and the line's text."""
 
     file: str
+    function: str
     line: int
     text: str
+
+    @property
+    def variable(self) -> str | None:
+        """The variable that the line's first statement assigns."""
+        match = _ASSIGNMENT.fullmatch(self.text)
+        is_argument = self.text.count(")") > self.text.count("(")  # the last keyword argument of a call
+        return None if match is None or iskeyword(match[1]) or is_argument else match[1]
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,13 @@ class Graph:
     @cached_property
     def operations(self) -> frozenset[Op]:
         return frozenset(node.op for node in self.nodes)
+
+    @cached_property
+    def variables(self) -> dict[int, str]:
+        """The user's variables, by the last node of the source line that assigns them."""
+        lines = enumerate(zip(self.nodes, self.locations, strict=True))
+        ends = {location: position for position, (node, location) in lines if location is not None and node.op is not Op.CAST}
+        return {position: variable for location, position in ends.items() if (variable := location.variable) is not None}
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:

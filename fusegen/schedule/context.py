@@ -68,6 +68,7 @@ class Context:
     bodies: Bodies = field(default_factory=dict)
     candidates: tuple[Plan, ...] = field(init=False, default=())
     names: Namer = field(init=False)
+    _named: set[int] = field(init=False, default_factory=set)  # buffers that a read is named after
 
     def __post_init__(self) -> None:
         scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
@@ -146,7 +147,10 @@ class Context:
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: BufferRead) -> str:
-        return self.names.take(self.memory.spec(read.buffer).name)
+        name = self.memory.spec(read.buffer).name
+        name = f"{name}_other" if read.buffer in self._named else name  # e.g. the other half of a row
+        self._named.add(read.buffer)
+        return self.names.take(name)
 
     def traffic(self) -> Traffic:
         """Returns the minimal traffic: every input and output once; of gathered or sliced inputs, only the elements read."""

@@ -189,6 +189,7 @@ def extract_function(
         locations=tuple(terms.locations[p] for p in body),
         fast=fast,
         doc=doc,
+        variables=tuple((local[p], terms.variables[p]) for p in body if p in terms.variables),
     )
     return function, used
 

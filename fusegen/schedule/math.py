@@ -48,6 +48,7 @@ class MathFunction:
         leaves: for each leaf that is a parameter, its position in ``terms`` and its expression.
         locations: for each term, the user's source line.
         doc: a comment of one line in the emitted text.
+        variables: terms that a variable of the user holds, with its name.
     """
 
     name: str
@@ -58,6 +59,7 @@ class MathFunction:
     locations: tuple[Location | None, ...]
     fast: Approximations
     doc: str = ""
+    variables: tuple[tuple[int, str], ...] = ()
 
 
 class Origin(Enum):

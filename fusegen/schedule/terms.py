@@ -75,20 +75,69 @@ class Term:
     payload: object = None
 
 
+_NOUNS = {
+    Op.ADD: "sum",
+    Op.SUB: "difference",
+    Op.MUL: "product",
+    Op.DIV: "quotient",
+    FusedOp.MULTIPLY_ADD: "sum",
+    Op.NEG: "negative",
+    Op.ABS: "magnitude",
+    Op.POW: "power",
+    Op.SQRT: "root",
+    Op.RSQRT: "reciprocal_root",
+    Op.EXP: "exponential",
+    Op.LOG: "logarithm",
+    Op.SIN: "sine",
+    Op.COS: "cosine",
+    Op.SIGMOID: "sigmoid",
+    Op.MAXIMUM: "larger",
+    Op.MINIMUM: "smaller",
+    Op.WHERE: "chosen",
+    Op.CAST: "rounded",
+    Op.EQ: "is_equal",
+    Op.NE: "differs",
+    Op.LT: "is_less",
+    Op.LE: "is_at_most",
+    Op.GT: "is_greater",
+    Op.GE: "is_at_least",
+    Op.LOGICAL_AND: "are_both",
+    Op.LOGICAL_OR: "is_either",
+    Op.LOGICAL_NOT: "is_not",
+    Op.BITWISE_XOR: "bits",
+    Op.RIGHT_SHIFT: "shifted",
+    Op.SORT_KEY: "key_of_element",
+    Op.SORTED_VALUE: "element",
+    Op.FLOOR: "floored",
+    Op.ROUND: "rounded",
+}
+"""Names of values that no variable of the user holds; others are named after their operation."""
+
+
+def noun(term: Term) -> str:
+    """Returns a name for a value that no variable of the user holds."""
+    if isinstance(term.op, Leaf):
+        return "value"
+    return _NOUNS.get(term.op) or f"{term.op.row.name if isinstance(term.op, Op) else term.op.value}_value"
+
+
 class Terms:
-    """Hash-consed terms in topological order, with the user's source lines."""
+    """Hash-consed terms in topological order, with the user's source lines and variables."""
 
     def __init__(self) -> None:
         self.items: list[Term] = []
         self.locations: list[Location | None] = []
+        self.variables: dict[int, str] = {}
         self._known: dict[Term, int] = {}
 
-    def add(self, term: Term, location: Location | None = None) -> int:
+    def add(self, term: Term, location: Location | None = None, variable: str | None = None) -> int:
         """Returns the position of a term; an equal term is reused."""
         if term not in self._known:
             self._known[term] = len(self.items)
             self.items.append(term)
             self.locations.append(location)
+        if variable is not None:
+            self.variables.setdefault(self._known[term], variable)
         return self._known[term]
 
     def convert(self, position: int, dtype: DType) -> int:
@@ -199,7 +248,8 @@ class _Narrower:
             narrow = [self.narrow(a) for a in term.args]
             if all(n is not None for n in narrow):
                 args = tuple(n.position for n in narrow if n is not None)
-        return self.terms.add(Term(term.op, args, term.dtype, term.payload), self.terms.locations[position])
+        rebuilt = Term(term.op, args, term.dtype, term.payload)
+        return self.terms.add(rebuilt, self.terms.locations[position], self.terms.variables.get(position))
 
     def narrow(self, position: int) -> _Narrow | None:
         """Returns an integer term in 32 bits; None if it may not fit."""

@@ -54,7 +54,7 @@ def location() -> Location | None:
     written = linecache.getline(code.co_filename, frame.f_lineno)
     printable = "".join(c if c.isprintable() else " " for c in written)  # no second line, and no reversed text, in a C comment
     text = printable.strip().rstrip("\\ ")  # a backslash would continue the comment
-    return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
+    return Location(code.co_filename, code.co_name, frame.f_lineno - code.co_firstlineno, text)
 
 
 def user_line() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -23,9 +24,12 @@ from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arrange_shared_arrays, padded
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
+from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
 from fusegen.schedule.terms import BufferRead, Leaf, Terms
+
+_FEW_NAMES = 2  # values of a row that a function is named after
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,9 @@ class RowKernelBuilder:
         self.fragments = Fragments(context, math.terms, math.leaves, self._read, [store.offset for store in math.stores])
         self.reads = self._joined_reads()
         self.reductions = {node: self._reduction(node) for node in math.states}
+        summed = [part for parts in math.states.values() for part in parts if self._is_total(part)]
+        self.namer = ValueNames(math.terms, summed, product(math.column_axes.extents))
+        self.functions: set[str] = set()
         self.fragments.values |= self._values()
         self.kept = self._kept() if plan.cache_weights else ()
         self.prefetched: set[int] = set()
@@ -174,17 +181,15 @@ class RowKernelBuilder:
         terms, names = self.math.terms, self._statistic_names()
         statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
         arguments = {t: CallArgument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
-        totals = [part for parts in self.math.states.values() for part in parts if self._is_total(part)]
-        namer = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
                 if position not in arguments and position not in self.fragments.values:
                     is_of_row = position in phase.row_terms
-                    origin, name_of = (Origin.VALUE, namer.of_row) if is_of_row else (Origin.LANES, namer.of_element)
+                    origin, name_of = (Origin.VALUE, self.namer.of_row) if is_of_row else (Origin.LANES, self.namer.of_element)
                     arguments[position] = CallArgument(origin, self.context.names.take(name_of(position)))
             for position in phase.segment_terms:
                 if position not in arguments:
-                    arguments[position] = CallArgument(Origin.VALUE, self.context.names.take(namer.of_element(position)))
+                    arguments[position] = CallArgument(Origin.VALUE, self.context.names.take(self.namer.of_element(position)))
         return arguments
 
     def _is_total(self, part: int) -> bool:
@@ -221,7 +226,7 @@ class RowKernelBuilder:
 
     def _phase(self, number: int, phase: PhaseTerms) -> Phase:
         row_call = self._row_call(number, phase)
-        call, copies = self._elements(number, phase)
+        call, copies = self._elements(phase)
         writes = [r for r in phase.roots if r.kind == "write"]
         segment_writes = [r for r in phase.roots if r.kind == "segment_write"]
         row_writes = [r for r in phase.roots if r.kind == "row_write"]
@@ -230,7 +235,7 @@ class RowKernelBuilder:
             row_call=row_call,
             reads=self._loads(number, phase),
             late=self._accesses(t for t in phase.reads if self._is_late(t, phase)),
-            segments=tuple(self._segments(number, phase, node) for node in phase.segments),
+            segments=tuple(self._segments(phase, node) for node in phase.segments),
             call=call,
             copies=copies,
             reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
@@ -301,28 +306,29 @@ class RowKernelBuilder:
             return None
         earlier = [t for p in self.phases[:number] for t in p.row_terms]
         inputs = [t for t in (*earlier, *self._row_leaves()) if t not in roots]
-        return self.fragments.call(f"{self.context.name}_row_{number}", [(self.fragments.values[t].name, t) for t in roots], inputs)
+        names = [self.fragments.values[t].name for t in roots]
+        function = self._function("_and_".join(names) if len(names) <= _FEW_NAMES else "values_of_row")
+        return self.fragments.call(function, [*zip(names, roots, strict=True)], inputs)
 
     def _row_leaves(self) -> list[int]:
         kinds, known = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION), self.fragments.values
         return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in known]  # others are unused
 
-    def _elements(self, number: int, phase: PhaseTerms) -> tuple[MathCall | None, tuple[Copy, ...]]:
+    def _elements(self, phase: PhaseTerms) -> tuple[MathCall | None, tuple[Copy, ...]]:
         """Returns the math on each element, and the results that need none."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in self._results(r)]
         roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads and not self._is_ordered(t)]
-        return self._computed(self._name(number), phase, roots)
+        return self._computed(self._function(self._element_word(phase, results)), phase, roots)
 
-    def _segments(self, number: int, phase: PhaseTerms, node: int) -> Segments:
+    def _segments(self, phase: PhaseTerms, node: int) -> Segments:
         """Returns a reduction over segments, with the math on elements before it and on segments after it."""
         reduction = self.reductions[node]
         parts = zip(reduction.components, self.math.statistics[node], strict=True)
         roots = [(f"{c.name}_part", t) for c, t in parts]
-        index = phase.segments.index(node)
-        call, copies = self._computed(f"{self._name(number)}_segment_{index}", phase, roots)
+        call, copies = self._computed(self._function(f"{reduction.components[0].name}_part"), phase, roots)
         later = [(self.fragments.values[t].name, t) for t in phase.segment_terms if self._last_segments(phase, t) == node]
-        after, _ = self._computed(f"{self._name(number)}_of_segment_{index}", phase, later, dict(later).values())
+        after, _ = self._computed(self._function("values_of_segment"), phase, later, dict(later).values())
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:
@@ -330,8 +336,22 @@ class RowKernelBuilder:
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
 
-    def _name(self, number: int) -> str:
-        return self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
+    def _element_word(self, phase: PhaseTerms, results: Sequence[Root]) -> str:
+        """Returns a word for the values that a phase computes for each element."""
+        if phase.held or len({root.kind for root in results}) > 1:
+            return "elements"
+        if all(root.kind == "write" for root in results):
+            return "result" if len(results) == 1 else "results"
+        return self.namer.of_summand(results[0].terms[0]) if len(results) == 1 else "elements"
+
+    def _function(self, word: str) -> str:
+        """Returns a new name for a function of the kernel."""
+        if len(self.phases) == 1 and word in ("result", "results", "elements"):
+            return self.context.name
+        words = (word if number == 1 else f"{word}_{number}" for number in itertools.count(1))
+        name = next(name for name in (identifier(f"{word}_of_{self.context.name}") for word in words) if name not in self.functions)
+        self.functions.add(name)
+        return name
 
     def _computed(
         self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]], missing: Collection[int] = ()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from keyword import iskeyword
 
 import sympy
 
-from fusegen.ir.graph import Graph, Location
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index, same
-from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms
-from fusegen.threads import cached_property
+from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms, noun
 
 _SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, FusedOp.MULTIPLY_ADD)
 _CHEAP = 3
@@ -234,10 +231,6 @@ def _node(term: Term) -> int:
 # Names of a row's values: the user's variable if the source line assigns one, else the field's term.
 
 
-_STATEMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
-"""An assignment in the user's source line. A second statement on the line, or a trailing comma (a keyword argument), excludes
-it."""
-
 _WORDS = {Op.SUM: "total", Op.AMAX: "largest", Op.AMIN: "smallest", Op.MAX: "greatest", Op.MIN: "least"}
 
 
@@ -247,46 +240,36 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
     word = _WORDS.get(graph.nodes[node].op, graph.nodes[node].op.row.name)
     word = "squares" if word == "total" and is_of_squares else word
-    location = graph.locations[node]
-    assigned = _assigned(location) if location is not None and _ends(graph).get(location) == node else None
-    return assigned or (f"column_{word}" if over_rows else word)
+    return graph.variables.get(node) or (f"column_{word}" if over_rows else word)
 
 
 @dataclass(frozen=True)
 class ValueNames:
     """Names the values that a kernel computes; ``totals`` are payloads of statistics that are row sums of ``columns`` elements."""
 
-    graph: Graph
     terms: Terms
     totals: Collection[object]
     columns: Index
-
-    @cached_property
-    def ends(self) -> dict[Location, int]:
-        """Maps each source line to the last value computed on it."""
-        return _ends(self.graph)
 
     def of_row(self, position: int) -> str:
         if self._is_mean(position):
             word = "mean"
         else:
             is_root = self.terms.items[position].op is Op.RSQRT
-            word = "rstd" if is_root and any(map(self._has_mean, self.terms.producers((position,)))) else "row_value"
-        return self._assigned(position) or word
+            is_rstd = is_root and any(map(self._has_mean, self.terms.producers((position,))))
+            word = "rstd" if is_rstd else noun(self.terms.items[position])
+        return self.terms.variables.get(position) or word
 
     def of_element(self, position: int) -> str:
-        op = self.terms.items[position].op
-        return self._assigned(position) or (f"{op.row.name}_value" if isinstance(op, Op) else "held")
+        term = self.terms.items[position]
+        return self.terms.variables.get(position) or ("held" if isinstance(term.op, Leaf) else noun(term))
 
-    def _assigned(self, position: int) -> str | None:
-        location = self.terms.locations[position]
-        if location is None or location not in self.ends:
-            return None
-        later = range(position + 1, len(self.terms.items))
-        ops = [self.terms.items[t].op for t in later if self.terms.locations[t] == location]
-        last = self.graph.nodes[self.ends[location]].op  # possibly in another kernel
-        is_last = set(ops) <= {Op.CAST} and last is self.terms.items[position].op
-        return _assigned(location) if is_last else None
+    def of_summand(self, position: int) -> str:
+        """Returns the name of a value that a reduction combines."""
+        term = self.terms.items[position]
+        if term.op is Op.MUL and len(set(term.args)) == 1:
+            return "squared_deviation" if self.terms.items[term.args[0]].op is Op.SUB else "square"
+        return self.of_element(position)
 
     def _is_mean(self, position: int) -> bool:
         """True for a row sum divided by the number of its elements."""
@@ -309,15 +292,3 @@ class ValueNames:
             return False
         number = float(str(count.payload))
         return abs((number / self.columns if is_divided else number * self.columns) - 1) < 1e-6
-
-
-def _ends(graph: Graph) -> dict[Location, int]:
-    lines = enumerate(zip(graph.nodes, graph.locations, strict=True))
-    return {location: position for position, (node, location) in lines if location is not None and node.op is not Op.CAST}
-
-
-def _assigned(location: Location) -> str | None:
-    """Returns the variable that the first statement of a source line assigns."""
-    match = _STATEMENT.fullmatch(location.text)
-    is_argument = location.text.count(")") > location.text.count("(")  # the last keyword argument of a call
-    return None if match is None or iskeyword(match[1]) or is_argument else match[1]

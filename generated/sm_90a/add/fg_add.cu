@@ -18,8 +18,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// add in elementwise.py; its first line is 0:
+//    7: total = a + b
+
 __device__ __forceinline__ float add(float a, float b) {
-    return a + b;                                                                     // line 7: total = a + b
+    return a + b;                                                                     // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -30,32 +33,24 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_add(const bf16* a_ptr, const bf16* b_ptr, bf16* out_ptr, i64 a_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = a_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 a_raw[UNROLL][LANES];
-    bf16 b_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        bf16 a_raw[LANES];
+        bf16 b_raw[LANES];
+        load_lanes<LANES>(a_raw, a_ptr, position);
+        load_lanes<LANES>(b_raw, b_ptr, position);
+        float a[LANES];
+        widen_vec(a_raw, a);
+        float b[LANES];
+        widen_vec(b_raw, b);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(a_raw[u], a_ptr, position);
-        load_lanes<8>(b_raw[u], b_ptr, position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float a[8];
-        widen_vec(a_raw[u], a);
-        float b[8];
-        widen_vec(b_raw[u], b);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = add(a[v], b[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = add(a[v], b[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -26,6 +26,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// summed in normalization.py; its first line is 0:
+//    3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
+// add_layer_norm in normalization.py; its first line is 0:
+//   22: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -34,26 +39,28 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void add_layer_norm_0(float x, float residual, float& total_part, float& result_1) {
-    const float add_1 = x + residual;                                                 // line 3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
-    total_part = add_1;
-    result_1 = add_1;
+__device__ __forceinline__ void elements_of_add_layer_norm(float x, float residual, float& total_part,
+        float& result_1) {
+    const float sum = x + residual;                                                   // summed, line 3
+    total_part = sum;
+    result_1 = sum;
 }
 
-__device__ __forceinline__ float add_layer_norm_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 22: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float mean_of_add_layer_norm(float total) {
+    return total * 0.000244140625f;                                                   // add_layer_norm, line 22
 }
 
-__device__ __forceinline__ float add_layer_norm_1(float x, float residual, float mean) {
-    return (x + residual - mean) * (x + residual - mean);                             // line 22: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float squared_deviation_of_add_layer_norm(float x, float residual, float mean) {
+    return (x + residual - mean) * (x + residual - mean);                             // add_layer_norm, line 22
 }
 
-__device__ __forceinline__ float add_layer_norm_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 22: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float rstd_of_add_layer_norm(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // add_layer_norm, line 22
 }
 
-__device__ __forceinline__ float add_layer_norm_2(float x, float residual, float mean, float rstd, float weight, float bias) {
-    return (x + residual - mean) * rstd * weight + bias;                              // line 22: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float result_of_add_layer_norm(float x, float residual, float mean, float rstd,
+        float weight, float bias) {
+    return (x + residual - mean) * rstd * weight + bias;                              // add_layer_norm, line 22
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -86,7 +93,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_1_ptr, bf16* out_0_ptr, i64 x_dim0, double eps) {
+fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, const bf16* bias_ptr,
+        bf16* out_1_ptr, bf16* out_0_ptr, i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -96,8 +104,8 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -112,12 +120,12 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         float result_1[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            add_layer_norm_0(x[v], residual[v], total_part[v], result_1[v]);
+            elements_of_add_layer_norm(x[v], residual[v], total_part[v], result_1[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
-        store_lanes<8>(out_1_ptr, row * 4096 + column, result_1_raw);
+        store_lanes<LANES>(out_1_ptr, row * 4096 + column, result_1_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -130,7 +138,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = add_layer_norm_row_1(total);
+    const float mean = mean_of_add_layer_norm(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -142,7 +150,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = add_layer_norm_1(x[v], residual[v], mean);
+            squares_part[v] = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -157,14 +165,14 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
     squares = row_sum_f32_meet(shared_array<float>(64));
 
     // Phase 3 of 3: computes rstd; writes out_0.
-    const float rstd = add_layer_norm_row_2(squares, eps);
+    const float rstd = rstd_of_add_layer_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
+        load_lanes<LANES>(bias_raw, bias_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -176,10 +184,10 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = add_layer_norm_2(x[v], residual[v], mean, rstd, weight[v], bias[v]);
+            result_0[v] = result_of_add_layer_norm(x[v], residual[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -31,6 +31,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// add_layer_norm_quant in quantization.py; its first line is 0:
+//   24: h = x + residual
+//   25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+// quantized in quantization.py; its first line is 0:
+//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -47,38 +55,41 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void add_layer_norm_quant_0(float x, float residual, float& total_part, float& result_2) {
-    const float add_1 = x + residual;                                                 // line 24: h = x + residual
-    total_part = add_1;
-    result_2 = add_1;
+__device__ __forceinline__ void elements_of_add_layer_norm_quant(float x, float residual, float& total_part,
+        float& result_2) {
+    const float h = x + residual;                                                     // add_layer_norm_quant, line 24
+    total_part = h;
+    result_2 = h;
 }
 
-__device__ __forceinline__ float add_layer_norm_quant_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float mean_of_add_layer_norm_quant(float total) {
+    return total * 0.000244140625f;                                                   // add_layer_norm_quant, line 25
 }
 
-__device__ __forceinline__ float add_layer_norm_quant_1(float x, float residual, float mean) {
-    return (x + residual - mean) * (x + residual - mean);                             // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float squared_deviation_of_add_layer_norm_quant(float x, float residual, float mean) {
+    return (x + residual - mean) * (x + residual - mean);                             // add_layer_norm_quant, line 25
 }
 
-__device__ __forceinline__ float add_layer_norm_quant_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float rstd_of_add_layer_norm_quant(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // add_layer_norm_quant, line 25
 }
 
-__device__ __forceinline__ void add_layer_norm_quant_2(float x, float residual, float mean, float rstd, float weight, float bias, float& largest_part, float& normalized) {
-    const float add_1 = (x + residual - mean) * rstd * weight + bias;                 // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
-    largest_part = fabsf(add_1);                                                      // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    normalized = add_1;                                                               // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ void elements_2_of_add_layer_norm_quant(float x, float residual, float mean, float rstd,
+        float weight, float bias, float& largest_part, float& normalized) {
+    const float normalized_2 = (x + residual - mean) * rstd * weight + bias;          // add_layer_norm_quant, line 25
+    largest_part = fabsf(normalized_2);                                               // quantized, line 32
+    normalized = normalized_2;                                                        // add_layer_norm_quant, line 25
 }
 
-__device__ __forceinline__ void add_layer_norm_quant_row_3(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    found = mul_1;
-    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ void found_and_quotient_of_add_layer_norm_quant(float largest, float& found,
+        float& quotient) {
+    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    found = found_2;
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }
 
-__device__ __forceinline__ float add_layer_norm_quant_3(float normalized, float row_value) {
-    return minimum(maximum(normalized * row_value, -448.0f), 448.0f);                 // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ float result_of_add_layer_norm_quant(float normalized, float quotient) {
+    return minimum(maximum(normalized * quotient, -448.0f), 448.0f);                  // narrowed, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -129,7 +140,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_2_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 x_dim0, double eps) {
+fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, const bf16* bias_ptr,
+        bf16* out_2_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -139,8 +151,8 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -155,12 +167,12 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            add_layer_norm_quant_0(x[v], residual[v], total_part[v], result_2[v]);
+            elements_of_add_layer_norm_quant(x[v], residual[v], total_part[v], result_2[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(out_2_ptr, row * 4096 + column, result_2_raw);
+        store_lanes<LANES>(out_2_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -173,7 +185,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 4: computes mean; reduces each row to squares.
-    const float mean = add_layer_norm_quant_row_1(total);
+    const float mean = mean_of_add_layer_norm_quant(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -185,7 +197,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = add_layer_norm_quant_1(x[v], residual[v], mean);
+            squares_part[v] = squared_deviation_of_add_layer_norm_quant(x[v], residual[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -200,7 +212,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     squares = row_sum_f32_meet(shared_array<float>(64));
 
     // Phase 3 of 4: computes rstd; reduces each row to largest; stores normalized for later phases.
-    const float rstd = add_layer_norm_quant_row_2(squares, eps);
+    const float rstd = rstd_of_add_layer_norm_quant(squares, eps);
     float normalized_kept[CHUNKS][LANES];
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -208,9 +220,9 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
+        load_lanes<LANES>(bias_raw, bias_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -223,7 +235,8 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         float normalized[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            add_layer_norm_quant_2(x[v], residual[v], mean, rstd, weight[v], bias[v], largest_part[v], normalized[v]);
+            elements_2_of_add_layer_norm_quant(x[v], residual[v], mean, rstd, weight[v], bias[v], largest_part[v],
+                    normalized[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
             normalized_kept[c][v] = normalized[v];
         }
@@ -238,10 +251,10 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(128));
 
-    // Phase 4 of 4: computes found, row_value; writes out_0, out_1.
+    // Phase 4 of 4: computes found, quotient; writes out_0, out_1.
     float found;
-    float row_value;
-    add_layer_norm_quant_row_3(largest, found, row_value);
+    float quotient;
+    found_and_quotient_of_add_layer_norm_quant(largest, found, quotient);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -249,11 +262,11 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = add_layer_norm_quant_3(normalized[v], row_value);
+            result_0[v] = result_of_add_layer_norm_quant(normalized[v], quotient);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
         float narrowed;

@@ -26,6 +26,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// summed in normalization.py; its first line is 0:
+//    3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -34,18 +39,19 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void add_rms_norm_0(float x, float residual, float& squares_part, float& result_1) {
-    const float add_1 = x + residual;                                                 // line 3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
-    squares_part = add_1 * add_1;                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    result_1 = add_1;                                                                 // line 3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
+__device__ __forceinline__ void elements_of_add_rms_norm(float x, float residual, float& squares_part,
+        float& result_1) {
+    const float sum = x + residual;                                                   // summed, line 3
+    squares_part = sum * sum;                                                         // rms_normalized, line 19
+    result_1 = sum;                                                                   // summed, line 3
 }
 
-__device__ __forceinline__ float add_rms_norm_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_add_rms_norm(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
 }
 
-__device__ __forceinline__ float add_rms_norm_1(float x, float residual, float rstd, float weight) {
-    return (x + residual) * rstd * weight;                                            // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float result_of_add_rms_norm(float x, float residual, float rstd, float weight) {
+    return (x + residual) * rstd * weight;                                            // rms_normalized, line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -78,7 +84,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_1_ptr, bf16* out_0_ptr, i64 x_dim0, double eps) {
+fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
+        i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -88,8 +95,8 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -104,12 +111,12 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         float result_1[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            add_rms_norm_0(x[v], residual[v], squares_part[v], result_1[v]);
+            elements_of_add_rms_norm(x[v], residual[v], squares_part[v], result_1[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
-        store_lanes<8>(out_1_ptr, row * 4096 + column, result_1_raw);
+        store_lanes<LANES>(out_1_ptr, row * 4096 + column, result_1_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -122,12 +129,12 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes out_0.
-    const float rstd = add_rms_norm_row_1(squares, eps);
+    const float rstd = rstd_of_add_rms_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float x[LANES];
@@ -137,10 +144,10 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = add_rms_norm_1(x[v], residual[v], rstd, weight[v]);
+            result_0[v] = result_of_add_rms_norm(x[v], residual[v], rstd, weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -31,6 +31,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// add_rms_norm_quant in quantization.py; its first line is 0:
+//   27: h = x + residual
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// quantized in quantization.py; its first line is 0:
+//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -47,28 +56,30 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void add_rms_norm_quant_0(float x, float residual, float& squares_part, float& result_2) {
-    const float add_1 = x + residual;                                                 // line 27: h = x + residual
-    squares_part = add_1 * add_1;                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    result_2 = add_1;                                                                 // line 27: h = x + residual
+__device__ __forceinline__ void elements_of_add_rms_norm_quant(float x, float residual, float& squares_part,
+        float& result_2) {
+    const float h = x + residual;                                                     // add_rms_norm_quant, line 27
+    squares_part = h * h;                                                             // rms_normalized, line 19
+    result_2 = h;                                                                     // add_rms_norm_quant, line 27
 }
 
-__device__ __forceinline__ float add_rms_norm_quant_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_add_rms_norm_quant(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
 }
 
-__device__ __forceinline__ float add_rms_norm_quant_1(float x, float residual, float rstd, float weight) {
-    return fabsf((x + residual) * rstd * weight);                                     // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+__device__ __forceinline__ float elements_2_of_add_rms_norm_quant(float x, float residual, float rstd, float weight) {
+    return fabsf((x + residual) * rstd * weight);                                     // quantized, line 32
 }
 
-__device__ __forceinline__ void add_rms_norm_quant_row_2(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    found = mul_1;
-    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ void found_and_quotient_of_add_rms_norm_quant(float largest, float& found, float& quotient) {
+    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    found = found_2;
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }
 
-__device__ __forceinline__ float add_rms_norm_quant_2(float x, float residual, float weight, float rstd, float row_value) {
-    return minimum(maximum((x + residual) * rstd * weight * row_value, -448.0f), 448.0f);  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ float result_of_add_rms_norm_quant(float x, float residual, float weight, float rstd,
+        float quotient) {
+    return minimum(maximum((x + residual) * rstd * weight * quotient, -448.0f), 448.0f);  // narrowed, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -119,7 +130,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_2_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 x_dim0, double eps) {
+fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_2_ptr,
+        f8e4m3* out_0_ptr, float* out_1_ptr, i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -129,8 +141,8 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -145,12 +157,12 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            add_rms_norm_quant_0(x[v], residual[v], squares_part[v], result_2[v]);
+            elements_of_add_rms_norm_quant(x[v], residual[v], squares_part[v], result_2[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(out_2_ptr, row * 4096 + column, result_2_raw);
+        store_lanes<LANES>(out_2_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -163,12 +175,12 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes rstd; reduces each row to largest.
-    const float rstd = add_rms_norm_quant_row_1(squares, eps);
+    const float rstd = rstd_of_add_rms_norm_quant(squares, eps);
     bf16 weight_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(weight_raw[c], weight_ptr, column);
+        load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -183,7 +195,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = add_rms_norm_quant_1(x[v], residual[v], rstd, weight[v]);
+            largest_part[v] = elements_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
         }
     }
@@ -197,10 +209,10 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(64));
 
-    // Phase 3 of 3: computes found, row_value; writes out_0, out_1.
+    // Phase 3 of 3: computes found, quotient; writes out_0, out_1.
     float found;
-    float row_value;
-    add_rms_norm_quant_row_2(largest, found, row_value);
+    float quotient;
+    found_and_quotient_of_add_rms_norm_quant(largest, found, quotient);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -213,11 +225,11 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = add_rms_norm_quant_2(x[v], residual[v], weight[v], rstd, row_value);
+            result_0[v] = result_of_add_rms_norm_quant(x[v], residual[v], weight[v], rstd, quotient);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
         float narrowed;

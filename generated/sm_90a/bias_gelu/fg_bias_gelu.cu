@@ -20,10 +20,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// bias_gelu in elementwise.py; its first line is 0:
+//   10: return gelu_of(x + bias, approximate)
+// gelu_of in elementwise.py; its first line is 0:
+//    7: return F.gelu(x, approximate=approximate)
+
 __device__ __forceinline__ float bias_gelu(float x, float bias) {
-    const float add_1 = x + bias;                                                     // line 10: return gelu_of(x + bias, approximate)
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    return add_1 * sigmoid_1;
+    const float sum = x + bias;                                                       // bias_gelu, line 10
+    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -34,36 +39,26 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_bias_gelu(const bf16* x_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 x_raw[UNROLL][LANES];
-    bf16 bias_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i0 = position / 8192;
         const Index i1 = position - i0 * 8192;
-        load_lanes<8>(x_raw[u], x_ptr, i0 * 8192 + i1);
-        load_lanes<8>(bias_raw[u], bias_ptr, i1);
-    }
+        bf16 x_raw[LANES];
+        bf16 bias_raw[LANES];
+        load_lanes<LANES>(x_raw, x_ptr, i0 * 8192 + i1);
+        load_lanes<LANES>(bias_raw, bias_ptr, i1);
+        float x[LANES];
+        widen_vec(x_raw, x);
+        float bias[LANES];
+        widen_vec(bias_raw, bias);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i0 = position / 8192;
-        const Index i1 = position - i0 * 8192;
-        float x[8];
-        widen_vec(x_raw[u], x);
-        float bias[8];
-        widen_vec(bias_raw[u], bias);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = bias_gelu(x[v], bias[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_gelu(x[v], bias[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i0 * 8192 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, i0 * 8192 + i1, result_raw);
     }
 }

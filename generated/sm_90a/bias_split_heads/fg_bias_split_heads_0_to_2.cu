@@ -26,8 +26,11 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// bias_split_heads in heads.py; its first line is 0:
+//   33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+
 __device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
-    return qkv + bias;                                                                // line 33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    return qkv + bias;                                                                // line 33
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -35,47 +38,35 @@ __device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr, i64 qkv_dim0, i64 qkv_dim1) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
+        i64 qkv_dim0, i64 qkv_dim1) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = qkv_dim0 * qkv_dim1 * 4096;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    bf16 qkv_raw[UNROLL][LANES];
-    bf16 bias_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i2_within_outer = position / 128;
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 32;
         const Index i2_part = i2_within_outer - i2_part_outer * 32;
         const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
         const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within);
-        load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within);
-    }
+        bf16 qkv_raw[LANES];
+        bf16 bias_raw[LANES];
+        load_lanes<LANES>(qkv_raw, qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within);
+        load_lanes<LANES>(bias_raw, bias_ptr, i2_part * 128 + i2_within);
+        float qkv[LANES];
+        widen_vec(qkv_raw, qkv);
+        float bias[LANES];
+        widen_vec(bias_raw, bias);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i2_within_outer = position / 128;
-        const Index i2_within = position - i2_within_outer * 128;
-        const Index i2_part_outer = i2_within_outer / 32;
-        const Index i2_part = i2_within_outer - i2_part_outer * 32;
-        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
-        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
-        float qkv[8];
-        widen_vec(qkv_raw[u], qkv);
-        float bias[8];
-        widen_vec(bias_raw[u], bias);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = bias_split_heads__0(qkv[v], bias[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads__0(qkv[v], bias[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_0_ptr, i1 * 128 + i2_part * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + i2_within, result_raw);
+        store_lanes<LANES>(out_0_ptr, i1 * 128 + i2_part * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + i2_within,
+                result_raw);
     }
 }
 }  // part_1
@@ -84,8 +75,11 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// bias_split_heads in heads.py; its first line is 0:
+//   33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+
 __device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
-    return qkv + bias;                                                                // line 33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    return qkv + bias;                                                                // line 33
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -93,47 +87,35 @@ __device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr, i64 qkv_dim0, i64 qkv_dim1) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr,
+        i64 qkv_dim0, i64 qkv_dim1) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    bf16 qkv_raw[UNROLL][LANES];
-    bf16 bias_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i2_within_outer = position / 128;
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
         const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
         const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 4096);
-        load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within + 4096);
-    }
+        bf16 qkv_raw[LANES];
+        bf16 bias_raw[LANES];
+        load_lanes<LANES>(qkv_raw, qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 4096);
+        load_lanes<LANES>(bias_raw, bias_ptr, i2_part * 128 + i2_within + 4096);
+        float qkv[LANES];
+        widen_vec(qkv_raw, qkv);
+        float bias[LANES];
+        widen_vec(bias_raw, bias);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i2_within_outer = position / 128;
-        const Index i2_within = position - i2_within_outer * 128;
-        const Index i2_part_outer = i2_within_outer / 8;
-        const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
-        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
-        float qkv[8];
-        widen_vec(qkv_raw[u], qkv);
-        float bias[8];
-        widen_vec(bias_raw[u], bias);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = bias_split_heads__1(qkv[v], bias[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads__1(qkv[v], bias[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_1_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
+        store_lanes<LANES>(out_1_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within,
+                result_raw);
     }
 }
 }  // part_2
@@ -142,8 +124,11 @@ namespace part_3 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// bias_split_heads in heads.py; its first line is 0:
+//   33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+
 __device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
-    return qkv + bias;                                                                // line 33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    return qkv + bias;                                                                // line 33
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -151,47 +136,35 @@ __device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr, i64 qkv_dim0, i64 qkv_dim1) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr,
+        i64 qkv_dim0, i64 qkv_dim1) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    bf16 qkv_raw[UNROLL][LANES];
-    bf16 bias_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i2_within_outer = position / 128;
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
         const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
         const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 5120);
-        load_lanes<8>(bias_raw[u], bias_ptr, i2_part * 128 + i2_within + 5120);
-    }
+        bf16 qkv_raw[LANES];
+        bf16 bias_raw[LANES];
+        load_lanes<LANES>(qkv_raw, qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 5120);
+        load_lanes<LANES>(bias_raw, bias_ptr, i2_part * 128 + i2_within + 5120);
+        float qkv[LANES];
+        widen_vec(qkv_raw, qkv);
+        float bias[LANES];
+        widen_vec(bias_raw, bias);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i2_within_outer = position / 128;
-        const Index i2_within = position - i2_within_outer * 128;
-        const Index i2_part_outer = i2_within_outer / 8;
-        const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
-        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
-        float qkv[8];
-        widen_vec(qkv_raw[u], qkv);
-        float bias[8];
-        widen_vec(bias_raw[u], bias);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = bias_split_heads__2(qkv[v], bias[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads__2(qkv[v], bias[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_2_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
+        store_lanes<LANES>(out_2_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within,
+                result_raw);
     }
 }
 }  // part_3
@@ -200,12 +173,15 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 1)
-fg_bias_split_heads_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 qkv_dim0, i64 qkv_dim1) {
+fg_bias_split_heads_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
+        bf16* out_1_ptr, bf16* out_2_ptr, i64 qkv_dim0, i64 qkv_dim1) {
     i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), qkv_ptr, bias_ptr, out_0_ptr, qkv_dim0, qkv_dim1);
+    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), qkv_ptr, bias_ptr, out_0_ptr, qkv_dim0,
+            qkv_dim1);
     block -= static_cast<i32>(blocks_1);
     blocks -= static_cast<i32>(blocks_1);
-    if (block < blocks_2) return part_2::run(block, static_cast<i32>(blocks_2), qkv_ptr, bias_ptr, out_1_ptr, qkv_dim0, qkv_dim1);
+    if (block < blocks_2) return part_2::run(block, static_cast<i32>(blocks_2), qkv_ptr, bias_ptr, out_1_ptr, qkv_dim0,
+            qkv_dim1);
     block -= static_cast<i32>(blocks_2);
     blocks -= static_cast<i32>(blocks_2);
     part_3::run(block, blocks, qkv_ptr, bias_ptr, out_2_ptr, qkv_dim0, qkv_dim1);

@@ -1,5 +1,7 @@
-// binary_cross_entropy_with_logits_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// binary_cross_entropy_with_logits_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
+// sm_90a.
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 4.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -29,6 +31,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// binary_cross_entropy_with_logits in loss.py; its first line is 0:
+//    9: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weigh…
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -37,10 +42,10 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float binary_cross_entropy_with_logits_0_0(float target, float input) {
-    const float log1p_1 = fast_log1p(fast_exp(-fabsf(input)));                        // line 9: return F.binary_cross_entropy_with_logits(input, target, weight, reduct…
-    const float add_1 = target * (minimum(input, 0.0f) - log1p_1) + (1.0f - target) * (minimum(-input, 0.0f) - log1p_1);
-    return -add_1;
+__device__ __forceinline__ float negative_of_binary_cross_entropy_with_logits_0(float target, float input) {
+    const float log1p_value = fast_log1p(fast_exp(-fabsf(input)));                    // line 9
+    const float product = (1.0f - target) * (minimum(-input, 0.0f) - log1p_value);
+    return -(target * (minimum(input, 0.0f) - log1p_value) + product);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -73,7 +78,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_18_ptr, i64 input_dim0) {
+fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_18_ptr,
+        i64 input_dim0) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -83,8 +89,8 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(target_raw[c], target_ptr, row * 4096 + column);
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(target_raw[c], target_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -97,7 +103,7 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = binary_cross_entropy_with_logits_0_0(target[v], input[v]);
+            total_part[v] = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
         }
     }

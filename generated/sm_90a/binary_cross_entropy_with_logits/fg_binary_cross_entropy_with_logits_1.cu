@@ -1,4 +1,5 @@
-// binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
+// sm_90a.
 // Grid 1, block 992, 496 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
 // Reads input_dim0 * 4 bytes, writes 2.
 #include "../primitives/types.cuh"
@@ -23,6 +24,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// binary_cross_entropy_with_logits in loss.py; its first line is 0:
+//    9: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weigh…
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -31,8 +35,8 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float binary_cross_entropy_with_logits_1_row_1(float total, i64 coordinate) {
-    return fast_divide(total, static_cast<float>(coordinate));                        // line 9: return F.binary_cross_entropy_with_logits(input, target, weight, reduct…
+__device__ __forceinline__ float quotient_of_binary_cross_entropy_with_logits_1(float total, i64 coordinate) {
+    return fast_divide(total, static_cast<float>(coordinate));                        // line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -95,11 +99,11 @@ fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, 
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 2: computes row_value; writes out.
-    const float row_value = binary_cross_entropy_with_logits_1_row_1(total, input_dim0 * 4096);
+    // Phase 2 of 2: computes quotient; writes out.
+    const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total, input_dim0 * 4096);
     if (thread == 0) {
         bf16 narrowed;
-        narrow(row_value, narrowed);
+        narrow(quotient, narrowed);
         store(out_ptr, 0, narrowed);
     }
 }

@@ -22,9 +22,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float clamped_swiglu(float gate, float gate_2, float limit, float alpha, float scalar_1) {
-    const float minimum_1 = minimum(gate, limit);                                     // line 21: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return minimum_1 * fast_reciprocal(1.0f + fast_exp(-(alpha * minimum_1))) * (minimum(maximum(gate_2, scalar_1), limit) + 1.0f);  // line 22: return gate * torch.sigmoid(alpha * gate) * (up + 1)
+// clamped_swiglu in gated.py; its first line is 0:
+//   21: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+//   22: return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+__device__ __forceinline__ float clamped_swiglu(float gate, float gate_other, float limit, float alpha,
+        float scalar_1) {
+    const float smaller = minimum(gate, limit);                                       // line 21
+    const float product = smaller * fast_reciprocal(1.0f + fast_exp(-(alpha * smaller)));  // line 22
+    return product * (minimum(maximum(gate_other, scalar_1), limit) + 1.0f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -35,34 +41,26 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, i64 gate_dim0, double limit, double scalar_1, double alpha) {
     constexpr i32 LANES = 4;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = gate_dim0 * 14336;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 gate_in_turn_raw[UNROLL][LANES * 2];
+    if (position + LANES <= element_count) {
+        bf16 gate_in_turn_raw[LANES * 2];
+        load_lanes<8>(gate_in_turn_raw, gate_ptr, position * 2);
+        float gate_in_turn[LANES * 2];
+        widen_vec(gate_in_turn_raw, gate_in_turn);
+        float gate[LANES], gate_other[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(gate_in_turn_raw[u], gate_ptr, position * 2);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float gate_in_turn[8];
-        widen_vec(gate_in_turn_raw[u], gate_in_turn);
-        float gate[4], gate_2[4];
-#pragma unroll
-        for (i32 v = 0; v < 4; ++v) {
+        for (i32 v = 0; v < LANES; ++v) {
             gate[v] = gate_in_turn[v * 2];
-            gate_2[v] = gate_in_turn[v * 2 + 1];
+            gate_other[v] = gate_in_turn[v * 2 + 1];
         }
-        float result[4];
+        float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < 4; ++v) result[v] = clamped_swiglu(gate[v], gate_2[v], limit, alpha, scalar_1);
-        bf16 result_raw[4];
+        for (i32 v = 0; v < LANES; ++v) result[v] = clamped_swiglu(gate[v], gate_other[v], limit, alpha, scalar_1);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<4>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -1,5 +1,6 @@
 // cross_entropy_0: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
-// Grid 8192, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds them.
+// Grid 8192, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
+// them.
 // Reads 524288000 bytes, writes 65536.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -30,13 +31,14 @@ __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass
     mass = 0.0f;
 }
 
-__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass, float& peak, float& mass) {
-    const float where_1 = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
+__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass,
+        float& peak, float& mass) {
+    const float chosen = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
     peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * where_1 : a_mass * where_1 + b_mass;
+    mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
 }
 
-__device__ __forceinline__ float cross_entropy_0_0() {
+__device__ __forceinline__ float held_of_cross_entropy_0() {
     return 1.0f;
 }
 
@@ -49,25 +51,31 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 
-// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all warps.
+// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
+// warps.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch,
+        Scratch1 mass_scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
+            shuffle_xor(mass, mask), peak, mass);
     if (lane_id() == 0) {
         shared_store(peak_scratch, warp_id(), peak);
         shared_store(mass_scratch, warp_id(), mass);
     }
 }
 
-// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different orders.
+// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different
+// orders.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch,
+        Scratch1 mass_scratch) {
     const i32 warp = lane_id() % MEETING;
     peak = shared_load(peak_scratch, warp);
     mass = shared_load(mass_scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
+            shuffle_xor(mass, mask), peak, mass);
     peak = shuffle_xor(peak, lane_id());
     mass = shuffle_xor(mass, lane_id());
 }
@@ -83,22 +91,25 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 input_raw[LANES];
-        load_lanes<8>(input_raw, input_ptr, row * 32000 + column);
+        load_lanes<LANES>(input_raw, input_ptr, row * 32000 + column);
         float input[LANES];
         widen_vec(input_raw, input);
         float normalizer_mass_part[LANES];
         float normalizer_peak_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            normalizer_mass_part[v] = cross_entropy_0_0();
+            normalizer_mass_part[v] = held_of_cross_entropy_0();
             normalizer_peak_part[v] = input[v];
         }
 #pragma unroll
         for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v], normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v], normalizer_mass_part[v]);
+            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
+                    normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
+                    normalizer_mass_part[v]);
         }
-        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
+        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
+                normalizer_peak, normalizer_mass);
     }
     row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
     block_sync();

@@ -1,5 +1,6 @@
 // cross_entropy_1: row reduction, 2 phases, rows read again in each phase, emitted by fusegen for sm_90a.
-// Grid 1, block 1024, 1024 bytes of shared memory: a row is, or may be, too long for the registers and shared memory of a block.
+// Grid 1, block 1024, 1024 bytes of shared memory: a row is, or may be, too long for the registers and shared memory of
+// a block.
 // Reads ((65536 + min(8192, 262144000) * 2) + min(8192, 8192) * 4) + min(8192, 8192) * 4 bytes, writes 2.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -30,6 +31,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// loss_of in loss.py; its first line is 0:
+//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -38,14 +42,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void cross_entropy_1_0(i64 ignore_index, i64 target, float input, float value_4, float value_6, float& total_part, float& total_2_part) {
-    const bool ne_1 = target != ignore_index;                                         // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
-    total_part = ne_1 ? -(input - value_4 - logf(value_6 + (value_4 - value_4))) : 0.0f;
-    total_2_part = ne_1 ? 1.0f : 0.0f;
+__device__ __forceinline__ void elements_of_cross_entropy_1(i64 ignore_index, i64 target, float input, float value_4,
+        float value_6, float& total_part, float& total_2_part) {
+    const bool differs = target != ignore_index;                                      // line 13
+    total_part = differs ? -(input - value_4 - logf(value_6 + (value_4 - value_4))) : 0.0f;
+    total_2_part = differs ? 1.0f : 0.0f;
 }
 
-__device__ __forceinline__ float cross_entropy_1_row_1(float total, float total_2) {
-    return fast_divide(total, total_2);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+__device__ __forceinline__ float quotient_of_cross_entropy_1(float total, float total_2) {
+    return fast_divide(total, total_2);                                               // line 13
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -77,7 +82,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1)
-fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_6_ptr, bf16* out_ptr, i64 ignore_index) {
+fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_6_ptr,
+        bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();
     const Index column_count = 8192;
     const i32 thread = thread_id();
@@ -93,7 +99,7 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         i64 target_raw[LANES];
         load_lanes<2>(target_raw, target_ptr, column);
         bf16 input_raw[LANES];
-        for (i32 v = 0; v < 8; ++v) input_raw[v] = load(input_ptr, column * 32000 + v * 32000 + checked_index(choose(widen(load_once(target_ptr, column + v)) != ignore_index, widen(load_once(target_ptr, column + v)), 0), 32000, "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
+        for (i32 v = 0; v < LANES; ++v) input_raw[v] = load(input_ptr, column * 32000 + v * 32000 + checked_index(choose(widen(load_once(target_ptr, column + v)) != ignore_index, widen(load_once(target_ptr, column + v)), 0), 32000, "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
         float value_4_raw[LANES];
         load_lanes<4>(value_4_raw, value_4_ptr, column);
         float value_6_raw[LANES];
@@ -110,7 +116,8 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            cross_entropy_1_0(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part[v], total_2_part[v]);
+            elements_of_cross_entropy_1(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part[v],
+                    total_2_part[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
         }
@@ -133,11 +140,11 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
     total = row_sum_f32_meet(shared_array<float>(0));
     total_2 = row_sum_f32_meet(shared_array<float>(512));
 
-    // Phase 2 of 2: computes row_value; writes out.
-    const float row_value = cross_entropy_1_row_1(total, total_2);
+    // Phase 2 of 2: computes quotient; writes out.
+    const float quotient = quotient_of_cross_entropy_1(total, total_2);
     if (thread == 0) {
         bf16 narrowed;
-        narrow(row_value, narrowed);
+        narrow(quotient, narrowed);
         store(out_ptr, 0, narrowed);
     }
 }

@@ -20,8 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// dequantize in quantization.py; its first line is 0:
+//   23: return (wide * aligned(scale, input, granularity, group_size)).to(dtype).reshape(input.shape)
+
 __device__ __forceinline__ float dequantize(float input, float scale) {
-    return input * scale;                                                             // line 23: return (wide * aligned(scale, input, granularity, group_size)).to(dtype…
+    return input * scale;                                                             // line 23
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,35 +35,25 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i64 input_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 4096;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    f8e4m3 input_raw[UNROLL][LANES];
-    float scale_raw[UNROLL];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i0 = position / 4096;
         const Index i1 = position - i0 * 4096;
-        load_lanes<8>(input_raw[u], input_ptr, i0 * 4096 + i1);
-        scale_raw[u] = load(scale_ptr, i0);
-    }
+        f8e4m3 input_raw[LANES];
+        float scale_raw;
+        load_lanes<LANES>(input_raw, input_ptr, i0 * 4096 + i1);
+        scale_raw = load(scale_ptr, i0);
+        float input[LANES];
+        widen_vec(input_raw, input);
+        const float scale = widen(scale_raw);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i0 = position / 4096;
-        const Index i1 = position - i0 * 4096;
-        float input[8];
-        widen_vec(input_raw[u], input);
-        const float scale = widen(scale_raw[u]);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = dequantize(input[v], scale);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = dequantize(input[v], scale);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i0 * 4096 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, i0 * 4096 + i1, result_raw);
     }
 }

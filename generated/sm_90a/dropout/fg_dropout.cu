@@ -22,9 +22,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// dropout in elementwise.py; its first line is 0:
+//    7: return fg.dropout(input, p, training, seed=seed)
+
 __device__ __forceinline__ float dropout(float input, i64 random, i64 scalar_1, float scalar_2) {
-    const bool ge_1 = static_cast<i32>(random) >= static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));  // line 7: return fg.dropout(input, p, training, seed=seed)
-    return input * (ge_1 ? scalar_2 : 0.0f);
+    const i32 rounded = static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
+    return input * (static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f);           // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -35,32 +38,24 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 input_dim0, i64 scalar_1, double scalar_2) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 input_raw[UNROLL][LANES];
-    i16 random_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        bf16 input_raw[LANES];
+        i16 random_raw[LANES];
+        load_lanes<LANES>(input_raw, input_ptr, position);
+        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+        float input[LANES];
+        widen_vec(input_raw, input);
+        i64 random[LANES];
+        widen_vec(random_raw, random);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(input_raw[u], input_ptr, position);
-        load_lanes<8>(random_raw[u], random_bits(random_ptr, 0), position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float input[8];
-        widen_vec(input_raw[u], input);
-        i64 random[8];
-        widen_vec(random_raw[u], random);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = dropout(input[v], random[v], scalar_1, scalar_2);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], scalar_1, scalar_2);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

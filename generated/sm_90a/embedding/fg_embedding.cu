@@ -33,33 +33,23 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_embedding(const bf16* weight_ptr, const i64* input_ptr, bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 16777216;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 weight_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i0 = position / 4096;
         const Index i1 = position - i0 * 4096;
         const Index weight_at = checked_index(widen(load_once(input_ptr, i0)), weight_dim0, "fusegen: embedding: index of 'weight' out of range [0, weight_dim0)");
-        load_lanes<8>(weight_raw[u], weight_ptr, weight_at * 4096 + i1);
-    }
+        bf16 weight_raw[LANES];
+        load_lanes<LANES>(weight_raw, weight_ptr, weight_at * 4096 + i1);
+        float weight[LANES];
+        widen_vec(weight_raw, weight);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i0 = position / 4096;
-        const Index i1 = position - i0 * 4096;
-        float weight[8];
-        widen_vec(weight_raw[u], weight);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = embedding(weight[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = embedding(weight[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i0 * 4096 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, i0 * 4096 + i1, result_raw);
     }
 }

@@ -1,6 +1,7 @@
 // embedding_rotary: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8388608 + 1023) // 1024), block 128.
-// Reads (input_dim0 * 32768 + 2097152) + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 * 33554432.
+// Reads (input_dim0 * 32768 + 2097152) + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 *
+// 33554432.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/refuse_index.cuh"
@@ -21,9 +22,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void embedding_rotary(float weight, float cos_, float weight_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = weight * cos_ + -weight_2 * sin_;                                        // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
-    result_2 = weight_2 * cos__2 + weight * sin__2;
+// rotated in rotary.py; its first line is 0:
+//   27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+
+__device__ __forceinline__ void embedding_rotary(float weight, float cos_, float weight_other, float sin_,
+        float cos_other, float sin_other, float& result, float& result_2) {
+    result = weight * cos_ + -weight_other * sin_;                                    // line 27
+    result_2 = weight_other * cos_other + weight * sin_other;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,22 +37,14 @@ __device__ __forceinline__ void embedding_rotary(float weight, float cos_, float
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr, bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
+fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr,
+        bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8388608;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 weight_raw[UNROLL][LANES];
-    bf16 cos__raw[UNROLL][LANES];
-    bf16 weight_2_raw[UNROLL][LANES];
-    bf16 sin__raw[UNROLL][LANES];
-    bf16 cos__2_raw[UNROLL][LANES];
-    bf16 sin__2_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i3_outer = position / 64;
         const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
@@ -55,44 +52,40 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         const Index i0 = i2_outer / 32;
         const Index i1 = i2_outer - i0 * 32;
         const Index weight_at = checked_index(widen(load_once(input_ptr, i0 * 4096 + i2)), weight_dim0, "fusegen: embedding_rotary: index of 'weight' out of range [0, weight_dim0)");
-        load_lanes<8>(weight_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3);
-        load_lanes<8>(cos__raw[u], cos_ptr, i2 * 128 + i3);
-        load_lanes<8>(weight_2_raw[u], weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
-        load_lanes<8>(sin__raw[u], sin_ptr, i2 * 128 + i3);
-        load_lanes<8>(cos__2_raw[u], cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<8>(sin__2_raw[u], sin_ptr, i2 * 128 + i3 + 64);
-    }
+        bf16 weight_raw[LANES];
+        bf16 cos__raw[LANES];
+        bf16 weight_other_raw[LANES];
+        bf16 sin__raw[LANES];
+        bf16 cos_other_raw[LANES];
+        bf16 sin_other_raw[LANES];
+        load_lanes<LANES>(weight_raw, weight_ptr, i1 * 128 + weight_at * 4096 + i3);
+        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(weight_other_raw, weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
+        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
+        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+        float weight[LANES];
+        widen_vec(weight_raw, weight);
+        float cos_[LANES];
+        widen_vec(cos__raw, cos_);
+        float weight_other[LANES];
+        widen_vec(weight_other_raw, weight_other);
+        float sin_[LANES];
+        widen_vec(sin__raw, sin_);
+        float cos_other[LANES];
+        widen_vec(cos_other_raw, cos_other);
+        float sin_other[LANES];
+        widen_vec(sin_other_raw, sin_other);
+        float result[LANES];
+        float result_2[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / 32;
-        const Index i1 = i2_outer - i0 * 32;
-        float weight[8];
-        widen_vec(weight_raw[u], weight);
-        float cos_[8];
-        widen_vec(cos__raw[u], cos_);
-        float weight_2[8];
-        widen_vec(weight_2_raw[u], weight_2);
-        float sin_[8];
-        widen_vec(sin__raw[u], sin_);
-        float cos__2[8];
-        widen_vec(cos__2_raw[u], cos__2);
-        float sin__2[8];
-        widen_vec(sin__2_raw[u], sin__2);
-        float result[8];
-        float result_2[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) embedding_rotary(weight[v], cos_[v], weight_2[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) embedding_rotary(weight[v], cos_[v], weight_other[v], sin_[v], cos_other[v],
+                sin_other[v], result[v], result_2[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3, result_raw);
-        bf16 result_2_raw[8];
+        store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3, result_raw);
+        bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3 + 64, result_2_raw);
+        store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3 + 64, result_2_raw);
     }
 }

@@ -37,6 +37,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// weights_of in attention.py; its first line is 0:
+//    3: return torch.softmax(scores, -1)
+// flash_attention in attention.py; its first line is 0:
+//   70: result = weights.to(v.dtype) @ shared(v, q.shape[-3])
+
 // Operands that the math loads.
 struct Operands {
     i32 q_dim1;
@@ -48,7 +53,8 @@ __device__ __forceinline__ float flash_attention_score(float product) {
 }
 
 // Scores two neighbouring keys.
-__device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head, i32 query,
+__device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head,
+        i32 query,
                                       i32 key, float (&s)[2]) {
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) s[v] = flash_attention_score(product[v]);
@@ -68,25 +74,26 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The row max; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 3: return torch.softmax(scores, -1)
+    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // weights_of, line 3
 }
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 3: return torch.softmax(scores, -1)
+    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // weights_of, line 3
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
+    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // weights_of, line 3
 }
 
 __device__ __forceinline__ float flash_attention_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 70: result = weights.to(v.dtype) @ shared(v, q.shape[-3])
+    return total * fast_divide(1.0f, mass);                                           // flash_attention, line 70
 }
 
 // Finishes two neighbouring channels of a query.
-__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch, i32 head,
+__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
+        i32 head,
                                        i32 query, i32 channel, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
@@ -186,7 +193,8 @@ struct alignas(1024) SharedMemory {
 };
 static_assert(sizeof(SharedMemory) == 197632, "the launch reserves what the kernel uses");
 
-// Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its opposite.
+// Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its
+// opposite.
 template <i32 COUNT>
 struct Cursor {
     i32 stage = 0;
@@ -208,7 +216,8 @@ struct Work {
         : batch(index / query_tiles / heads), head(index / query_tiles % heads), query(index % query_tiles * TILE_Q) {}
 };
 
-// Statistics of a thread's two rows. `mass`, the row sum, covers this thread's columns only until the rows are finished.
+// Statistics of a thread's two rows. `mass`, the row sum, covers this thread's columns only until the rows are
+// finished.
 struct Rows {
     float peak[2] = {peak_identity(), peak_identity()};
     float mass[2] = {0.0f, 0.0f};
@@ -391,7 +400,8 @@ __device__ __forceinline__ void store_rows(bf16* out, const float (&acc)[CHANNEL
                 const i32 p = first + 2 * i;
                 const float pair[2] = {acc[2 * p], acc[2 * p + 1]};
                 bf16 finished[2];
-                finish(operands, pair, mass[row], work.batch, work.head, query, pair_column(p) + quad_lane * 2, finished);
+                finish(operands, pair, mass[row], work.batch, work.head, query, pair_column(p) + quad_lane * 2,
+                        finished);
                 memcpy(&words[i], finished, sizeof(words[i]));
             }
             quad_transpose(words);
@@ -493,6 +503,7 @@ fg_flash_attention(
     } else {
         raise_registers<240>();
         const Operands operands{static_cast<i32>(q_dim1_extent), static_cast<i32>(q_dim2_extent)};
-        consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles, key_tiles);
+        consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles,
+                key_tiles);
     }
 }

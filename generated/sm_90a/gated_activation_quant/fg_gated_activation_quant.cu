@@ -1,5 +1,6 @@
 // gated_activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per thread.
+// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
+// thread.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -32,6 +33,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// gated_activation_quant in quantization.py; its first line is 0:
+//   30: return of_one(quantized(activate(gate, activation) * up, granularity, quant_dtype, scale, group…
+// quantized in quantization.py; its first line is 0:
+//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -40,20 +48,22 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void gated_activation_quant_0(float gate, float up, float& largest_part, float& mul_value) {
-    const float mul_1 = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;          // line 30: return of_one(quantized(activate(gate, activation) * up, granularity, q…
-    largest_part = fabsf(mul_1);                                                      // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    mul_value = mul_1;                                                                // line 30: return of_one(quantized(activate(gate, activation) * up, granularity, q…
+__device__ __forceinline__ void elements_of_gated_activation_quant(float gate, float up, float& largest_part,
+        float& product) {
+    const float product_2 = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;      // gated_activation_quant, line 30
+    largest_part = fabsf(product_2);                                                  // quantized, line 32
+    product = product_2;                                                              // gated_activation_quant, line 30
 }
 
-__device__ __forceinline__ void gated_activation_quant_row_1(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    found = mul_1;
-    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ void found_and_quotient_of_gated_activation_quant(float largest, float& found,
+        float& quotient) {
+    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    found = found_2;
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }
 
-__device__ __forceinline__ float gated_activation_quant_1(float mul_value, float row_value) {
-    return minimum(maximum(mul_value * row_value, -448.0f), 448.0f);                  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ float result_of_gated_activation_quant(float product, float quotient) {
+    return minimum(maximum(product * quotient, -448.0f), 448.0f);                     // narrowed, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -86,22 +96,23 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(512, 2)
-fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 gate_dim0) {
+fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_0_ptr, float* out_1_ptr,
+        i64 gate_dim0) {
     const Index column_count = 14336;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 2: reduces each row to largest; stores mul_value for later phases.
+    // Phase 1 of 2: reduces each row to largest; stores product for later phases.
     bf16 gate_raw[CHUNKS][LANES];
     bf16 up_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<8>(gate_raw[c], gate_ptr, row * 14336 + column);
-        load_lanes<8>(up_raw[c], up_ptr, row * 14336 + column);
+        load_lanes<LANES>(gate_raw[c], gate_ptr, row * 14336 + column);
+        load_lanes<LANES>(up_raw[c], up_ptr, row * 14336 + column);
     }
-    float mul_value_kept[CHUNKS][LANES];
+    float product_kept[CHUNKS][LANES];
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
@@ -113,12 +124,12 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
         float up[LANES];
         widen_vec(up_raw[c], up);
         float largest_part[LANES];
-        float mul_value[LANES];
+        float product[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            gated_activation_quant_0(gate[v], up[v], largest_part[v], mul_value[v]);
+            elements_of_gated_activation_quant(gate[v], up[v], largest_part[v], product[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
-            mul_value_kept[c][v] = mul_value[v];
+            product_kept[c][v] = product[v];
         }
     }
 #pragma unroll
@@ -131,23 +142,23 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 2: computes found, row_value; writes out_0, out_1.
+    // Phase 2 of 2: computes found, quotient; writes out_0, out_1.
     float found;
-    float row_value;
-    gated_activation_quant_row_1(largest, found, row_value);
+    float quotient;
+    found_and_quotient_of_gated_activation_quant(largest, found, quotient);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const float (&mul_value)[LANES] = mul_value_kept[c];
+        const float (&product)[LANES] = product_kept[c];
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = gated_activation_quant_1(mul_value[v], row_value);
+            result_0[v] = result_of_gated_activation_quant(product[v], quotient);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 14336 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 14336 + column, result_0_raw);
     }
     if (thread == 0) {
         float narrowed;

@@ -24,10 +24,16 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// gelu_of in elementwise.py; its first line is 0:
+//    7: return F.gelu(x, approximate=approximate)
+// gelu_dropout_add in elementwise.py; its first line is 0:
+//   15: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
+
 __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 scalar_1, float scalar_2) {
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(x * (1.5957691216057308f + 0.07135481627260025f * (x * x)))));  // line 7: return F.gelu(x, approximate=approximate)
-    const bool ge_1 = static_cast<i32>(random) >= static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));  // line 15: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + re…
-    return x * sigmoid_1 * (ge_1 ? scalar_2 : 0.0f) + residual;
+    const float product = x * (1.5957691216057308f + 0.07135481627260025f * (x * x));  // gelu_of, line 7
+    const i32 rounded = static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
+    const float chosen = static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f;       // gelu_dropout_add, line 15
+    return x * fast_reciprocal(1.0f + fast_exp(-product)) * chosen + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -36,38 +42,31 @@ __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float res
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
-fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0, i64 scalar_1, double scalar_2) {
+fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0,
+        i64 scalar_1, double scalar_2) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 x_raw[UNROLL][LANES];
-    i16 random_raw[UNROLL][LANES];
-    bf16 residual_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        bf16 x_raw[LANES];
+        i16 random_raw[LANES];
+        bf16 residual_raw[LANES];
+        load_lanes<LANES>(x_raw, x_ptr, position);
+        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+        load_lanes<LANES>(residual_raw, residual_ptr, position);
+        float x[LANES];
+        widen_vec(x_raw, x);
+        i64 random[LANES];
+        widen_vec(random_raw, random);
+        float residual[LANES];
+        widen_vec(residual_raw, residual);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(x_raw[u], x_ptr, position);
-        load_lanes<8>(random_raw[u], random_bits(random_ptr, 0), position);
-        load_lanes<8>(residual_raw[u], residual_ptr, position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float x[8];
-        widen_vec(x_raw[u], x);
-        i64 random[8];
-        widen_vec(random_raw[u], random);
-        float residual[8];
-        widen_vec(residual_raw[u], residual);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], scalar_1, scalar_2);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], scalar_1, scalar_2);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -20,9 +20,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// gelu_new in elementwise.py; its first line is 0:
+//    9: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)…
+
 __device__ __forceinline__ float gelu_new(float x) {
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(2.0f * (0.7978845608028654f * (x + 0.044715f * (x * x * x))))));  // line 9: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.04…
-    return x * sigmoid_1;
+    const float product = 2.0f * (0.7978845608028654f * (x + 0.044715f * (x * x * x)));  // line 9
+    return x * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -33,28 +36,20 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_gelu_new(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0, i64 x_dim1) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * x_dim1 * 3072;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 x_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        bf16 x_raw[LANES];
+        load_lanes<LANES>(x_raw, x_ptr, position);
+        float x[LANES];
+        widen_vec(x_raw, x);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(x_raw[u], x_ptr, position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float x[8];
-        widen_vec(x_raw[u], x);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = gelu_new(x[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = gelu_new(x[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -20,8 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float glu(float input, float input_2) {
-    return input * fast_reciprocal(1.0f + fast_exp(-input_2));                        // line 8: return F.glu(input, dim)
+// glu in gated.py; its first line is 0:
+//    8: return F.glu(input, dim)
+
+__device__ __forceinline__ float glu(float input, float input_other) {
+    return input * fast_reciprocal(1.0f + fast_exp(-input_other));                    // line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,36 +35,26 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_glu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 14336;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 input_raw[UNROLL][LANES];
-    bf16 input_2_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i0 = position / 14336;
         const Index i1 = position - i0 * 14336;
-        load_lanes<8>(input_raw[u], input_ptr, i0 * 28672 + i1);
-        load_lanes<8>(input_2_raw[u], input_ptr, i0 * 28672 + i1 + 14336);
-    }
+        bf16 input_raw[LANES];
+        bf16 input_other_raw[LANES];
+        load_lanes<LANES>(input_raw, input_ptr, i0 * 28672 + i1);
+        load_lanes<LANES>(input_other_raw, input_ptr, i0 * 28672 + i1 + 14336);
+        float input[LANES];
+        widen_vec(input_raw, input);
+        float input_other[LANES];
+        widen_vec(input_other_raw, input_other);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i0 = position / 14336;
-        const Index i1 = position - i0 * 14336;
-        float input[8];
-        widen_vec(input_raw[u], input);
-        float input_2[8];
-        widen_vec(input_2_raw[u], input_2);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = glu(input[v], input_2[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = glu(input[v], input_other[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i0 * 14336 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, i0 * 14336 + i1, result_raw);
     }
 }

@@ -20,8 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// hardswish in elementwise.py; its first line is 0:
+//    7: return F.hardswish(input)
+
 __device__ __forceinline__ float hardswish(float input) {
-    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * 0.16666666666666666f);  // line 7: return F.hardswish(input)
+    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * 0.16666666666666666f);  // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,28 +35,20 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_hardswish(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8192;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 input_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        bf16 input_raw[LANES];
+        load_lanes<LANES>(input_raw, input_ptr, position);
+        float input[LANES];
+        widen_vec(input_raw, input);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(input_raw[u], input_ptr, position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float input[8];
-        widen_vec(input_raw[u], input);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = hardswish(input[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = hardswish(input[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -1,5 +1,6 @@
 // layer_norm: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 + 16384 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -26,6 +27,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm in normalization.py; its first line is 0:
+//   23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -34,20 +38,20 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float layer_norm_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
+__device__ __forceinline__ float mean_of_layer_norm(float total) {
+    return total * 0.000244140625f;                                                   // line 23
 }
 
-__device__ __forceinline__ float layer_norm_1(float input, float mean) {
-    return (input - mean) * (input - mean);                                           // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
+__device__ __forceinline__ float squared_deviation_of_layer_norm(float input, float mean) {
+    return (input - mean) * (input - mean);                                           // line 23
 }
 
-__device__ __forceinline__ float layer_norm_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
+__device__ __forceinline__ float rstd_of_layer_norm(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 23
 }
 
-__device__ __forceinline__ float layer_norm_2(float input, float mean, float rstd, float weight, float bias) {
-    return (input - mean) * rstd * weight + bias;                                     // line 23: return F.layer_norm(input, normalized_shape, weight, bias, eps)
+__device__ __forceinline__ float result_of_layer_norm(float input, float mean, float rstd, float weight, float bias) {
+    return (input - mean) * rstd * weight + bias;                                     // line 23
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -80,7 +84,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 input_dim0, double eps) {
+fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 input_dim0,
+        double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -89,7 +94,7 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -113,7 +118,7 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = layer_norm_row_1(total);
+    const float mean = mean_of_layer_norm(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -123,7 +128,7 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = layer_norm_1(input[v], mean);
+            squares_part[v] = squared_deviation_of_layer_norm(input[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -138,14 +143,14 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
     squares = row_sum_f32_meet(shared_array<float>(64));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = layer_norm_row_2(squares, eps);
+    const float rstd = rstd_of_layer_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
+        load_lanes<LANES>(bias_raw, bias_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -155,10 +160,10 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_2(input[v], mean, rstd, weight[v], bias[v]);
+            result_0[v] = result_of_layer_norm(input[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
     }
 }

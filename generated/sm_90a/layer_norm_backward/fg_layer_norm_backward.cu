@@ -1,5 +1,7 @@
-// layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory; registers hold the column sums.
+// layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for
+// sm_90a.
+// Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory;
+// registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -33,6 +35,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_backward in normalization.py; its first line is 0:
+//    9: centered = x - x.mean(-1, keepdim=True)
+//   10: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+//   11: normalized = centered * rstd
+//   12: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
+// _input_gradient in normalization.py; its first line is 0:
+//    2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, k…
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -41,35 +51,38 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float layer_norm_backward_0(float dy, float weight) {
-    return dy * weight;                                                               // line 12: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
+__device__ __forceinline__ float elements_of_layer_norm_backward(float dy, float weight) {
+    return dy * weight;                                                               // layer_norm_backward, line 12
 }
 
-__device__ __forceinline__ void layer_norm_backward_row_1(float total, float total_2, float& mean, float& mean_2) {
-    mean = total * 0.000244140625f;                                                   // line 9: centered = x - x.mean(-1, keepdim=True)
-    mean_2 = total_2 * 0.000244140625f;                                               // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
+__device__ __forceinline__ void mean_and_mean_2_of_layer_norm_backward(float total, float total_2, float& mean,
+        float& mean_2) {
+    mean = total * 0.000244140625f;                                                   // layer_norm_backward, line 9
+    mean_2 = total_2 * 0.000244140625f;                                               // _input_gradient, line 2
 }
 
-__device__ __forceinline__ float layer_norm_backward_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 10: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+__device__ __forceinline__ float squared_deviation_of_layer_norm_backward(float x, float mean) {
+    return (x - mean) * (x - mean);                                                   // layer_norm_backward, line 10
 }
 
-__device__ __forceinline__ float layer_norm_backward_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 10: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+__device__ __forceinline__ float rstd_of_layer_norm_backward(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // layer_norm_backward, line 10
 }
 
-__device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float mean, float rstd, float weight, float& total_3_part, float& column_total_part) {
-    const float mul_1 = (x - mean) * rstd;                                            // line 11: normalized = centered * rstd
-    total_3_part = dy * weight * mul_1;                                               // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
-    column_total_part = dy * mul_1;                                                   // line 12: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
+__device__ __forceinline__ void elements_2_of_layer_norm_backward(float x, float dy, float mean, float rstd,
+        float weight, float& total_3_part, float& column_total_part) {
+    const float normalized = (x - mean) * rstd;                                       // layer_norm_backward, line 11
+    total_3_part = dy * weight * normalized;                                          // _input_gradient, line 2
+    column_total_part = dy * normalized;                                              // layer_norm_backward, line 12
 }
 
-__device__ __forceinline__ float layer_norm_backward_row_3(float total_3) {
-    return total_3 * 0.000244140625f;                                                 // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
+__device__ __forceinline__ float mean_3_of_layer_norm_backward(float total_3) {
+    return total_3 * 0.000244140625f;                                                 // _input_gradient, line 2
 }
 
-__device__ __forceinline__ float layer_norm_backward_3(float x, float dy, float mean, float rstd, float mean_2, float mean_3, float weight) {
-    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
+__device__ __forceinline__ float result_of_layer_norm_backward(float x, float dy, float mean, float rstd, float mean_2,
+        float mean_3, float weight) {
+    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // _input_gradient, line 2
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -106,7 +119,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2)
-fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr, float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0, double eps) {
+fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr,
+        float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0, double eps) {
     const Index row_count = x_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
@@ -144,7 +158,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(weight_raw[c], weight_ptr, column);
+        load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
@@ -169,7 +183,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             float total_2_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                total_2_part[v] = layer_norm_backward_0(dy[v], weight[v]);
+                total_2_part[v] = elements_of_layer_norm_backward(dy[v], weight[v]);
                 total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
                 total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
@@ -196,7 +210,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
         float mean;
         float mean_2;
-        layer_norm_backward_row_1(total, total_2, mean, mean_2);
+        mean_and_mean_2_of_layer_norm_backward(total, total_2, mean, mean_2);
         float squares_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -208,7 +222,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             float squares_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                squares_part[v] = layer_norm_backward_1(x[v], mean);
+                squares_part[v] = squared_deviation_of_layer_norm_backward(x[v], mean);
                 squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
             }
         }
@@ -223,7 +237,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         squares = row_sum_f32_meet(shared_array<float>(128) + turn * WARPS);
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
-        const float rstd = layer_norm_backward_row_2(squares, eps);
+        const float rstd = rstd_of_layer_norm_backward(squares, eps);
         float total_3_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = sum_f32_identity();
 #pragma unroll
@@ -242,7 +256,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                layer_norm_backward_2(x[v], dy[v], mean, rstd, weight[v], total_3_part[v], column_total_part[v]);
+                elements_2_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part[v],
+                        column_total_part[v]);
                 total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part[v]);
                 column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
             }
@@ -258,7 +273,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         total_3 = row_sum_f32_meet(shared_array<float>(192) + turn * WARPS);
 
         // Phase 4 of 4: computes mean_3; writes out_0.
-        const float mean_3 = layer_norm_backward_row_3(total_3);
+        const float mean_3 = mean_3_of_layer_norm_backward(total_3);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -276,11 +291,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = layer_norm_backward_3(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
+                result_0[v] = result_of_layer_norm_backward(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
-            store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+            store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
         }
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;

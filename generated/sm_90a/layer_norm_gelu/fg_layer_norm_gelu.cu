@@ -28,6 +28,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_gelu in normalization.py; its first line is 0:
+//    7: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
+// gelu_of in elementwise.py; its first line is 0:
+//    7: return F.gelu(x, approximate=approximate)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -36,22 +41,22 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float layer_norm_gelu_row_1(float total) {
-    return total * 0.0001220703125f;                                                  // line 7: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
+__device__ __forceinline__ float mean_of_layer_norm_gelu(float total) {
+    return total * 0.0001220703125f;                                                  // layer_norm_gelu, line 7
 }
 
-__device__ __forceinline__ float layer_norm_gelu_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 7: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
+__device__ __forceinline__ float squared_deviation_of_layer_norm_gelu(float x, float mean) {
+    return (x - mean) * (x - mean);                                                   // layer_norm_gelu, line 7
 }
 
-__device__ __forceinline__ float layer_norm_gelu_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // line 7: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
+__device__ __forceinline__ float rstd_of_layer_norm_gelu(float squares, float eps) {
+    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // layer_norm_gelu, line 7
 }
 
-__device__ __forceinline__ float layer_norm_gelu_2(float x, float mean, float rstd, float weight, float bias) {
-    const float add_1 = (x - mean) * rstd * weight + bias;                            // line 7: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), appr…
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    return add_1 * sigmoid_1;
+__device__ __forceinline__ float result_of_layer_norm_gelu(float x, float mean, float rstd, float weight, float bias) {
+    const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu, line 7
+    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -84,7 +89,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
+fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0,
+        double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -93,7 +99,7 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 8192 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 8192 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -117,7 +123,7 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = layer_norm_gelu_row_1(total);
+    const float mean = mean_of_layer_norm_gelu(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -127,7 +133,7 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = layer_norm_gelu_1(x[v], mean);
+            squares_part[v] = squared_deviation_of_layer_norm_gelu(x[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -142,14 +148,14 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
     squares = row_sum_f32_meet(shared_array<float>(128));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = layer_norm_gelu_row_2(squares, eps);
+    const float rstd = rstd_of_layer_norm_gelu(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
+        load_lanes<LANES>(bias_raw, bias_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -159,10 +165,10 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_gelu_2(x[v], mean, rstd, weight[v], bias[v]);
+            result_0[v] = result_of_layer_norm_gelu(x[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 8192 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 8192 + column, result_0_raw);
     }
 }

@@ -32,6 +32,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_gelu_dropout_add in normalization.py; its first line is 0:
+//   24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
+//   25: return fg.dropout(activated, p, training, seed=seed) + residual
+// gelu_of in elementwise.py; its first line is 0:
+//    7: return F.gelu(x, approximate=approximate)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -40,27 +46,33 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ i32 layer_norm_gelu_dropout_add_row_0(i64 scalar_1) {
+__device__ __forceinline__ i32 rounded_of_layer_norm_gelu_dropout_add(i64 scalar_1) {
     return static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
 }
 
-__device__ __forceinline__ float layer_norm_gelu_dropout_add_row_1(float total) {
-    return total * 0.0001220703125f;                                                  // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+__device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total) {
+    // layer_norm_gelu_dropout_add, line 24
+    return total * 0.0001220703125f;
 }
 
-__device__ __forceinline__ float layer_norm_gelu_dropout_add_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+__device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_dropout_add(float x, float mean) {
+    // layer_norm_gelu_dropout_add, line 24
+    return (x - mean) * (x - mean);
 }
 
-__device__ __forceinline__ float layer_norm_gelu_dropout_add_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+__device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squares, float eps) {
+    // layer_norm_gelu_dropout_add, line 24
+    return fast_rsqrt(squares * 0.0001220703125f + eps);
 }
 
-__device__ __forceinline__ float layer_norm_gelu_dropout_add_2(float x, float mean, float rstd, i32 row_value, float scalar_2, float weight, float bias, i64 random, float residual) {
-    const float add_1 = (x - mean) * rstd * weight + bias;                            // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    const float mul_1 = add_1 * sigmoid_1 * (static_cast<i32>(random) >= row_value ? scalar_2 : 0.0f);  // line 25: return fg.dropout(activated, p, training, seed=seed) + residual
-    return mul_1 + residual;
+__device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd, i32 rounded,
+        float scalar_2, float weight, float bias, i64 random, float residual) {
+    // layer_norm_gelu_dropout_add, line 24
+    const float activated = (x - mean) * rstd * weight + bias;
+    const float sum = 1.5957691216057308f + 0.07135481627260025f * (activated * activated);  // gelu_of, line 7
+    const float product = activated * fast_reciprocal(1.0f + fast_exp(-(activated * sum)));
+    // layer_norm_gelu_dropout_add, line 25
+    return product * (static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f) + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -93,19 +105,20 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0, double eps, i64 scalar_1, double scalar_2) {
+fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* random_ptr,
+        const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0, double eps, i64 scalar_1, double scalar_2) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
-    // Phase 1 of 3: computes row_value; reduces each row to total.
-    const i32 row_value = layer_norm_gelu_dropout_add_row_0(scalar_1);
+    // Phase 1 of 3: computes rounded; reduces each row to total.
+    const i32 rounded = rounded_of_layer_norm_gelu_dropout_add(scalar_1);
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 8192 + column);
-        load_lanes<8>(residual_raw[c], residual_ptr, row * 8192 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 8192 + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 8192 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -129,7 +142,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = layer_norm_gelu_dropout_add_row_1(total);
+    const float mean = mean_of_layer_norm_gelu_dropout_add(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -139,7 +152,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = layer_norm_gelu_dropout_add_1(x[v], mean);
+            squares_part[v] = squared_deviation_of_layer_norm_gelu_dropout_add(x[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -154,16 +167,16 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
     squares = row_sum_f32_meet(shared_array<float>(128));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = layer_norm_gelu_dropout_add_row_2(squares, eps);
+    const float rstd = rstd_of_layer_norm_gelu_dropout_add(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
+        load_lanes<LANES>(bias_raw, bias_ptr, column);
         i16 random_raw[LANES];
-        load_lanes<8>(random_raw, random_bits(random_ptr, 0), row * 8192 + column);
+        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), row * 8192 + column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -177,10 +190,11 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_gelu_dropout_add_2(x[v], mean, rstd, row_value, scalar_2, weight[v], bias[v], random[v], residual[v]);
+            result_0[v] = result_of_layer_norm_gelu_dropout_add(x[v], mean, rstd, rounded, scalar_2, weight[v],
+                    bias[v], random[v], residual[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 8192 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 8192 + column, result_0_raw);
     }
 }

@@ -31,7 +31,8 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(1024)
-fg_layer_norm_invertible_backward_0_combine(const float* partial_20_ptr, const float* partial_22_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 y_dim0) {
+fg_layer_norm_invertible_backward_0_combine(const float* partial_20_ptr, const float* partial_22_ptr, bf16* out_1_ptr,
+        bf16* out_2_ptr, i64 y_dim0) {
     wait_for_previous();
     constexpr i32 COLUMNS = 32;
     constexpr i32 ROWS = 32;
@@ -45,13 +46,15 @@ fg_layer_norm_invertible_backward_0_combine(const float* partial_20_ptr, const f
     auto column_total_shared = shared_array<float>(0);
     float column_total = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < part_count; part += ROWS) column_total = sum_f32_combine(column_total, load(partial_20_ptr, part * 4096 + column));
+        for (Index part = row; part < part_count; part += ROWS) column_total = sum_f32_combine(column_total,
+                load(partial_20_ptr, part * 4096 + column));
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
     auto column_total_2_shared = shared_array<float>(8192);
     float column_total_2 = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2, load(partial_22_ptr, part * 4096 + column));
+        for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2,
+                load(partial_22_ptr, part * 4096 + column));
     }
     shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
     // Tree reduction, which is more accurate than adding in turn.
@@ -59,9 +62,11 @@ fg_layer_norm_invertible_backward_0_combine(const float* partial_20_ptr, const f
     for (i32 half = ROWS / 2; half > 0; half /= 2) {
         block_sync();
         if (row < half) {
-            column_total = sum_f32_combine(column_total, shared_load(column_total_shared, (row + half) * COLUMNS + lane));
+            column_total = sum_f32_combine(column_total,
+                    shared_load(column_total_shared, (row + half) * COLUMNS + lane));
             shared_store(column_total_shared, row * COLUMNS + lane, column_total);
-            column_total_2 = sum_f32_combine(column_total_2, shared_load(column_total_2_shared, (row + half) * COLUMNS + lane));
+            column_total_2 = sum_f32_combine(column_total_2,
+                    shared_load(column_total_2_shared, (row + half) * COLUMNS + lane));
             shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
         }
     }

@@ -1,8 +1,11 @@
-// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
+// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
+// sm_90a.
 // Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
-// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory; registers hold the column sums.
+// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by
+// fusegen for sm_90a.
+// Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
+// registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
 #include "../primitives/block_count.cuh"
@@ -41,6 +44,9 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_invertible_backward in normalization.py; its first line is 0:
+//   19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
+
 __device__ __forceinline__ i64 amax_i64_identity() {
     return (-9223372036854775807LL - 1);
 }
@@ -49,12 +55,12 @@ __device__ __forceinline__ i64 amax_i64_combine(i64 a, i64 b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ i64 layer_norm_invertible_backward_1_0(float weight) {
-    return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+__device__ __forceinline__ i64 rounded_of_layer_norm_invertible_backward_1(float weight) {
+    return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 19
 }
 
-__device__ __forceinline__ bool layer_norm_invertible_backward_1_row_1(i64 largest) {
-    return largest != 0;                                                              // line 19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+__device__ __forceinline__ bool rounded_2_of_layer_norm_invertible_backward_1(i64 largest) {
+    return largest != 0;                                                              // line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -97,13 +103,13 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_pt
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         i64 largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = layer_norm_invertible_backward_1_0(weight[v]);
+            largest_part[v] = rounded_of_layer_norm_invertible_backward_1(weight[v]);
             largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part[v]);
         }
     }
@@ -117,12 +123,12 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_pt
     block_sync();
     largest = row_amax_i64_meet(shared_array<i64>(0));
 
-    // Phase 2 of 2: computes row_value; writes out_3.
-    const bool row_value = layer_norm_invertible_backward_1_row_1(largest);
+    // Phase 2 of 2: computes rounded; writes out_3.
+    const bool rounded = rounded_2_of_layer_norm_invertible_backward_1(largest);
     launch_dependents();
     if (thread == 0) {
         bool narrowed;
-        narrow(row_value, narrowed);
+        narrow(rounded, narrowed);
         store(out_3_ptr, 0, narrowed);
     }
 }
@@ -132,6 +138,13 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_invertible_backward in normalization.py; its first line is 0:
+//   17: normalized = (y - bias) / weight
+//   18: dx = _input_gradient(normalized, rstd, dy * weight)
+//   19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
+// _input_gradient in normalization.py; its first line is 0:
+//    2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, k…
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -140,21 +153,28 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void layer_norm_invertible_backward_0_0(float dy, float weight, float y, float bias, float& total_part, float& total_2_part, float& column_total_part) {
-    const float mul_1 = dy * weight;                                                  // line 18: dx = _input_gradient(normalized, rstd, dy * weight)
-    const float div_1 = fast_divide(y - bias, weight);                                // line 17: normalized = (y - bias) / weight
-    total_part = mul_1;                                                               // line 18: dx = _input_gradient(normalized, rstd, dy * weight)
-    total_2_part = mul_1 * div_1;                                                     // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
-    column_total_part = dy * div_1;                                                   // line 19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+__device__ __forceinline__ void elements_of_layer_norm_invertible_backward_0(float dy, float weight, float y,
+        float bias, float& total_part, float& total_2_part, float& column_total_part) {
+    // layer_norm_invertible_backward, line 18
+    const float dx = dy * weight;
+    // layer_norm_invertible_backward, line 17
+    const float normalized = fast_divide(y - bias, weight);
+    // layer_norm_invertible_backward, line 18
+    total_part = dx;
+    total_2_part = dx * normalized;                                                   // _input_gradient, line 2
+    // layer_norm_invertible_backward, line 19
+    column_total_part = dy * normalized;
 }
 
-__device__ __forceinline__ void layer_norm_invertible_backward_0_row_1(float total, float total_2, float& mean, float& mean_2) {
-    mean = total * 0.000244140625f;                                                   // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
+__device__ __forceinline__ void mean_and_mean_2_of_layer_norm_invertible_backward_0(float total, float total_2,
+        float& mean, float& mean_2) {
+    mean = total * 0.000244140625f;                                                   // _input_gradient, line 2
     mean_2 = total_2 * 0.000244140625f;
 }
 
-__device__ __forceinline__ float layer_norm_invertible_backward_0_1(float dy, float y, float rstd, float mean, float mean_2, float weight, float bias) {
-    return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
+__device__ __forceinline__ float result_of_layer_norm_invertible_backward_0(float dy, float y, float rstd, float mean,
+        float mean_2, float weight, float bias) {
+    return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // _input_gradient, line 2
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -190,7 +210,9 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr, i64 y_dim0) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, const bf16* weight_ptr,
+        const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
+        float* partial_22_ptr, i64 y_dim0) {
     const Index row_count = y_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
@@ -229,8 +251,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(weight_raw[c], weight_ptr, column);
-        load_lanes<8>(bias_raw[c], bias_ptr, column);
+        load_lanes<LANES>(weight_raw[c], weight_ptr, column);
+        load_lanes<LANES>(bias_raw[c], bias_ptr, column);
     }
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
@@ -260,7 +282,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
             float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                layer_norm_invertible_backward_0_0(dy[v], weight[v], y[v], bias[v], total_part[v], total_2_part[v], column_total_part[v]);
+                elements_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part[v],
+                        total_2_part[v], column_total_part[v]);
                 total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
                 total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
                 column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
@@ -288,7 +311,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
         // Phase 2 of 2: computes mean, mean_2; writes out_0.
         float mean;
         float mean_2;
-        layer_norm_invertible_backward_0_row_1(total, total_2, mean, mean_2);
+        mean_and_mean_2_of_layer_norm_invertible_backward_0(total, total_2, mean, mean_2);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -308,11 +331,12 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = layer_norm_invertible_backward_0_1(dy[v], y[v], rstd, mean, mean_2, weight[v], bias[v]);
+                result_0[v] = result_of_layer_norm_invertible_backward_0(dy[v], y[v], rstd, mean, mean_2, weight[v],
+                        bias[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
-            store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+            store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
         }
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
@@ -331,10 +355,13 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 2)
-fg_layer_norm_invertible_backward_1_to_0(i64 blocks_1, const bf16* weight_ptr, bool* out_3_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr, i64 y_dim0) {
+fg_layer_norm_invertible_backward_1_to_0(i64 blocks_1, const bf16* weight_ptr, bool* out_3_ptr, const bf16* dy_ptr,
+        const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
+        float* partial_22_ptr, i64 y_dim0) {
     i32 block = block_id(), blocks = block_count();
     if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), weight_ptr, out_3_ptr);
     block -= static_cast<i32>(blocks_1);
     blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr, partial_22_ptr, y_dim0);
+    part_2::run(block, blocks, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr,
+            partial_22_ptr, y_dim0);
 }

@@ -27,6 +27,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_linear in linear.py; its first line is 0:
+//   19: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -35,20 +38,21 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float layer_norm_linear_0_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 19: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+__device__ __forceinline__ float mean_of_layer_norm_linear_0(float total) {
+    return total * 0.000244140625f;                                                   // line 19
 }
 
-__device__ __forceinline__ float layer_norm_linear_0_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 19: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+__device__ __forceinline__ float squared_deviation_of_layer_norm_linear_0(float x, float mean) {
+    return (x - mean) * (x - mean);                                                   // line 19
 }
 
-__device__ __forceinline__ float layer_norm_linear_0_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+__device__ __forceinline__ float rstd_of_layer_norm_linear_0(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19
 }
 
-__device__ __forceinline__ float layer_norm_linear_0_2(float x, float mean, float rstd, float norm_weight, float norm_bias) {
-    return (x - mean) * rstd * norm_weight + norm_bias;                               // line 19: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+__device__ __forceinline__ float result_of_layer_norm_linear_0(float x, float mean, float rstd, float norm_weight,
+        float norm_bias) {
+    return (x - mean) * rstd * norm_weight + norm_bias;                               // line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -81,7 +85,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* value_17_ptr, i64 x_dim0, double eps) {
+fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* value_17_ptr,
+        i64 x_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -90,7 +95,7 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -114,7 +119,7 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = layer_norm_linear_0_row_1(total);
+    const float mean = mean_of_layer_norm_linear_0(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -124,7 +129,7 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = layer_norm_linear_0_1(x[v], mean);
+            squares_part[v] = squared_deviation_of_layer_norm_linear_0(x[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -139,15 +144,15 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
     squares = row_sum_f32_meet(shared_array<float>(64));
 
     // Phase 3 of 3: computes rstd; writes value_17.
-    const float rstd = layer_norm_linear_0_row_2(squares, eps);
+    const float rstd = rstd_of_layer_norm_linear_0(squares, eps);
     launch_dependents();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 norm_weight_raw[LANES];
-        load_lanes<8>(norm_weight_raw, norm_weight_ptr, column);
+        load_lanes<LANES>(norm_weight_raw, norm_weight_ptr, column);
         bf16 norm_bias_raw[LANES];
-        load_lanes<8>(norm_bias_raw, norm_bias_ptr, column);
+        load_lanes<LANES>(norm_bias_raw, norm_bias_ptr, column);
         float norm_weight[LANES];
         widen_vec(norm_weight_raw, norm_weight);
         float norm_bias[LANES];
@@ -157,10 +162,10 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_linear_0_2(x[v], mean, rstd, norm_weight[v], norm_bias[v]);
+            result_0[v] = result_of_layer_norm_linear_0(x[v], mean, rstd, norm_weight[v], norm_bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(value_17_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(value_17_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -40,13 +40,16 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// projected in linear.py; its first line is 0:
+//    7: return F.linear(x, weight, bias)
+
 // Operands that the math loads.
 struct Operands {
     const bf16* fc2_bias_ptr;
 };
 
 __device__ __forceinline__ float layer_norm_mlp_2_epilogue(float product, float fc2_bias) {
-    return product + fc2_bias;                                                        // line 7: return F.linear(x, weight, bias)
+    return product + fc2_bias;                                                        // line 7
 }
 
 // Finishes two neighbouring columns of a row.
@@ -116,7 +119,8 @@ constexpr i32 BLOCKS_PER_SM = 1;
 constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not K-major.
+// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
+// K-major.
 constexpr i32 SLAB = 64;
 constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
@@ -190,7 +194,8 @@ __device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& share
 }
 
 // Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
+__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
+        i32 product) {
     bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
     tma_load_2d(tile, map, &shared.full[stage], k, col);
 }
@@ -215,7 +220,8 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 }
 
 // Issues the wgmma of one stage.
-__device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared, i32 stage,
+__device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared,
+        i32 stage,
                                                i32 consumer, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
@@ -232,7 +238,8 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS
     wgmma_commit();
 }
 
-// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
+// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
+// busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
@@ -250,7 +257,8 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted by the
+// Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
+// by the
 // line number, which also avoids bank conflicts.
 __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
@@ -258,7 +266,8 @@ __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
 
 // Stores a warpgroup's 64 rows of a result with TMA through shared memory; TMA clips at the borders of C.
 template <typename T, i32 WORDS>
-__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared, Tile tile,
+__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared,
+        Tile tile,
                                            Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
     constexpr i32 PAIR_WORDS = sizeof(T) / 2;
@@ -292,7 +301,8 @@ __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const Te
     }
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without branches keeps
+// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
+// branches keeps
 // many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
@@ -303,7 +313,8 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // A pair of 16-bit results shares a register.
 // INSIDE: the tile is full.
 template <bool INSIDE>
-__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        Tile tile,
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {

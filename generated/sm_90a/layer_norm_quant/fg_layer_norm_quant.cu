@@ -1,5 +1,6 @@
 // layer_norm_quant: row reduction, 4 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 + 16384 bytes, writes input_dim0 * 4100.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -31,6 +32,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// layer_norm_quant in quantization.py; its first line is 0:
+//   22: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
+// quantized in quantization.py; its first line is 0:
+//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -47,32 +55,33 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float layer_norm_quant_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 22: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float mean_of_layer_norm_quant(float total) {
+    return total * 0.000244140625f;                                                   // layer_norm_quant, line 22
 }
 
-__device__ __forceinline__ float layer_norm_quant_1(float input, float mean) {
-    return (input - mean) * (input - mean);                                           // line 22: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float squared_deviation_of_layer_norm_quant(float input, float mean) {
+    return (input - mean) * (input - mean);                                           // layer_norm_quant, line 22
 }
 
-__device__ __forceinline__ float layer_norm_quant_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 22: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float rstd_of_layer_norm_quant(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // layer_norm_quant, line 22
 }
 
-__device__ __forceinline__ void layer_norm_quant_2(float input, float mean, float rstd, float weight, float bias, float& largest_part, float& normalized) {
-    const float add_1 = (input - mean) * rstd * weight + bias;                        // line 22: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
-    largest_part = fabsf(add_1);                                                      // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    normalized = add_1;                                                               // line 22: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ void elements_2_of_layer_norm_quant(float input, float mean, float rstd, float weight,
+        float bias, float& largest_part, float& normalized) {
+    const float normalized_2 = (input - mean) * rstd * weight + bias;                 // layer_norm_quant, line 22
+    largest_part = fabsf(normalized_2);                                               // quantized, line 32
+    normalized = normalized_2;                                                        // layer_norm_quant, line 22
 }
 
-__device__ __forceinline__ void layer_norm_quant_row_3(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    found = mul_1;
-    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ void found_and_quotient_of_layer_norm_quant(float largest, float& found, float& quotient) {
+    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    found = found_2;
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }
 
-__device__ __forceinline__ float layer_norm_quant_3(float normalized, float row_value) {
-    return minimum(maximum(normalized * row_value, -448.0f), 448.0f);                 // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ float result_of_layer_norm_quant(float normalized, float quotient) {
+    return minimum(maximum(normalized * quotient, -448.0f), 448.0f);                  // narrowed, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -123,7 +132,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 input_dim0, double eps) {
+fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, f8e4m3* out_0_ptr,
+        float* out_1_ptr, i64 input_dim0, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -132,7 +142,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -156,7 +166,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     total = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 4: computes mean; reduces each row to squares.
-    const float mean = layer_norm_quant_row_1(total);
+    const float mean = mean_of_layer_norm_quant(total);
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -166,7 +176,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = layer_norm_quant_1(input[v], mean);
+            squares_part[v] = squared_deviation_of_layer_norm_quant(input[v], mean);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -181,7 +191,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     squares = row_sum_f32_meet(shared_array<float>(64));
 
     // Phase 3 of 4: computes rstd; reduces each row to largest; stores normalized for later phases.
-    const float rstd = layer_norm_quant_row_2(squares, eps);
+    const float rstd = rstd_of_layer_norm_quant(squares, eps);
     float normalized_kept[CHUNKS][LANES];
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -189,9 +199,9 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         bf16 bias_raw[LANES];
-        load_lanes<8>(bias_raw, bias_ptr, column);
+        load_lanes<LANES>(bias_raw, bias_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -202,7 +212,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         float normalized[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            layer_norm_quant_2(input[v], mean, rstd, weight[v], bias[v], largest_part[v], normalized[v]);
+            elements_2_of_layer_norm_quant(input[v], mean, rstd, weight[v], bias[v], largest_part[v], normalized[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
             normalized_kept[c][v] = normalized[v];
         }
@@ -217,10 +227,10 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(128));
 
-    // Phase 4 of 4: computes found, row_value; writes out_0, out_1.
+    // Phase 4 of 4: computes found, quotient; writes out_0, out_1.
     float found;
-    float row_value;
-    layer_norm_quant_row_3(largest, found, row_value);
+    float quotient;
+    found_and_quotient_of_layer_norm_quant(largest, found, quotient);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -228,11 +238,11 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = layer_norm_quant_3(normalized[v], row_value);
+            result_0[v] = result_of_layer_norm_quant(normalized[v], quotient);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
         float narrowed;

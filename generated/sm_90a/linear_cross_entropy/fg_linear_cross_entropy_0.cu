@@ -20,10 +20,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// loss_of in loss.py; its first line is 0:
+//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+
 __device__ __forceinline__ void linear_cross_entropy_0(i64 target, i64 ignore_index, i64& result, bool& result_2) {
-    const bool ne_1 = target != ignore_index;                                         // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
-    result = ne_1 ? target : 0LL;
-    result_2 = ne_1;
+    const bool differs = target != ignore_index;                                      // line 13
+    result = differs ? target : 0LL;
+    result_2 = differs;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -34,32 +37,24 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_11_ptr, bool* value_7_ptr, i64 ignore_index) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = 4096;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    i64 target_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        i64 target_raw[LANES];
+        load_lanes<2>(target_raw, target_ptr, position);
+        i64 target[LANES];
+        widen_vec(target_raw, target);
+        i64 result[LANES];
+        bool result_2[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<2>(target_raw[u], target_ptr, position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        i64 target[8];
-        widen_vec(target_raw[u], target);
-        i64 result[8];
-        bool result_2[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) linear_cross_entropy_0(target[v], ignore_index, result[v], result_2[v]);
-        i64 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) linear_cross_entropy_0(target[v], ignore_index, result[v], result_2[v]);
+        i64 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<2>(value_11_ptr, position, result_raw);
-        bool result_2_raw[8];
+        bool result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(value_7_ptr, position, result_2_raw);
+        store_lanes<LANES>(value_7_ptr, position, result_2_raw);
     }
 }

@@ -24,6 +24,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// loss_of in loss.py; its first line is 0:
+//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -32,13 +35,14 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void linear_cross_entropy_2_0(bool value_7, float value_12, float& total_part, float& total_2_part) {
-    total_part = value_7 ? 1.0f : 0.0f;                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+__device__ __forceinline__ void elements_of_linear_cross_entropy_2(bool value_7, float value_12, float& total_part,
+        float& total_2_part) {
+    total_part = value_7 ? 1.0f : 0.0f;                                               // line 13
     total_2_part = value_7 ? -value_12 : 0.0f;
 }
 
-__device__ __forceinline__ float linear_cross_entropy_2_row_1(float total_2, float total) {
-    return fast_divide(total_2, total);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+__device__ __forceinline__ float quotient_of_linear_cross_entropy_2(float total_2, float total) {
+    return fast_divide(total_2, total);                                               // line 13
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -80,8 +84,8 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(value_7_raw[c], value_7_ptr, column);
-        load_lanes<8>(value_12_raw[c], value_12_ptr, column);
+        load_lanes<LANES>(value_7_raw[c], value_7_ptr, column);
+        load_lanes<LANES>(value_12_raw[c], value_12_ptr, column);
     }
 
     // Phase 1 of 2: reduces each row to total, total_2.
@@ -99,7 +103,7 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
         float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            linear_cross_entropy_2_0(value_7[v], value_12[v], total_part[v], total_2_part[v]);
+            elements_of_linear_cross_entropy_2(value_7[v], value_12[v], total_part[v], total_2_part[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
         }
@@ -122,11 +126,11 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
     total = row_sum_f32_meet(shared_array<float>(0));
     total_2 = row_sum_f32_meet(shared_array<float>(256));
 
-    // Phase 2 of 2: computes row_value; writes out.
-    const float row_value = linear_cross_entropy_2_row_1(total_2, total);
+    // Phase 2 of 2: computes quotient; writes out.
+    const float quotient = quotient_of_linear_cross_entropy_2(total_2, total);
     if (thread == 0) {
         bf16 narrowed;
-        narrow(row_value, narrowed);
+        narrow(quotient, narrowed);
         store(out_ptr, 0, narrowed);
     }
 }

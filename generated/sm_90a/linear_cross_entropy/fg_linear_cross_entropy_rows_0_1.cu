@@ -1,5 +1,7 @@
-// linear_cross_entropy_rows_0_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
-// Grid block_rows_0, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds them.
+// linear_cross_entropy_rows_0_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for
+// sm_90a.
+// Grid block_rows_0, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that
+// nothing holds them.
 // Reads (0 + min(block_rows_0, 4096) * 8) + min(block_rows_0, block_rows_0 * 32000) * 2 bytes, writes block_rows_0 * 2.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -30,24 +32,29 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// loss_of in loss.py; its first line is 0:
+//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+
 __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
     peak = -bit_cast<float>(0x7f800000u);
     mass = 0.0f;
 }
 
-__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass, float& peak, float& mass) {
-    const float where_1 = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
+__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass,
+        float& peak, float& mass) {
+    const float chosen = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
     peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * where_1 : a_mass * where_1 + b_mass;
+    mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
 }
 
-__device__ __forceinline__ float linear_cross_entropy_rows_0_1_0() {
+__device__ __forceinline__ float held_of_linear_cross_entropy_rows_0_1() {
     return 1.0f;
 }
 
-__device__ __forceinline__ float linear_cross_entropy_rows_0_1_row_1(float value_4_2, float normalizer_peak, float normalizer_mass) {
-    const float sub_1 = value_4_2 - normalizer_peak - logf(normalizer_mass + (normalizer_peak - normalizer_peak));  // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
-    return sub_1;
+__device__ __forceinline__ float copy_value_of_linear_cross_entropy_rows_0_1(float value_4_other,
+        float normalizer_peak, float normalizer_mass) {
+    const float logarithm = logf(normalizer_mass + (normalizer_peak - normalizer_peak));  // line 13
+    return value_4_other - normalizer_peak - logarithm;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -59,31 +66,38 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 
-// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all warps.
+// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
+// warps.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch,
+        Scratch1 mass_scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
+            shuffle_xor(mass, mask), peak, mass);
     if (lane_id() == 0) {
         shared_store(peak_scratch, warp_id(), peak);
         shared_store(mass_scratch, warp_id(), mass);
     }
 }
 
-// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different orders.
+// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different
+// orders.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch,
+        Scratch1 mass_scratch) {
     const i32 warp = lane_id() % MEETING;
     peak = shared_load(peak_scratch, warp);
     mass = shared_load(mass_scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
+            shuffle_xor(mass, mask), peak, mass);
     peak = shuffle_xor(peak, lane_id());
     mass = shuffle_xor(mass, lane_id());
 }
 
 extern "C" __global__ void __launch_bounds__(128, 1)
-fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_ptr, bf16* result_0_ptr, i64 block_rows_0, i64 block_start_0) {
+fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_ptr, bf16* result_0_ptr,
+        i64 block_rows_0, i64 block_start_0) {
     wait_for_previous();
     const Index column_count = 32000;
     const i32 thread = thread_id();
@@ -91,37 +105,41 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
     const Index value_at = checked_index(widen(load_once(operand_0_ptr, block_start_0 + row)), 32000, "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
-    const float value_4_2 = widen(load(value_4_ptr, row * 32000 + value_at));
+    const float value_4_other = widen(load(value_4_ptr, row * 32000 + value_at));
     float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 value_4_raw[LANES];
-        load_lanes<8>(value_4_raw, value_4_ptr, row * 32000 + column);
+        load_lanes<LANES>(value_4_raw, value_4_ptr, row * 32000 + column);
         float value_4[LANES];
         widen_vec(value_4_raw, value_4);
         float normalizer_mass_part[LANES];
         float normalizer_peak_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            normalizer_mass_part[v] = linear_cross_entropy_rows_0_1_0();
+            normalizer_mass_part[v] = held_of_linear_cross_entropy_rows_0_1();
             normalizer_peak_part[v] = value_4[v];
         }
 #pragma unroll
         for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v], normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v], normalizer_mass_part[v]);
+            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
+                    normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
+                    normalizer_mass_part[v]);
         }
-        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
+        normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
+                normalizer_peak, normalizer_mass);
     }
     row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
     block_sync();
     row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
 
-    // Phase 2 of 2: computes row_value; writes result_0.
-    const float row_value = linear_cross_entropy_rows_0_1_row_1(value_4_2, normalizer_peak, normalizer_mass);
+    // Phase 2 of 2: computes copy_value; writes result_0.
+    const float copy_value = copy_value_of_linear_cross_entropy_rows_0_1(value_4_other, normalizer_peak,
+            normalizer_mass);
     if (thread == 0) {
         bf16 narrowed;
-        narrow(row_value, narrowed);
+        narrow(copy_value, narrowed);
         store(result_0_ptr, block_start_0 + row, narrowed);
     }
 }

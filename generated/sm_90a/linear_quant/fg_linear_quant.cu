@@ -45,6 +45,16 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// linear_quant in quantization.py; its first line is 0:
+//   29: y = activate(F.linear(input, weight, bias), activation)
+// gelu_of in elementwise.py; its first line is 0:
+//    7: return F.gelu(x, approximate=approximate)
+// _raised in quantization.py; its first line is 0:
+//    2: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
+//    3: return x * factor, dtype, scale * factor
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 // Operands that the math loads.
 struct Operands {
     const bf16* bias_ptr;
@@ -52,11 +62,12 @@ struct Operands {
 };
 
 __device__ __forceinline__ float linear_quant_epilogue(float product, float bias, float scale) {
-    const float add_1 = product + bias;                                               // line 29: y = activate(F.linear(input, weight, bias), activation)
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    const float where_1 = fabsf(scale) < 7.888609052210118e-31f ? 1.8446744073709552e+19f : 1.0f;  // line 2: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
-    const float maximum_1 = maximum(add_1 * sigmoid_1 * where_1 * fast_divide(1.0f, scale * where_1), -448.0f);  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
-    return minimum(maximum_1, 448.0f);
+    const float y = product + bias;                                                   // linear_quant, line 29
+    const float product_2 = y * (1.5957691216057308f + 0.07135481627260025f * (y * y));  // gelu_of, line 7
+    const float factor = fabsf(scale) < 7.888609052210118e-31f ? 1.8446744073709552e+19f : 1.0f;  // _raised, line 2
+    const float product_3 = y * fast_reciprocal(1.0f + fast_exp(-product_2)) * factor;  // _raised, line 3
+    const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 7
+    return minimum(larger, 448.0f);
 }
 
 // Finishes two neighbouring columns of a row.
@@ -127,7 +138,8 @@ constexpr i32 BLOCKS_PER_SM = 1;
 constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not K-major.
+// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
+// K-major.
 constexpr i32 SLAB = 64;
 constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
@@ -203,7 +215,8 @@ __device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& share
 }
 
 // Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
+__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
+        i32 product) {
     bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
     tma_load_2d(tile, map, &shared.full[stage], k, col);
 }
@@ -228,7 +241,8 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 }
 
 // Issues the wgmma of one stage.
-__device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared, i32 stage, bool first) {
+__device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared,
+        i32 stage, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
     constexpr u32 A_STEP = DEPTH * sizeof(bf16);
@@ -241,14 +255,17 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUM
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab) {
             wgmma_m64n192k16_bf16<0, 0>(
-                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP), !first || i > 0);
+                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP),
+                        !first || i > 0);
         }
     }
     wgmma_commit();
 }
 
-// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
-__device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
+// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
+// busy.
+__device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared,
+        Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
@@ -267,7 +284,8 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMU
     release(shared, previous);
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without branches keeps
+// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
+// branches keeps
 // many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
@@ -278,7 +296,8 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // A pair of 8-bit results shares a register.
 // INSIDE: the tile is full.
 template <bool INSIDE>
-__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        Tile tile,
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
@@ -350,7 +369,8 @@ __device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_pt
 
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
-            const Place place = place_of(opaque(thread_id() % WARPGROUP));  // not earlier: addresses would take registers during the matmul
+            // not earlier: addresses would take registers during the matmul
+            const Place place = place_of(opaque(thread_id() % WARPGROUP));
             finish(accumulator[slab], operands, out_ptr, shared, tile, place, rows, consumer);
         }
     }

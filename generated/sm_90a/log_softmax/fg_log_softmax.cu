@@ -1,5 +1,6 @@
 // log_softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -27,6 +28,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// log_softmax in softmax.py; its first line is 0:
+//    7: return F.log_softmax(cooled(input, temperature), dim)
+
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -43,16 +47,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float log_softmax_1(float input, float largest) {
-    return fast_exp(input - largest);                                                 // line 7: return F.log_softmax(cooled(input, temperature), dim)
+__device__ __forceinline__ float exponential_of_log_softmax(float input, float largest) {
+    return fast_exp(input - largest);                                                 // line 7
 }
 
-__device__ __forceinline__ float log_softmax_row_2(float total) {
-    return logf(total);                                                               // line 7: return F.log_softmax(cooled(input, temperature), dim)
+__device__ __forceinline__ float logarithm_of_log_softmax(float total) {
+    return logf(total);                                                               // line 7
 }
 
-__device__ __forceinline__ float log_softmax_2(float input, float largest, float row_value) {
-    return input - largest - row_value;                                               // line 7: return F.log_softmax(cooled(input, temperature), dim)
+__device__ __forceinline__ float result_of_log_softmax(float input, float largest, float logarithm) {
+    return input - largest - logarithm;                                               // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -112,7 +116,7 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -145,7 +149,7 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = log_softmax_1(input[v], largest);
+            total_part[v] = exponential_of_log_softmax(input[v], largest);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
         }
     }
@@ -159,8 +163,8 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(64));
 
-    // Phase 3 of 3: computes row_value; writes out.
-    const float row_value = log_softmax_row_2(total);
+    // Phase 3 of 3: computes logarithm; writes out.
+    const float logarithm = logarithm_of_log_softmax(total);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -169,10 +173,10 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = log_softmax_2(input[v], largest, row_value);
+            result_0[v] = result_of_log_softmax(input[v], largest, logarithm);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -1,5 +1,6 @@
 // logsumexp: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 2.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -26,6 +27,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// logsumexp in softmax.py; its first line is 0:
+//    7: return torch.logsumexp(input, dim, keepdim)
+
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -42,12 +46,12 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float logsumexp_1(float input, float largest) {
-    return exp_below(input, largest);                                                 // line 7: return torch.logsumexp(input, dim, keepdim)
+__device__ __forceinline__ float exp_below_value_of_logsumexp(float input, float largest) {
+    return exp_below(input, largest);                                                 // line 7
 }
 
-__device__ __forceinline__ float logsumexp_row_2(float largest, float total) {
-    return largest + logf(total);                                                     // line 7: return torch.logsumexp(input, dim, keepdim)
+__device__ __forceinline__ float sum_of_logsumexp(float largest, float total) {
+    return largest + logf(total);                                                     // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -107,7 +111,7 @@ fg_logsumexp(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -140,7 +144,7 @@ fg_logsumexp(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = logsumexp_1(input[v], largest);
+            total_part[v] = exp_below_value_of_logsumexp(input[v], largest);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
         }
     }
@@ -154,11 +158,11 @@ fg_logsumexp(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(64));
 
-    // Phase 3 of 3: computes row_value; writes out.
-    const float row_value = logsumexp_row_2(largest, total);
+    // Phase 3 of 3: computes sum_; writes out.
+    const float sum_ = sum_of_logsumexp(largest, total);
     if (thread == 0) {
         bf16 narrowed;
-        narrow(row_value, narrowed);
+        narrow(sum_, narrowed);
         store(out_ptr, row, narrowed);
     }
 }

@@ -30,40 +30,26 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_merge_heads_(const bf16* q_ptr, bf16* out_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 128;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 q_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i3_outer = position / 128;
         const Index i3 = position - i3_outer * 128;
         const Index i2_outer = i3_outer / static_cast<Index>(q_dim2);
         const Index i2 = i3_outer - i2_outer * static_cast<Index>(q_dim2);
         const Index i0 = i2_outer / static_cast<Index>(q_dim1);
         const Index i1 = i2_outer - i0 * static_cast<Index>(q_dim1);
-        load_lanes<8>(q_raw[u], q_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * q_dim2 * 128 + i2 * 128 + i3);
-    }
+        bf16 q_raw[LANES];
+        load_lanes<LANES>(q_raw, q_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * q_dim2 * 128 + i2 * 128 + i3);
+        float q[LANES];
+        widen_vec(q_raw, q);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 128;
-        const Index i3 = position - i3_outer * 128;
-        const Index i2_outer = i3_outer / static_cast<Index>(q_dim2);
-        const Index i2 = i3_outer - i2_outer * static_cast<Index>(q_dim2);
-        const Index i0 = i2_outer / static_cast<Index>(q_dim1);
-        const Index i1 = i2_outer - i0 * static_cast<Index>(q_dim1);
-        float q[8];
-        widen_vec(q_raw[u], q);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = merge_heads_(q[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = merge_heads_(q[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * 128 + i2 * q_dim1 * 128 + i3, result_raw);
+        store_lanes<LANES>(out_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * 128 + i2 * q_dim1 * 128 + i3, result_raw);
     }
 }

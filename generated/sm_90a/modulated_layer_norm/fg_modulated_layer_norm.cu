@@ -1,5 +1,6 @@
 // modulated_layer_norm: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0 * 4096, 528) * 1, block 192, 18624 bytes of shared memory: the shared memory of a block holds a row and the next ones, which are prefetched.
+// Grid min(x_dim0 * 4096, 528) * 1, block 192, 18624 bytes of shared memory: the shared memory of a block holds a row
+// and the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -32,6 +33,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// modulated_layer_norm in normalization.py; its first line is 0:
+//   10: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+// modulated in normalization.py; its first line is 0:
+//    8: return scaled if shift is None else scaled + shift
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -40,20 +46,21 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float modulated_layer_norm_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 10: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float mean_of_modulated_layer_norm(float total) {
+    return total * 0.000244140625f;                                                   // modulated_layer_norm, line 10
 }
 
-__device__ __forceinline__ float modulated_layer_norm_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 10: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float squared_deviation_of_modulated_layer_norm(float x, float mean) {
+    return (x - mean) * (x - mean);                                                   // modulated_layer_norm, line 10
 }
 
-__device__ __forceinline__ float modulated_layer_norm_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 10: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+__device__ __forceinline__ float rstd_of_modulated_layer_norm(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // modulated_layer_norm, line 10
 }
 
-__device__ __forceinline__ float modulated_layer_norm_2(float x, float mean, float rstd, float scale, float shift) {
-    return (x - mean) * rstd * (1.0f + scale) + shift;                                // line 8: return scaled if shift is None else scaled + shift
+__device__ __forceinline__ float result_of_modulated_layer_norm(float x, float mean, float rstd, float scale,
+        float shift) {
+    return (x - mean) * rstd * (1.0f + scale) + shift;                                // modulated, line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -92,7 +99,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(192, 4)
-fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
+fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0,
+        double eps) {
     const Index row_count = x_dim0 * 4096;
     const Index column_count = 4096;
     const i32 thread = thread_id();
@@ -111,7 +119,8 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             const Index i1 = row - i0 * 4096;
 #pragma unroll
             for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, i0 * 16777216 + i1 * 4096 + column + v);
+                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, i0 * 16777216 + i1 * 4096 + column
+                        + v);
         }
         copy_async_commit();
     };
@@ -159,7 +168,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
 
         // Phase 2 of 3: computes mean; reduces each row to squares.
-        const float mean = modulated_layer_norm_row_1(total);
+        const float mean = mean_of_modulated_layer_norm(total);
         float squares_of[SUMS];
         for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
@@ -171,7 +180,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             float squares_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                squares_part[v] = modulated_layer_norm_1(x[v], mean);
+                squares_part[v] = squared_deviation_of_modulated_layer_norm(x[v], mean);
                 squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
             }
         }
@@ -187,8 +196,8 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         for (i32 c = 0; c < FORESEEN; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
             if (column < column_count) {
-                load_lanes<8>(scale_next[c], scale_ptr, i0 * 4096 + column);
-                load_lanes<8>(shift_next[c], shift_ptr, i0 * 4096 + column);
+                load_lanes<LANES>(scale_next[c], scale_ptr, i0 * 4096 + column);
+                load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
         }
         row_sum_f32_leave(squares, shared_array<float>(96) + turn * WARPS);
@@ -196,7 +205,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         squares = row_sum_f32_meet(shared_array<float>(96) + turn * WARPS);
 
         // Phase 3 of 3: computes rstd; writes out.
-        const float rstd = modulated_layer_norm_row_2(squares, eps);
+        const float rstd = rstd_of_modulated_layer_norm(squares, eps);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -208,8 +217,8 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             if (c + FORESEEN < CHUNKS) {
                 const Index column = ((c + FORESEEN) * THREADS + thread) * LANES;
                 if (column < column_count) {
-                    load_lanes<8>(scale_next[c % FORESEEN], scale_ptr, i0 * 4096 + column);
-                    load_lanes<8>(shift_next[c % FORESEEN], shift_ptr, i0 * 4096 + column);
+                    load_lanes<LANES>(scale_next[c % FORESEEN], scale_ptr, i0 * 4096 + column);
+                    load_lanes<LANES>(shift_next[c % FORESEEN], shift_ptr, i0 * 4096 + column);
                 }
             }
             float scale[LANES];
@@ -221,11 +230,11 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = modulated_layer_norm_2(x[v], mean, rstd, scale[v], shift[v]);
+                result_0[v] = result_of_modulated_layer_norm(x[v], mean, rstd, scale[v], shift[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
-            store_lanes<8>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
+            store_lanes<LANES>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
         }
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;

@@ -1,5 +1,6 @@
 // modulated_rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0 * 4096, block 192, 96 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per thread.
+// Grid x_dim0 * 4096, block 192, 96 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per
+// thread.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -26,6 +27,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// modulated in normalization.py; its first line is 0:
+//    8: return scaled if shift is None else scaled + shift
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -34,16 +40,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float modulated_rms_norm_0(float x) {
-    return x * x;                                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float elements_of_modulated_rms_norm(float x) {
+    return x * x;                                                                     // rms_normalized, line 19
 }
 
-__device__ __forceinline__ float modulated_rms_norm_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_modulated_rms_norm(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
 }
 
-__device__ __forceinline__ float modulated_rms_norm_1(float x, float rstd, float scale, float shift) {
-    return x * rstd * (1.0f + scale) + shift;                                         // line 8: return scaled if shift is None else scaled + shift
+__device__ __forceinline__ float result_of_modulated_rms_norm(float x, float rstd, float scale, float shift) {
+    return x * rstd * (1.0f + scale) + shift;                                         // modulated, line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -78,7 +84,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(192, 5)
-fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
+fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0,
+        double eps) {
     const Index column_count = 4096;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
@@ -93,9 +100,9 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<8>(x_raw[c], x_ptr, i0 * 16777216 + i1 * 4096 + column);
-        load_lanes<8>(scale_raw[c], scale_ptr, i0 * 4096 + column);
-        load_lanes<8>(shift_raw[c], shift_ptr, i0 * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, i0 * 16777216 + i1 * 4096 + column);
+        load_lanes<LANES>(scale_raw[c], scale_ptr, i0 * 4096 + column);
+        load_lanes<LANES>(shift_raw[c], shift_ptr, i0 * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -108,7 +115,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = modulated_rms_norm_0(x[v]);
+            squares_part[v] = elements_of_modulated_rms_norm(x[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -123,7 +130,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes out.
-    const float rstd = modulated_rms_norm_row_1(squares, eps);
+    const float rstd = rstd_of_modulated_rms_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -137,10 +144,10 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = modulated_rms_norm_1(x[v], rstd, scale[v], shift[v]);
+            result_0[v] = result_of_modulated_rms_norm(x[v], rstd, scale[v], shift[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
     }
 }

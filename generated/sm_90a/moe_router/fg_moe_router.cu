@@ -24,6 +24,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// moe_router in selection.py; its first line is 0:
+//   42: values, indices = wide.topk(k)
+//   43: weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).ex…
+//   46: return (scale * weights).to(logits.dtype), indices
+
 __device__ __forceinline__ i64 amin_i64_identity() {
     return 9223372036854775807LL;
 }
@@ -32,98 +37,102 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void moe_router_0(float logits, i64 coordinate, i64& smallest_part, i64& bitwise_xor_value) {
-    const i64 bitwise_xor_1 = sort_key(logits, coordinate) ^ -4294967296LL;           // line 42: values, indices = wide.topk(k)
-    smallest_part = bitwise_xor_1;
-    bitwise_xor_value = bitwise_xor_1;
+__device__ __forceinline__ void elements_of_moe_router(float logits, i64 coordinate, i64& smallest_part, i64& bits) {
+    const i64 bits_2 = sort_key(logits, coordinate) ^ -4294967296LL;                  // line 42
+    smallest_part = bits_2;
+    bits = bits_2;
 }
 
-__device__ __forceinline__ i64 moe_router_row_1(i64 smallest) {
-    return shift_right(smallest & 4294967295LL, 1LL);                                 // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_of_moe_router(i64 smallest) {
+    return shift_right(smallest & 4294967295LL, 1LL);                                 // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_1(i64 bitwise_xor_value, i64 smallest) {
-    return bitwise_xor_value > smallest ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_of_moe_router(i64 bits, i64 smallest) {
+    return bits > smallest ? bits : 9187343248425746432LL;                            // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_row_2(i64 smallest_2) {
-    return shift_right(smallest_2 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_2_of_moe_router(i64 smallest_2) {
+    return shift_right(smallest_2 & 4294967295LL, 1LL);                               // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_2(i64 bitwise_xor_value, i64 smallest_2) {
-    return bitwise_xor_value > smallest_2 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_2_of_moe_router(i64 bits, i64 smallest_2) {
+    return bits > smallest_2 ? bits : 9187343248425746432LL;                          // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_row_3(i64 smallest_3) {
-    return shift_right(smallest_3 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_3_of_moe_router(i64 smallest_3) {
+    return shift_right(smallest_3 & 4294967295LL, 1LL);                               // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_3(i64 bitwise_xor_value, i64 smallest_3) {
-    return bitwise_xor_value > smallest_3 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_3_of_moe_router(i64 bits, i64 smallest_3) {
+    return bits > smallest_3 ? bits : 9187343248425746432LL;                          // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_row_4(i64 smallest_4) {
-    return shift_right(smallest_4 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_4_of_moe_router(i64 smallest_4) {
+    return shift_right(smallest_4 & 4294967295LL, 1LL);                               // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_4(i64 bitwise_xor_value, i64 smallest_4) {
-    return bitwise_xor_value > smallest_4 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_4_of_moe_router(i64 bits, i64 smallest_4) {
+    return bits > smallest_4 ? bits : 9187343248425746432LL;                          // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_row_5(i64 smallest_5) {
-    return shift_right(smallest_5 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_5_of_moe_router(i64 smallest_5) {
+    return shift_right(smallest_5 & 4294967295LL, 1LL);                               // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_5(i64 bitwise_xor_value, i64 smallest_5) {
-    return bitwise_xor_value > smallest_5 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_5_of_moe_router(i64 bits, i64 smallest_5) {
+    return bits > smallest_5 ? bits : 9187343248425746432LL;                          // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_row_6(i64 smallest_6) {
-    return shift_right(smallest_6 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_6_of_moe_router(i64 smallest_6) {
+    return shift_right(smallest_6 & 4294967295LL, 1LL);                               // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_6(i64 bitwise_xor_value, i64 smallest_6) {
-    return bitwise_xor_value > smallest_6 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_6_of_moe_router(i64 bits, i64 smallest_6) {
+    return bits > smallest_6 ? bits : 9187343248425746432LL;                          // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_row_7(i64 smallest_7) {
-    return shift_right(smallest_7 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 shifted_7_of_moe_router(i64 smallest_7) {
+    return shift_right(smallest_7 & 4294967295LL, 1LL);                               // line 42
 }
 
-__device__ __forceinline__ i64 moe_router_7(i64 bitwise_xor_value, i64 smallest_7) {
-    return bitwise_xor_value > smallest_7 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ i64 chosen_7_of_moe_router(i64 bits, i64 smallest_7) {
+    return bits > smallest_7 ? bits : 9187343248425746432LL;                          // line 42
 }
 
-__device__ __forceinline__ void moe_router_row_8(i64 smallest, i64 smallest_2, i64 smallest_3, i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& row_value_8, float& row_value_9, float& row_value_10, float& row_value_11, float& row_value_12, float& row_value_13, float& row_value_14, float& row_value_15, i64& row_value_16) {
-    const float sorted_value_1 = sorted_value(smallest ^ -4294967296LL);              // line 42: values, indices = wide.topk(k)
-    const float sorted_value_2 = sorted_value(smallest_2 ^ -4294967296LL);
-    const float sorted_value_3 = sorted_value(smallest_3 ^ -4294967296LL);
-    const float sorted_value_4 = sorted_value(smallest_4 ^ -4294967296LL);
-    const float maximum_1 = maximum(maximum(maximum(sorted_value_1, sorted_value_2), sorted_value_3), sorted_value_4);  // line 43: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
-    const float sorted_value_5 = sorted_value(smallest_5 ^ -4294967296LL);            // line 42: values, indices = wide.topk(k)
-    const float sorted_value_6 = sorted_value(smallest_6 ^ -4294967296LL);
-    const float sorted_value_7 = sorted_value(smallest_7 ^ -4294967296LL);
-    const float maximum_2 = maximum(maximum(maximum(maximum_1, sorted_value_5), sorted_value_6), sorted_value_7);  // line 43: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
-    const float sorted_value_8 = sorted_value(smallest_8 ^ -4294967296LL);            // line 42: values, indices = wide.topk(k)
-    const float maximum_3 = maximum(maximum_2, sorted_value_8);                       // line 43: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
-    const float exp_1 = fast_exp(sorted_value_1 - maximum_3);
-    const float exp_2 = fast_exp(sorted_value_2 - maximum_3);
-    const float exp_3 = fast_exp(sorted_value_3 - maximum_3);
-    const float exp_4 = fast_exp(sorted_value_4 - maximum_3);
-    const float exp_5 = fast_exp(sorted_value_5 - maximum_3);
-    const float exp_6 = fast_exp(sorted_value_6 - maximum_3);
-    const float exp_7 = fast_exp(sorted_value_7 - maximum_3);
-    const float exp_8 = fast_exp(sorted_value_8 - maximum_3);
-    const float add_1 = exp_1 + exp_2 + exp_3 + exp_4 + exp_5 + exp_6 + exp_7 + exp_8;
-    row_value_8 = scale * fast_divide(exp_1, add_1);                                  // line 46: return (scale * weights).to(logits.dtype), indices
-    row_value_9 = scale * fast_divide(exp_2, add_1);
-    row_value_10 = scale * fast_divide(exp_3, add_1);
-    row_value_11 = scale * fast_divide(exp_4, add_1);
-    row_value_12 = scale * fast_divide(exp_5, add_1);
-    row_value_13 = scale * fast_divide(exp_6, add_1);
-    row_value_14 = scale * fast_divide(exp_7, add_1);
-    row_value_15 = scale * fast_divide(exp_8, add_1);
-    row_value_16 = shift_right(smallest_8 & 4294967295LL, 1LL);                       // line 42: values, indices = wide.topk(k)
+__device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 smallest_2, i64 smallest_3,
+        i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& product,
+        float& product_2, float& product_3, float& product_4, float& product_5, float& product_6, float& product_7,
+        float& product_8, i64& shifted_8) {
+    const float element = sorted_value(smallest ^ -4294967296LL);                     // line 42
+    const float element_2 = sorted_value(smallest_2 ^ -4294967296LL);
+    const float element_3 = sorted_value(smallest_3 ^ -4294967296LL);
+    const float element_4 = sorted_value(smallest_4 ^ -4294967296LL);
+    const float element_5 = sorted_value(smallest_5 ^ -4294967296LL);
+    const float larger = maximum(maximum(maximum(element, element_2), element_3), element_4);  // line 43
+    const float element_6 = sorted_value(smallest_6 ^ -4294967296LL);                 // line 42
+    const float element_7 = sorted_value(smallest_7 ^ -4294967296LL);
+    const float element_8 = sorted_value(smallest_8 ^ -4294967296LL);
+    const float larger_2 = maximum(maximum(maximum(larger, element_5), element_6), element_7);  // line 43
+    const float larger_3 = maximum(larger_2, element_8);
+    const float exponential = fast_exp(element - larger_3);
+    const float exponential_2 = fast_exp(element_2 - larger_3);
+    const float exponential_3 = fast_exp(element_3 - larger_3);
+    const float exponential_4 = fast_exp(element_4 - larger_3);
+    const float exponential_5 = fast_exp(element_5 - larger_3);
+    const float exponential_6 = fast_exp(element_6 - larger_3);
+    const float sum = exponential + exponential_2 + exponential_3 + exponential_4 + exponential_5;
+    const float exponential_7 = fast_exp(element_7 - larger_3);
+    const float exponential_8 = fast_exp(element_8 - larger_3);
+    const float sum_2 = sum + exponential_6 + exponential_7 + exponential_8;
+    product = scale * fast_divide(exponential, sum_2);                                // line 46
+    product_2 = scale * fast_divide(exponential_2, sum_2);
+    product_3 = scale * fast_divide(exponential_3, sum_2);
+    product_4 = scale * fast_divide(exponential_4, sum_2);
+    product_5 = scale * fast_divide(exponential_5, sum_2);
+    product_6 = scale * fast_divide(exponential_6, sum_2);
+    product_7 = scale * fast_divide(exponential_7, sum_2);
+    product_8 = scale * fast_divide(exponential_8, sum_2);
+    shifted_8 = shift_right(smallest_8 & 4294967295LL, 1LL);                          // line 42
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -155,15 +164,15 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest; stores bitwise_xor_value for later phases.
+    // Phase 1 of 9: reduces each row to smallest; stores bits for later phases.
     bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<8>(logits_raw[c], logits_ptr, row * 64 + column);
+        load_lanes<LANES>(logits_raw[c], logits_ptr, row * 64 + column);
     }
-    i64 bitwise_xor_value_kept[CHUNKS][LANES];
+    i64 bits_kept[CHUNKS][LANES];
     i64 smallest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_of[k] = amin_i64_identity();
 #pragma unroll
@@ -173,12 +182,12 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
         float logits[LANES];
         widen_vec(logits_raw[c], logits);
         i64 smallest_part[LANES];
-        i64 bitwise_xor_value[LANES];
+        i64 bits[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            moe_router_0(logits[v], column + v, smallest_part[v], bitwise_xor_value[v]);
+            elements_of_moe_router(logits[v], column + v, smallest_part[v], bits[v]);
             smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part[v]);
-            bitwise_xor_value_kept[c][v] = bitwise_xor_value[v];
+            bits_kept[c][v] = bits[v];
         }
     }
 #pragma unroll
@@ -189,19 +198,19 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     i64 smallest = smallest_of[0];
     smallest = row_amin_i64(smallest);
 
-    // Phase 2 of 9: computes row_value; reduces each row to smallest_2; writes out_1.
-    const i64 row_value = moe_router_row_1(smallest);
+    // Phase 2 of 9: computes shifted; reduces each row to smallest_2; writes out_1.
+    const i64 shifted = shifted_of_moe_router(smallest);
     i64 smallest_2_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_2_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_2_part[v] = moe_router_1(bitwise_xor_value[v], smallest);
+            smallest_2_part[v] = chosen_of_moe_router(bits[v], smallest);
             smallest_2_of[v % SUMS] = amin_i64_combine(smallest_2_of[v % SUMS], smallest_2_part[v]);
         }
     }
@@ -214,23 +223,23 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_2 = row_amin_i64(smallest_2);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value, narrowed);
+        narrow(shifted, narrowed);
         store(out_1_ptr, row * 8, narrowed);
     }
 
-    // Phase 3 of 9: computes row_value_2; reduces each row to smallest_3; writes out_1.
-    const i64 row_value_2 = moe_router_row_2(smallest_2);
+    // Phase 3 of 9: computes shifted_2; reduces each row to smallest_3; writes out_1.
+    const i64 shifted_2 = shifted_2_of_moe_router(smallest_2);
     i64 smallest_3_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_3_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_3_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_3_part[v] = moe_router_2(bitwise_xor_value[v], smallest_2);
+            smallest_3_part[v] = chosen_2_of_moe_router(bits[v], smallest_2);
             smallest_3_of[v % SUMS] = amin_i64_combine(smallest_3_of[v % SUMS], smallest_3_part[v]);
         }
     }
@@ -243,23 +252,23 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_3 = row_amin_i64(smallest_3);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_2, narrowed);
+        narrow(shifted_2, narrowed);
         store(out_1_ptr, row * 8 + 1, narrowed);
     }
 
-    // Phase 4 of 9: computes row_value_3; reduces each row to smallest_4; writes out_1.
-    const i64 row_value_3 = moe_router_row_3(smallest_3);
+    // Phase 4 of 9: computes shifted_3; reduces each row to smallest_4; writes out_1.
+    const i64 shifted_3 = shifted_3_of_moe_router(smallest_3);
     i64 smallest_4_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_4_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_4_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_4_part[v] = moe_router_3(bitwise_xor_value[v], smallest_3);
+            smallest_4_part[v] = chosen_3_of_moe_router(bits[v], smallest_3);
             smallest_4_of[v % SUMS] = amin_i64_combine(smallest_4_of[v % SUMS], smallest_4_part[v]);
         }
     }
@@ -272,23 +281,23 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_4 = row_amin_i64(smallest_4);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_3, narrowed);
+        narrow(shifted_3, narrowed);
         store(out_1_ptr, row * 8 + 2, narrowed);
     }
 
-    // Phase 5 of 9: computes row_value_4; reduces each row to smallest_5; writes out_1.
-    const i64 row_value_4 = moe_router_row_4(smallest_4);
+    // Phase 5 of 9: computes shifted_4; reduces each row to smallest_5; writes out_1.
+    const i64 shifted_4 = shifted_4_of_moe_router(smallest_4);
     i64 smallest_5_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_5_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_5_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_5_part[v] = moe_router_4(bitwise_xor_value[v], smallest_4);
+            smallest_5_part[v] = chosen_4_of_moe_router(bits[v], smallest_4);
             smallest_5_of[v % SUMS] = amin_i64_combine(smallest_5_of[v % SUMS], smallest_5_part[v]);
         }
     }
@@ -301,23 +310,23 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_5 = row_amin_i64(smallest_5);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_4, narrowed);
+        narrow(shifted_4, narrowed);
         store(out_1_ptr, row * 8 + 3, narrowed);
     }
 
-    // Phase 6 of 9: computes row_value_5; reduces each row to smallest_6; writes out_1.
-    const i64 row_value_5 = moe_router_row_5(smallest_5);
+    // Phase 6 of 9: computes shifted_5; reduces each row to smallest_6; writes out_1.
+    const i64 shifted_5 = shifted_5_of_moe_router(smallest_5);
     i64 smallest_6_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_6_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_6_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_6_part[v] = moe_router_5(bitwise_xor_value[v], smallest_5);
+            smallest_6_part[v] = chosen_5_of_moe_router(bits[v], smallest_5);
             smallest_6_of[v % SUMS] = amin_i64_combine(smallest_6_of[v % SUMS], smallest_6_part[v]);
         }
     }
@@ -330,23 +339,23 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_6 = row_amin_i64(smallest_6);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_5, narrowed);
+        narrow(shifted_5, narrowed);
         store(out_1_ptr, row * 8 + 4, narrowed);
     }
 
-    // Phase 7 of 9: computes row_value_6; reduces each row to smallest_7; writes out_1.
-    const i64 row_value_6 = moe_router_row_6(smallest_6);
+    // Phase 7 of 9: computes shifted_6; reduces each row to smallest_7; writes out_1.
+    const i64 shifted_6 = shifted_6_of_moe_router(smallest_6);
     i64 smallest_7_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_7_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_7_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_7_part[v] = moe_router_6(bitwise_xor_value[v], smallest_6);
+            smallest_7_part[v] = chosen_6_of_moe_router(bits[v], smallest_6);
             smallest_7_of[v % SUMS] = amin_i64_combine(smallest_7_of[v % SUMS], smallest_7_part[v]);
         }
     }
@@ -359,23 +368,23 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_7 = row_amin_i64(smallest_7);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_6, narrowed);
+        narrow(shifted_6, narrowed);
         store(out_1_ptr, row * 8 + 5, narrowed);
     }
 
-    // Phase 8 of 9: computes row_value_7; reduces each row to smallest_8; writes out_1.
-    const i64 row_value_7 = moe_router_row_7(smallest_7);
+    // Phase 8 of 9: computes shifted_7; reduces each row to smallest_8; writes out_1.
+    const i64 shifted_7 = shifted_7_of_moe_router(smallest_7);
     i64 smallest_8_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_8_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_8_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_8_part[v] = moe_router_7(bitwise_xor_value[v], smallest_7);
+            smallest_8_part[v] = chosen_7_of_moe_router(bits[v], smallest_7);
             smallest_8_of[v % SUMS] = amin_i64_combine(smallest_8_of[v % SUMS], smallest_8_part[v]);
         }
     }
@@ -388,64 +397,67 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     smallest_8 = row_amin_i64(smallest_8);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_7, narrowed);
+        narrow(shifted_7, narrowed);
         store(out_1_ptr, row * 8 + 6, narrowed);
     }
 
-    // Phase 9 of 9: computes row_value_8, row_value_9, row_value_10, row_value_11, row_value_12, row_value_13, row_value_14, row_value_15, row_value_16; writes out_0, out_1.
-    float row_value_8;
-    float row_value_9;
-    float row_value_10;
-    float row_value_11;
-    float row_value_12;
-    float row_value_13;
-    float row_value_14;
-    float row_value_15;
-    i64 row_value_16;
-    moe_router_row_8(smallest, smallest_2, smallest_3, smallest_4, smallest_5, smallest_6, smallest_7, scale, smallest_8, row_value_8, row_value_9, row_value_10, row_value_11, row_value_12, row_value_13, row_value_14, row_value_15, row_value_16);
+    // Phase 9 of 9: computes product, product_2, product_3, product_4, product_5, product_6, product_7, product_8,
+    // shifted_8; writes out_0, out_1.
+    float product;
+    float product_2;
+    float product_3;
+    float product_4;
+    float product_5;
+    float product_6;
+    float product_7;
+    float product_8;
+    i64 shifted_8;
+    values_of_row_of_moe_router(smallest, smallest_2, smallest_3, smallest_4, smallest_5, smallest_6, smallest_7,
+            scale, smallest_8, product, product_2, product_3, product_4, product_5, product_6, product_7, product_8,
+            shifted_8);
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_8, narrowed);
+        narrow(product, narrowed);
         store(out_0_ptr, row * 8, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_9, narrowed);
+        narrow(product_2, narrowed);
         store(out_0_ptr, row * 8 + 1, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_10, narrowed);
+        narrow(product_3, narrowed);
         store(out_0_ptr, row * 8 + 2, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_11, narrowed);
+        narrow(product_4, narrowed);
         store(out_0_ptr, row * 8 + 3, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_12, narrowed);
+        narrow(product_5, narrowed);
         store(out_0_ptr, row * 8 + 4, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_13, narrowed);
+        narrow(product_6, narrowed);
         store(out_0_ptr, row * 8 + 5, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_14, narrowed);
+        narrow(product_7, narrowed);
         store(out_0_ptr, row * 8 + 6, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_15, narrowed);
+        narrow(product_8, narrowed);
         store(out_0_ptr, row * 8 + 7, narrowed);
     }
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_16, narrowed);
+        narrow(shifted_8, narrowed);
         store(out_1_ptr, row * 8 + 7, narrowed);
     }
 }

@@ -1,6 +1,7 @@
 // paged_attention: attention, few queries, keys and values in pages, emitted by fusegen for sm_90a.
 // Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
-// Reads (196736 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes 131072.
+// Reads (196736 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes
+// 131072.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
@@ -44,6 +45,16 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// seen in attention.py; its first line is 0:
+//    9: found = key <= query if is_causal else None
+// with_cache in attention.py; its first line is 0:
+//   27: scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+//   31: return torch.where(position >= 0, result, 0.0).to(v.dtype)
+// weights_of in attention.py; its first line is 0:
+//    3: return torch.softmax(scores, -1)
+// positions_of in attention.py; its first line is 0:
+//    4: return query[:, None] if is_at_start else query[:, None] + offset, key
+
 // Operands that the math loads.
 struct Operands {
     const i64* page_table_ptr;
@@ -52,7 +63,8 @@ struct Operands {
 };
 
 __device__ __forceinline__ float paged_attention_score(float product, i64 key, i64 lengths) {
-    return key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 27: scores = scores if visible is None else torch.where(visible, scores, -m…
+    const bool found = key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL));  // seen, line 9
+    return found ? product : -bit_cast<float>(0x7f800000u);                           // with_cache, line 27
 }
 
 // Operands of score that are loaded ahead of its call.
@@ -67,7 +79,8 @@ __device__ __forceinline__ void load_score(const Operands& operands, i32 batch, 
 }
 
 // Scores two neighbouring keys.
-__device__ __forceinline__ void score(const Operands& operands, const Loaded& loaded, const float (&product)[2], i32 batch,
+__device__ __forceinline__ void score(const Operands& operands, const Loaded& loaded, const float (&product)[2],
+        i32 batch,
                                       i32 head, i32 query, i32 key, float (&s)[2]) {
     const i64 lengths = loaded.lengths;
 #pragma unroll
@@ -88,31 +101,32 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The row max; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // line 3: return torch.softmax(scores, -1)
+    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // weights_of, line 3
 }
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // line 3: return torch.softmax(scores, -1)
+    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // weights_of, line 3
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
+    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // weights_of, line 3
 }
 
-__device__ __forceinline__ float paged_attention_finish(float total, i64 lengths_2, float mass) {
-    const bool ge_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), 8192LL), 1LL)) >= 0LL;  // line 31: return torch.where(position >= 0, result, 0.0).to(v.dtype)
-    return ge_1 ? total * fast_divide(1.0f, mass) : 0.0f;
+__device__ __forceinline__ float paged_attention_finish(float total, i64 lengths_other, float mass) {
+    const i64 sum = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_other, 0LL), 8192LL), 1LL));  // positions_of, line 4
+    return sum >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                       // with_cache, line 31
 }
 
 // Finishes two neighbouring channels of a query.
-__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch, i32 head,
+__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
+        i32 head,
                                        i32 query, i32 channel, bf16 (&out)[2]) {
-    const i64 lengths_2 = widen(load_once(operands.lengths_ptr, batch));
+    const i64 lengths_other = widen(load_once(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_finish(total[v], lengths_2, mass);
+    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_finish(total[v], lengths_other, mass);
     narrow_vec(result, out);
 }
 
@@ -179,7 +193,8 @@ constexpr i32 BLOCK_SUMS = MASSES + 4 * WARPS * SLAB;
 constexpr i32 BLOCK_PEAKS = BLOCK_SUMS + 4 * ROWS * PITCH, BLOCK_MASSES = BLOCK_PEAKS + 4 * ROWS;
 static_assert(sizeof(SharedMemory) <= 101376 && BLOCK_MASSES + 4 * ROWS <= 101376, "the launch reserves what the kernel uses");
 
-// Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its opposite.
+// Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its
+// opposite.
 struct Cursor {
     i32 stage = 0;
     u32 phase = 0;
@@ -197,12 +212,14 @@ struct Work {
     i32 batch, kv_head, query;
 
     __device__ __forceinline__ Work(i32 index, i32 kv_heads, i32 query_tiles)
-        : batch(index / query_tiles / kv_heads), kv_head(index / query_tiles % kv_heads), query(index % query_tiles * QUERIES) {}
+        : batch(index / query_tiles / kv_heads), kv_head(index / query_tiles % kv_heads),
+                query(index % query_tiles * QUERIES) {}
 
     __device__ __forceinline__ i32 head_of(i32 row) const { return kv_head * SHARING + min(row, ROWS - 1) / QUERIES; }
 
     // Rows past the last query are computed like it and never stored.
-    __device__ __forceinline__ i32 query_of(i32 row, i32 queries) const { return min(query + row % QUERIES, queries - 1); }
+    __device__ __forceinline__ i32 query_of(i32 row,
+            i32 queries) const { return min(query + row % QUERIES, queries - 1); }
 };
 
 // Statistics of a thread's two rows. `mass`, the row sum, covers this thread's keys only until the rows are finished.
@@ -232,7 +249,8 @@ constexpr i32 BOX = 16;  // keys of a box
 constexpr i32 BOXES = TILE_K / BOX;  // of a tile
 static_assert(TILE_K % BOX == 0 && BOX % 8 == 0 && 32 % BOXES == 0, "whole boxes, whole rows of the swizzle, whole tiles of a warp");
 
-// The keys of a sequence that are read. Later ones come from the page `past`, past the last one, which arrives as zeros.
+// The keys of a sequence that are read. Later ones come from the page `past`, past the last one, which arrives as
+// zeros.
 struct Pages {
     i32 batch, keys, page_size, past;
 
@@ -268,9 +286,11 @@ __device__ __forceinline__ void barriers_init(SharedMemory& shared) {
     mbarrier_init_fence();
 }
 
-// Loads the tiles of this block in the order of the consumers. Each lane reads the page of one box of the next few tiles.
+// Loads the tiles of this block in the order of the consumers. Each lane reads the page of one box of the next few
+// tiles.
 __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q_map, const TensorMap& k_map,
-                                        const TensorMap& v_map, const Operands& operands, const Work& work, const Pages& pages,
+                                        const TensorMap& v_map, const Operands& operands, const Work& work,
+                                                const Pages& pages,
                                         i32 first_tile, i32 key_tiles) {
     constexpr i32 AHEAD = 32 / BOXES;  // tiles whose pages the warp reads at once
     if (lane_id() == 0) load_tile(shared.q, shared.q_full, q_map, work.batch, work.kv_head * SHARING, work.query, ROWS);
@@ -327,9 +347,11 @@ __device__ __forceinline__ u32 present_halves(i32 key, i32 present) {
     return (key < present ? 0xffffu : 0u) | (key + 1 < present ? 0xffff0000u : 0u);
 }
 
-// Adds the values of this warp's 16 keys, weighted. PARTIAL: those of keys from `present` on are 0, whatever the memory holds.
+// Adds the values of this warp's 16 keys, weighted. PARTIAL: those of keys from `present` on are 0, whatever the memory
+// holds.
 template <bool PARTIAL>
-__device__ __forceinline__ void multiply_values(float (&acc)[2 * VALUE_SLABS][4], const u32 (&weights)[4], u32 tile, i32 first_key,
+__device__ __forceinline__ void multiply_values(float (&acc)[2 * VALUE_SLABS][4], const u32 (&weights)[4], u32 tile,
+        i32 first_key,
                                                 i32 present) {
     const i32 own_key = first_key + lane_id() % 4 * 2;
     const u32 halves[2] = {present_halves(own_key, present), present_halves(own_key + OCTET, present)};
@@ -351,7 +373,8 @@ __device__ __forceinline__ void multiply_values(float (&acc)[2 * VALUE_SLABS][4]
 __device__ __forceinline__ i32 scored_key(i32 key, i32 keys) { return key < keys ? key : (keys - 1) & ~1; }
 
 // Loads the operands of the scores of a tile, while the one before it is computed.
-__device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operands& operands, const Work& work, i32 first_row,
+__device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operands& operands, const Work& work,
+        i32 first_row,
                                             i32 first_key, i32 queries, i32 keys) {
 #pragma unroll
     for (i32 octet = 0; octet < 2; ++octet) {
@@ -364,9 +387,11 @@ __device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operan
     }
 }
 
-// Turns q . k^T into weights, in place; keys past the last one have weight 0. `carried` is the rescale factor of the sums.
+// Turns q . k^T into weights, in place; keys past the last one have weight 0. `carried` is the rescale factor of the
+// sums.
 __device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carried)[2], const Loaded (&loaded)[2][2],
-                                      const Operands& operands, const Work& work, i32 first_row, i32 first_key, i32 queries, i32 keys) {
+                                      const Operands& operands, const Work& work, i32 first_row, i32 first_key,
+                                              i32 queries, i32 keys) {
     const float old_peak[2] = {rows.peak[0], rows.peak[1]};
 #pragma unroll
     for (i32 octet = 0; octet < 2; ++octet) {
@@ -376,7 +401,8 @@ __device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carr
             const i32 at = first_row + row * OCTET;
             const float product[2] = {s[octet][2 * row], s[octet][2 * row + 1]};
             float scored[2];
-            score(operands, loaded[octet][row], product, work.batch, work.head_of(at), work.query_of(at, queries), key, scored);
+            score(operands, loaded[octet][row], product, work.batch, work.head_of(at), work.query_of(at, queries), key,
+                    scored);
 #pragma unroll
             for (i32 j = 0; j < 2; ++j) s[octet][2 * row + j] = own + j < keys ? scored[j] : peak_identity();
             rows.peak[row] = peak_combine(rows.peak[row], peak_combine(s[octet][2 * row], s[octet][2 * row + 1]));
@@ -407,7 +433,8 @@ __device__ __forceinline__ void release(u64& empty) {
 }
 
 // Adds up the values of this warp's keys in all tiles of the block.
-__device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * VALUE_SLABS][4], Rows& rows, const Operands& operands,
+__device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * VALUE_SLABS][4], Rows& rows,
+        const Operands& operands,
                                         const Work& work, i32 first_tile, i32 key_tiles, i32 queries, i32 keys) {
     const i32 keys_with_values = i32(min(i64(keys), present_keys(operands, work.batch, work.kv_head * SHARING, 0)));
     const i32 row_slab = warp_id() / KEY_SLABS, key_slab = warp_id() % KEY_SLABS;
@@ -423,7 +450,8 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
         ldmatrix(q[step], unit_address<TILE_ROWS>(shared_address(shared.q), row, 2 * step + matrix / 2));
     }
     Loaded loaded[2][2];
-    if (first_tile < key_tiles) load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries, keys);
+    if (first_tile < key_tiles) load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries,
+            keys);
     Cursor ring;
     for (i32 tile = first_tile; tile < key_tiles; tile += SPLITS) {
         float s[2][4] = {};
@@ -509,7 +537,8 @@ __device__ __forceinline__ Joined join_warps(i32 row, i32 channel) {
 }
 
 // Finishes and stores the rows; the blocks of a cluster take turns.
-__device__ __forceinline__ void finish_rows(bf16* out, const Operands& operands, const Work& work, i32 rank, i32 queries) {
+__device__ __forceinline__ void finish_rows(bf16* out, const Operands& operands, const Work& work, i32 rank,
+        i32 queries) {
     for (i32 i = rank * THREADS + thread_id(); i < ROWS * VALUE_DIM / 2; i += SPLITS * THREADS) {
         const i32 row = i / (VALUE_DIM / 2), channel = i % (VALUE_DIM / 2) * 2;
         if (work.query + row % QUERIES >= queries) continue;
@@ -541,7 +570,8 @@ fg_paged_attention(
     i64 seen = 0;
 #pragma unroll
     for (i32 head = 0; head < SHARING; ++head) {
-        const i64 of_head = seen_keys(operands, work.batch, work.kv_head * SHARING + head, min(work.query + QUERIES, i32(queries)) - 1);
+        const i64 of_head = seen_keys(operands, work.batch, work.kv_head * SHARING + head,
+                min(work.query + QUERIES, i32(queries)) - 1);
         if (of_head > seen) seen = of_head;
     }
     key_tiles = i32(min(i64(key_tiles), (seen + TILE_K - 1) / TILE_K));

@@ -27,6 +27,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// poly_norm in normalization.py; its first line is 0:
+//    9: powers = (wide * wide * wide, wide * wide, wide)
+//   11: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
+// reciprocal_rms in normalization.py; its first line is 0:
+//    2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -35,23 +41,26 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void poly_norm_0(float x, float& squares_part, float& squares_2_part, float& squares_3_part) {
-    const float mul_1 = x * x;                                                        // line 9: powers = (wide * wide * wide, wide * wide, wide)
-    squares_part = mul_1 * x * (mul_1 * x);                                           // line 2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is …
-    squares_2_part = mul_1 * mul_1;
-    squares_3_part = mul_1;                                                           // line 9: powers = (wide * wide * wide, wide * wide, wide)
+__device__ __forceinline__ void elements_of_poly_norm(float x, float& squares_part, float& squares_2_part,
+        float& squares_3_part) {
+    const float product = x * x;                                                      // poly_norm, line 9
+    squares_part = product * x * (product * x);                                       // reciprocal_rms, line 2
+    squares_2_part = product * product;
+    squares_3_part = product;                                                         // poly_norm, line 9
 }
 
-__device__ __forceinline__ void poly_norm_row_1(float squares, float eps, float squares_2, float squares_3, float& rstd, float& rstd_2, float& rstd_3) {
-    rstd = fast_rsqrt(squares * 0.000244140625f + eps);                               // line 2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is …
+__device__ __forceinline__ void values_of_row_of_poly_norm(float squares, float eps, float squares_2, float squares_3,
+        float& rstd, float& rstd_2, float& rstd_3) {
+    rstd = fast_rsqrt(squares * 0.000244140625f + eps);                               // reciprocal_rms, line 2
     rstd_2 = fast_rsqrt(squares_2 * 0.000244140625f + eps);
     rstd_3 = fast_rsqrt(squares_3 * 0.000244140625f + eps);
 }
 
-__device__ __forceinline__ float poly_norm_1(float x, float weight, float rstd, float weight_2, float rstd_2, float weight_3, float rstd_3, float bias) {
-    const float mul_1 = x * x;                                                        // line 9: powers = (wide * wide * wide, wide * wide, wide)
-    const float add_1 = weight * (mul_1 * x) * rstd + weight_2 * mul_1 * rstd_2 + weight_3 * x * rstd_3;  // line 11: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
-    return add_1 + bias;
+__device__ __forceinline__ float result_of_poly_norm(float x, float weight, float rstd, float weight_other,
+        float rstd_2, float weight_other_2, float rstd_3, float bias) {
+    const float product = x * x;                                                      // poly_norm, line 9
+    const float sum = weight * (product * x) * rstd + weight_other * product * rstd_2;  // poly_norm, line 11
+    return sum + weight_other_2 * x * rstd_3 + bias;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -90,14 +99,14 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
 
     // Phase 1 of 2: reduces each row to squares, squares_2, squares_3.
     const float weight = widen(load(weight_ptr, 0));
-    const float weight_2 = widen(load(weight_ptr, 1));
-    const float weight_3 = widen(load(weight_ptr, 2));
+    const float weight_other = widen(load(weight_ptr, 1));
+    const float weight_other_2 = widen(load(weight_ptr, 2));
     const float bias = widen(load(bias_ptr, 0));
     bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -114,7 +123,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         float squares_3_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            poly_norm_0(x[v], squares_part[v], squares_2_part[v], squares_3_part[v]);
+            elements_of_poly_norm(x[v], squares_part[v], squares_2_part[v], squares_3_part[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
             squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part[v]);
             squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part[v]);
@@ -150,7 +159,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     float rstd;
     float rstd_2;
     float rstd_3;
-    poly_norm_row_1(squares, eps, squares_2, squares_3, rstd, rstd_2, rstd_3);
+    values_of_row_of_poly_norm(squares, eps, squares_2, squares_3, rstd, rstd_2, rstd_3);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -159,10 +168,10 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = poly_norm_1(x[v], weight, rstd, weight_2, rstd_2, weight_3, rstd_3, bias);
+            result_0[v] = result_of_poly_norm(x[v], weight, rstd, weight_other, rstd_2, weight_other_2, rstd_3, bias);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
     }
 }

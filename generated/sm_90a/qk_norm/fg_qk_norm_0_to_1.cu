@@ -1,8 +1,10 @@
 // qk_norm_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements per thread.
+// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements per
+// thread.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 // qk_norm_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements per thread.
+// Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements per
+// thread.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
 #include "../primitives/types.cuh"
 #include "../primitives/block_count.cuh"
@@ -25,6 +27,9 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -33,16 +38,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float qk_norm_0_0(float q) {
-    return q * q;                                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float elements_of_qk_norm_0(float q) {
+    return q * q;                                                                     // line 19
 }
 
-__device__ __forceinline__ float qk_norm_0_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_qk_norm_0(float squares, float eps) {
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19
 }
 
-__device__ __forceinline__ float qk_norm_0_1(float q, float rstd, float q_weight) {
-    return q * rstd * q_weight;                                                       // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float result_of_qk_norm_0(float q, float rstd, float q_weight) {
+    return q * rstd * q_weight;                                                       // line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -63,7 +68,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const bf16* q_weight_ptr,
+        bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
     const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -79,7 +85,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, co
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<8>(q_raw[c], q_ptr, row * 128 + column);
+        load_lanes<LANES>(q_raw[c], q_ptr, row * 128 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -92,7 +98,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, co
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = qk_norm_0_0(q[v]);
+            squares_part[v] = elements_of_qk_norm_0(q[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -105,13 +111,13 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, co
     squares = row_sum_f32(squares);
 
     // Phase 2 of 2: computes rstd; writes out_0.
-    const float rstd = qk_norm_0_row_1(squares, eps);
+    const float rstd = rstd_of_qk_norm_0(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         bf16 q_weight_raw[LANES];
-        load_lanes<8>(q_weight_raw, q_weight_ptr, column);
+        load_lanes<LANES>(q_weight_raw, q_weight_ptr, column);
         float q_weight[LANES];
         widen_vec(q_weight_raw, q_weight);
         float q[LANES];
@@ -119,11 +125,11 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, co
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = qk_norm_0_1(q[v], rstd, q_weight[v]);
+            result_0[v] = result_of_qk_norm_0(q[v], rstd, q_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 128 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 128 + column, result_0_raw);
     }
 }
 }  // part_1
@@ -132,6 +138,9 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -140,16 +149,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float qk_norm_1_0(float k_) {
-    return k_ * k_;                                                                   // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float elements_of_qk_norm_1(float k_) {
+    return k_ * k_;                                                                   // line 19
 }
 
-__device__ __forceinline__ float qk_norm_1_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_qk_norm_1(float squares, float eps) {
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19
 }
 
-__device__ __forceinline__ float qk_norm_1_1(float k_, float rstd, float k_weight) {
-    return k_ * rstd * k_weight;                                                      // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float result_of_qk_norm_1(float k_, float rstd, float k_weight) {
+    return k_ * rstd * k_weight;                                                      // line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -170,7 +179,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const bf16* k_weight_ptr,
+        bf16* out_1_ptr, i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
     const Index row_count = k_dim1 * q_dim0 * q_dim2;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -186,7 +196,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, co
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<8>(k__raw[c], k_ptr, row * 128 + column);
+        load_lanes<LANES>(k__raw[c], k_ptr, row * 128 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -199,7 +209,7 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, co
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = qk_norm_1_0(k_[v]);
+            squares_part[v] = elements_of_qk_norm_1(k_[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -212,13 +222,13 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, co
     squares = row_sum_f32(squares);
 
     // Phase 2 of 2: computes rstd; writes out_1.
-    const float rstd = qk_norm_1_row_1(squares, eps);
+    const float rstd = rstd_of_qk_norm_1(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         bf16 k_weight_raw[LANES];
-        load_lanes<8>(k_weight_raw, k_weight_ptr, column);
+        load_lanes<LANES>(k_weight_raw, k_weight_ptr, column);
         float k_weight[LANES];
         widen_vec(k_weight_raw, k_weight);
         float k_[LANES];
@@ -226,11 +236,11 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, co
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = qk_norm_1_1(k_[v], rstd, k_weight[v]);
+            result_0[v] = result_of_qk_norm_1(k_[v], rstd, k_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_1_ptr, row * 128 + column, result_0_raw);
+        store_lanes<LANES>(out_1_ptr, row * 128 + column, result_0_raw);
     }
 }
 }  // part_2
@@ -239,9 +249,11 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, co
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_qk_norm_0_to_1(i64 blocks_1, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1, double eps) {
+fg_qk_norm_0_to_1(i64 blocks_1, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, const bf16* k_ptr,
+        const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1, double eps) {
     i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), q_ptr, q_weight_ptr, out_0_ptr, q_dim0, q_dim1, q_dim2, eps);
+    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), q_ptr, q_weight_ptr, out_0_ptr, q_dim0,
+            q_dim1, q_dim2, eps);
     block -= static_cast<i32>(blocks_1);
     blocks -= static_cast<i32>(blocks_1);
     part_2::run(block, blocks, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);

@@ -154,7 +154,8 @@ constexpr i32 BLOCKS_PER_SM = 1;
 constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not K-major.
+// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
+// K-major.
 constexpr i32 SLAB = 64;
 constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
@@ -238,13 +239,15 @@ __device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& share
 }
 
 // Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
+__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
+        i32 product) {
     bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
     tma_load_2d(tile, map, &shared.full[stage], k, col);
 }
 
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
-__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map_0, const TensorMap& b_map_1, const TensorMap& b_map_2,
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map_0, const TensorMap& b_map_1,
+        const TensorMap& b_map_2,
                                         SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
@@ -265,7 +268,8 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 }
 
 // Issues the wgmma of one stage.
-__device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared, i32 stage,
+__device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared,
+        i32 stage,
                                                i32 consumer, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
@@ -282,7 +286,8 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS
     wgmma_commit();
 }
 
-// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
+// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
+// busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
@@ -300,7 +305,8 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without branches keeps
+// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
+// branches keeps
 // many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
@@ -312,7 +318,8 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
-__device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+__device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        Tile tile,
                                             Place place, i64 rows, float (&y_0)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
@@ -325,7 +332,8 @@ __device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMUL
     }
 }
 
-// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
+// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
+// a
 // transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
@@ -355,7 +363,8 @@ __device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESU
 // INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
-__device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+__device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        Tile tile,
                                             Place place, i64 rows, float (&y_1)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
@@ -368,7 +377,8 @@ __device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMUL
     }
 }
 
-// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
+// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
+// a
 // transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
@@ -398,7 +408,8 @@ __device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESU
 // INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
-__device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+__device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        Tile tile,
                                             Place place, i64 rows, float (&y_2)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
@@ -411,7 +422,8 @@ __device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMUL
     }
 }
 
-// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
+// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
+// a
 // transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y_2(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
@@ -482,7 +494,8 @@ __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS
 }
 
 // Computes the tiles of this block.
-__device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_ptr, bf16* out_1_ptr, bf16* out_0_ptr, SharedMemory& shared,
+__device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
+        SharedMemory& shared,
                                         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
     Cursor cursor;
@@ -531,7 +544,8 @@ fg_qkv_linear(
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
-        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map_0, b_map_1, b_map_2, shared, schedule, static_cast<i32>(depth));
+        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map_0, b_map_1, b_map_2, shared, schedule,
+                static_cast<i32>(depth));
     } else {
         raise_registers<240>();
         const Operands operands{static_cast<i32>(x_dim1_extent)};

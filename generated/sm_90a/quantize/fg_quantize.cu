@@ -1,5 +1,6 @@
 // quantize: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 4100.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -30,6 +31,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// quantized in quantization.py; its first line is 0:
+//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -38,18 +44,18 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float quantize_0(float input) {
-    return fabsf(input);                                                              // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+__device__ __forceinline__ float elements_of_quantize(float input) {
+    return fabsf(input);                                                              // quantized, line 32
 }
 
-__device__ __forceinline__ void quantize_row_1(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    found = mul_1;
-    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ void found_and_quotient_of_quantize(float largest, float& found, float& quotient) {
+    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    found = found_2;
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }
 
-__device__ __forceinline__ float quantize_1(float input, float row_value) {
-    return minimum(maximum(input * row_value, -448.0f), 448.0f);                      // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ float result_of_quantize(float input, float quotient) {
+    return minimum(maximum(input * quotient, -448.0f), 448.0f);                       // narrowed, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -91,7 +97,7 @@ fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 inpu
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -102,7 +108,7 @@ fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 inpu
         float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = quantize_0(input[v]);
+            largest_part[v] = elements_of_quantize(input[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
         }
     }
@@ -116,10 +122,10 @@ fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 inpu
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 2: computes found, row_value; writes out_0, out_1.
+    // Phase 2 of 2: computes found, quotient; writes out_0, out_1.
     float found;
-    float row_value;
-    quantize_row_1(largest, found, row_value);
+    float quotient;
+    found_and_quotient_of_quantize(largest, found, quotient);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -128,11 +134,11 @@ fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 inpu
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = quantize_1(input[v], row_value);
+            result_0[v] = result_of_quantize(input[v], quotient);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
         float narrowed;

@@ -1,5 +1,6 @@
 // rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -26,6 +27,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// rms_norm in normalization.py; its first line is 0:
+//   28: return F.rms_norm(input, normalized_shape, weight, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -34,16 +38,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float rms_norm_0(float input) {
-    return input * input;                                                             // line 28: return F.rms_norm(input, normalized_shape, weight, eps)
+__device__ __forceinline__ float elements_of_rms_norm(float input) {
+    return input * input;                                                             // line 28
 }
 
-__device__ __forceinline__ float rms_norm_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 28: return F.rms_norm(input, normalized_shape, weight, eps)
+__device__ __forceinline__ float rstd_of_rms_norm(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 28
 }
 
-__device__ __forceinline__ float rms_norm_1(float input, float rstd, float weight) {
-    return input * rstd * weight;                                                     // line 28: return F.rms_norm(input, normalized_shape, weight, eps)
+__device__ __forceinline__ float result_of_rms_norm(float input, float rstd, float weight) {
+    return input * rstd * weight;                                                     // line 28
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -85,7 +89,7 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 in
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -96,7 +100,7 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 in
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = rms_norm_0(input[v]);
+            squares_part[v] = elements_of_rms_norm(input[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -111,12 +115,12 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 in
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes out.
-    const float rstd = rms_norm_row_1(squares, eps);
+    const float rstd = rstd_of_rms_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 weight_raw[LANES];
-        load_lanes<8>(weight_raw, weight_ptr, column);
+        load_lanes<LANES>(weight_raw, weight_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float input[LANES];
@@ -124,10 +128,10 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 in
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = rms_norm_1(input[v], rstd, weight[v]);
+            result_0[v] = result_of_rms_norm(input[v], rstd, weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -26,6 +26,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -34,16 +37,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float rms_norm_linear_0_0(float x) {
-    return x * x;                                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float elements_of_rms_norm_linear_0(float x) {
+    return x * x;                                                                     // line 19
 }
 
-__device__ __forceinline__ float rms_norm_linear_0_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_rms_norm_linear_0(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19
 }
 
-__device__ __forceinline__ float rms_norm_linear_0_1(float x, float rstd, float norm_weight) {
-    return x * rstd * norm_weight;                                                    // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float result_of_rms_norm_linear_0(float x, float rstd, float norm_weight) {
+    return x * rstd * norm_weight;                                                    // line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* value
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -96,7 +99,7 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* value
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = rms_norm_linear_0_0(x[v]);
+            squares_part[v] = elements_of_rms_norm_linear_0(x[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -111,12 +114,12 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* value
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 2: computes rstd; writes value_11.
-    const float rstd = rms_norm_linear_0_row_1(squares, eps);
+    const float rstd = rstd_of_rms_norm_linear_0(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         bf16 norm_weight_raw[LANES];
-        load_lanes<8>(norm_weight_raw, norm_weight_ptr, column);
+        load_lanes<LANES>(norm_weight_raw, norm_weight_ptr, column);
         float norm_weight[LANES];
         widen_vec(norm_weight_raw, norm_weight);
         float x[LANES];
@@ -124,10 +127,10 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* value
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = rms_norm_linear_0_1(x[v], rstd, norm_weight[v]);
+            result_0[v] = result_of_rms_norm_linear_0(x[v], rstd, norm_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(value_11_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(value_11_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -1,5 +1,6 @@
 // rms_norm_quant: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 4100.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -31,6 +32,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// rms_normalized in normalization.py; its first line is 0:
+//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// quantized in quantization.py; its first line is 0:
+//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
+// narrowed in quantization.py; its first line is 0:
+//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
 }
@@ -47,26 +55,26 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float rms_norm_quant_0(float input) {
-    return input * input;                                                             // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float elements_of_rms_norm_quant(float input) {
+    return input * input;                                                             // rms_normalized, line 19
 }
 
-__device__ __forceinline__ float rms_norm_quant_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+__device__ __forceinline__ float rstd_of_rms_norm_quant(float squares, float eps) {
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
 }
 
-__device__ __forceinline__ float rms_norm_quant_1(float input, float rstd, float weight) {
-    return fabsf(input * rstd * weight);                                              // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
+__device__ __forceinline__ float elements_2_of_rms_norm_quant(float input, float rstd, float weight) {
+    return fabsf(input * rstd * weight);                                              // quantized, line 32
 }
 
-__device__ __forceinline__ void rms_norm_quant_row_2(float largest, float& found, float& row_value) {
-    const float mul_1 = maximum(largest, 1e-10f) * 0.002232142857142857f;             // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    found = mul_1;
-    row_value = fast_divide(1.0f, mul_1);                                             // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ void found_and_quotient_of_rms_norm_quant(float largest, float& found, float& quotient) {
+    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    found = found_2;
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }
 
-__device__ __forceinline__ float rms_norm_quant_2(float input, float weight, float rstd, float row_value) {
-    return minimum(maximum(input * rstd * weight * row_value, -448.0f), 448.0f);      // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+__device__ __forceinline__ float result_of_rms_norm_quant(float input, float weight, float rstd, float quotient) {
+    return minimum(maximum(input * rstd * weight * quotient, -448.0f), 448.0f);       // narrowed, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -117,7 +125,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 input_dim0, double eps) {
+fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 input_dim0,
+        double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -126,7 +135,7 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
@@ -137,7 +146,7 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = rms_norm_quant_0(input[v]);
+            squares_part[v] = elements_of_rms_norm_quant(input[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
         }
     }
@@ -152,12 +161,12 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
     squares = row_sum_f32_meet(shared_array<float>(0));
 
     // Phase 2 of 3: computes rstd; reduces each row to largest.
-    const float rstd = rms_norm_quant_row_1(squares, eps);
+    const float rstd = rstd_of_rms_norm_quant(squares, eps);
     bf16 weight_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(weight_raw[c], weight_ptr, column);
+        load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -170,7 +179,7 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = rms_norm_quant_1(input[v], rstd, weight[v]);
+            largest_part[v] = elements_2_of_rms_norm_quant(input[v], rstd, weight[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
         }
     }
@@ -184,10 +193,10 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(64));
 
-    // Phase 3 of 3: computes found, row_value; writes out_0, out_1.
+    // Phase 3 of 3: computes found, quotient; writes out_0, out_1.
     float found;
-    float row_value;
-    rms_norm_quant_row_2(largest, found, row_value);
+    float quotient;
+    found_and_quotient_of_rms_norm_quant(largest, found, quotient);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -198,11 +207,11 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = rms_norm_quant_2(input[v], weight[v], rstd, row_value);
+            result_0[v] = result_of_rms_norm_quant(input[v], weight[v], rstd, quotient);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
         float narrowed;

@@ -1,7 +1,9 @@
-// rotary_position_ids_0: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for sm_90a.
+// rotary_position_ids_0: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for
+// sm_90a.
 // Grid ((((q_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
-// rotary_position_ids_1: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for sm_90a.
+// rotary_position_ids_1: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for
+// sm_90a.
 // Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
 #include "../primitives/types.cuh"
@@ -27,18 +29,30 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
-    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
-    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 46: angles = positions * frequencies
-    float sin_1, cos_1;                                                               // line 48: return angles.cos() * magnitude, angles.sin() * magnitude
-    sincosf(mul_1, &sin_1, &cos_1);
-    hoisted = cos_1;
-    hoisted_2 = sin_1;
+// _cos_sin in rotary.py; its first line is 0:
+//   33: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
+//   34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+//   46: angles = positions * frequencies
+//   48: return angles.cos() * magnitude, angles.sin() * magnitude
+// rotary_position_ids_ in rotary.py; its first line is 0:
+//   25: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
+
+__device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted,
+        float& hoisted_2) {
+    const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
+    // _cos_sin, line 34
+    const float quotient = 1.0f / power_of(13.287712097167969f, 2.8238147820047743e-07f, exponents);
+    const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
+    float sine, cosine;                                                               // _cos_sin, line 48
+    sincosf(angles, &sine, &cosine);
+    hoisted = cosine;
+    hoisted_2 = sine;
 }
 
-__device__ __forceinline__ void rotary_position_ids_0(float q, float q_2, float hoisted, float hoisted_2, float& result, float& result_2) {
-    result = round_bf16(q * hoisted + -q_2 * hoisted_2);                              // line 25: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
-    result_2 = round_bf16(q_2 * hoisted + q * hoisted_2);
+__device__ __forceinline__ void rotary_position_ids_0(float q, float q_other, float hoisted, float hoisted_2,
+        float& result, float& result_2) {
+    result = round_bf16(q * hoisted + -q_other * hoisted_2);                          // rotary_position_ids_, line 25
+    result_2 = round_bf16(q_other * hoisted + q * hoisted_2);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -46,7 +60,8 @@ __device__ __forceinline__ void rotary_position_ids_0(float q, float q_2, float 
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* q_ptr, i64 q_dim0, i64 q_dim1) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* q_ptr, i64 q_dim0,
+        i64 q_dim1) {
     constexpr i32 LANES = 8;     // vector width
     constexpr i32 UNROLL = 2;    // vectors per thread in flight
     constexpr i32 REPEATS = 4;   // vectors per thread
@@ -62,42 +77,43 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_i
     i64 position_ids_raw;
     position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
     const i64 position_ids = widen(position_ids_raw);
-    float hoisted[8];
-    float hoisted_2[8];
+    float hoisted[LANES];
+    float hoisted_2[LANES];
 #pragma unroll
-    for (i32 v = 0; v < 8; ++v) rotary_position_ids_0_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
+    for (i32 v = 0; v < LANES; ++v) rotary_position_ids_0_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
 
     const Index first = i1_chunk * REPEATS;
     const Index end = q_dim1 < first + REPEATS ? q_dim1 : first + REPEATS;
 #pragma unroll 1
     for (Index start = first; start < end; start += UNROLL) {
-        bf16 q_raw[UNROLL][8];
-        bf16 q_2_raw[UNROLL][8];
+        bf16 q_raw[UNROLL][LANES];
+        bf16 q_other_raw[UNROLL][LANES];
 #pragma unroll
         for (i32 u = 0; u < UNROLL; ++u) {
             const Index i1 = start + u;
             if (i1 >= end) continue;
-            load_lanes<8>(q_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3);
-            load_lanes<8>(q_2_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64);
+            load_lanes<LANES>(q_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3);
+            load_lanes<LANES>(q_other_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64);
         }
 #pragma unroll
         for (i32 u = 0; u < UNROLL; ++u) {
             const Index i1 = start + u;
             if (i1 >= end) continue;
-            float q[8];
+            float q[LANES];
             widen_vec(q_raw[u], q);
-            float q_2[8];
-            widen_vec(q_2_raw[u], q_2);
-            float result[8];
-            float result_2[8];
+            float q_other[LANES];
+            widen_vec(q_other_raw[u], q_other);
+            float result[LANES];
+            float result_2[LANES];
 #pragma unroll
-            for (i32 v = 0; v < 8; ++v) rotary_position_ids_0(q[v], q_2[v], hoisted[v], hoisted_2[v], result[v], result_2[v]);
-            bf16 result_raw[8];
+            for (i32 v = 0; v < LANES; ++v) rotary_position_ids_0(q[v], q_other[v], hoisted[v], hoisted_2[v],
+                    result[v], result_2[v]);
+            bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
-            store_lanes<8>(q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
-            bf16 result_2_raw[8];
+            store_lanes<LANES>(q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            bf16 result_2_raw[LANES];
             narrow_vec(result_2, result_2_raw);
-            store_lanes<8>(q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+            store_lanes<LANES>(q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
         }
     }
 }
@@ -107,18 +123,30 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
-    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
-    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 46: angles = positions * frequencies
-    float sin_1, cos_1;                                                               // line 48: return angles.cos() * magnitude, angles.sin() * magnitude
-    sincosf(mul_1, &sin_1, &cos_1);
-    hoisted = cos_1;
-    hoisted_2 = sin_1;
+// _cos_sin in rotary.py; its first line is 0:
+//   33: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
+//   34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+//   46: angles = positions * frequencies
+//   48: return angles.cos() * magnitude, angles.sin() * magnitude
+// rotary_position_ids_ in rotary.py; its first line is 0:
+//   25: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
+
+__device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted,
+        float& hoisted_2) {
+    const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
+    // _cos_sin, line 34
+    const float quotient = 1.0f / power_of(13.287712097167969f, 2.8238147820047743e-07f, exponents);
+    const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
+    float sine, cosine;                                                               // _cos_sin, line 48
+    sincosf(angles, &sine, &cosine);
+    hoisted = cosine;
+    hoisted_2 = sine;
 }
 
-__device__ __forceinline__ void rotary_position_ids_1(float k_, float k__2, float hoisted, float hoisted_2, float& result, float& result_2) {
-    result = round_bf16(k_ * hoisted + -k__2 * hoisted_2);                            // line 25: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
-    result_2 = round_bf16(k__2 * hoisted + k_ * hoisted_2);
+__device__ __forceinline__ void rotary_position_ids_1(float k_, float k_other, float hoisted, float hoisted_2,
+        float& result, float& result_2) {
+    result = round_bf16(k_ * hoisted + -k_other * hoisted_2);                         // rotary_position_ids_, line 25
+    result_2 = round_bf16(k_other * hoisted + k_ * hoisted_2);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -126,7 +154,8 @@ __device__ __forceinline__ void rotary_position_ids_1(float k_, float k__2, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* k_ptr, i64 k_dim1, i64 q_dim0) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* k_ptr, i64 k_dim1,
+        i64 q_dim0) {
     constexpr i32 LANES = 8;     // vector width
     constexpr i32 UNROLL = 2;    // vectors per thread in flight
     constexpr i32 REPEATS = 4;   // vectors per thread
@@ -142,42 +171,43 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_i
     i64 position_ids_raw;
     position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
     const i64 position_ids = widen(position_ids_raw);
-    float hoisted[8];
-    float hoisted_2[8];
+    float hoisted[LANES];
+    float hoisted_2[LANES];
 #pragma unroll
-    for (i32 v = 0; v < 8; ++v) rotary_position_ids_1_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
+    for (i32 v = 0; v < LANES; ++v) rotary_position_ids_1_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
 
     const Index first = i1_chunk * REPEATS;
     const Index end = k_dim1 < first + REPEATS ? k_dim1 : first + REPEATS;
 #pragma unroll 1
     for (Index start = first; start < end; start += UNROLL) {
-        bf16 k__raw[UNROLL][8];
-        bf16 k__2_raw[UNROLL][8];
+        bf16 k__raw[UNROLL][LANES];
+        bf16 k_other_raw[UNROLL][LANES];
 #pragma unroll
         for (i32 u = 0; u < UNROLL; ++u) {
             const Index i1 = start + u;
             if (i1 >= end) continue;
-            load_lanes<8>(k__raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3);
-            load_lanes<8>(k__2_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64);
+            load_lanes<LANES>(k__raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3);
+            load_lanes<LANES>(k_other_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64);
         }
 #pragma unroll
         for (i32 u = 0; u < UNROLL; ++u) {
             const Index i1 = start + u;
             if (i1 >= end) continue;
-            float k_[8];
+            float k_[LANES];
             widen_vec(k__raw[u], k_);
-            float k__2[8];
-            widen_vec(k__2_raw[u], k__2);
-            float result[8];
-            float result_2[8];
+            float k_other[LANES];
+            widen_vec(k_other_raw[u], k_other);
+            float result[LANES];
+            float result_2[LANES];
 #pragma unroll
-            for (i32 v = 0; v < 8; ++v) rotary_position_ids_1(k_[v], k__2[v], hoisted[v], hoisted_2[v], result[v], result_2[v]);
-            bf16 result_raw[8];
+            for (i32 v = 0; v < LANES; ++v) rotary_position_ids_1(k_[v], k_other[v], hoisted[v], hoisted_2[v],
+                    result[v], result_2[v]);
+            bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
-            store_lanes<8>(k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3, result_raw);
-            bf16 result_2_raw[8];
+            store_lanes<LANES>(k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            bf16 result_2_raw[LANES];
             narrow_vec(result_2, result_2_raw);
-            store_lanes<8>(k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+            store_lanes<LANES>(k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
         }
     }
 }
@@ -187,9 +217,11 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_i
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 1)
-fg_rotary_position_ids_0_to_1(i64 blocks_1, const i64* position_ids_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0, i64 q_dim1, i64 k_dim1) {
+fg_rotary_position_ids_0_to_1(i64 blocks_1, const i64* position_ids_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0,
+        i64 q_dim1, i64 k_dim1) {
     i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), position_ids_ptr, q_ptr, q_dim0, q_dim1);
+    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), position_ids_ptr, q_ptr, q_dim0,
+            q_dim1);
     block -= static_cast<i32>(blocks_1);
     blocks -= static_cast<i32>(blocks_1);
     part_2::run(block, blocks, position_ids_ptr, k_ptr, k_dim1, q_dim0);

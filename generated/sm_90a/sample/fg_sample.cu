@@ -1,5 +1,7 @@
-// sample: row reduction, 3 phases, rows read once into shared memory, each split over a cluster of 2 blocks, emitted by fusegen for sm_90a.
-// Grid min(logits_dim0, 66) * 2, block 672, 67920 bytes of shared memory: the shared memory of a cluster of 2 blocks holds a row and the next ones, which are prefetched.
+// sample: row reduction, 3 phases, rows read once into shared memory, each split over a cluster of 2 blocks, emitted by
+// fusegen for sm_90a.
+// Grid min(logits_dim0, 66) * 2, block 672, 67920 bytes of shared memory: the shared memory of a cluster of 2 blocks
+// holds a row and the next ones, which are prefetched.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -37,15 +39,30 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// sample in selection.py; its first line is 0:
+//   47: wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature…
+//   56: left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
+//   59: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
+//   60: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+// _exponential in selection.py; its first line is 0:
+//    2: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
+//    3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
+// _mixed in selection.py; its first line is 0:
+//    2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+//    3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+//    4: return x ^ (x >> 31 & (1 << 33) - 1)
+
 __device__ __forceinline__ void max_f32_identity(float& values, i64& indices) {
     values = -bit_cast<float>(0x7f800000u);
     indices = 9223372036854775807LL;
 }
 
-__device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, float b_values, i64 b_indices, float& values, i64& indices) {
-    const bool logical_or_1 = !(b_values <= a_values) && a_values == a_values || !(!(a_values <= b_values) && b_values == b_values) && b_indices < a_indices;
-    values = logical_or_1 ? b_values : a_values;
-    indices = logical_or_1 ? b_indices : a_indices;
+__device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, float b_values, i64 b_indices,
+        float& values, i64& indices) {
+    const bool are_both = !(!(a_values <= b_values) && b_values == b_values) && b_indices < a_indices;
+    const bool is_either = !(b_values <= a_values) && a_values == a_values || are_both;
+    values = is_either ? b_values : a_values;
+    indices = is_either ? b_indices : a_indices;
 }
 
 __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
@@ -53,10 +70,11 @@ __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass
     mass = 0.0f;
 }
 
-__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass, float& peak, float& mass) {
-    const float where_1 = a_peak == b_peak ? 1.0f : expf(-fabsf(a_peak - b_peak));
+__device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass,
+        float& peak, float& mass) {
+    const float chosen = a_peak == b_peak ? 1.0f : expf(-fabsf(a_peak - b_peak));
     peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * where_1 : a_mass * where_1 + b_mass;
+    mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
 }
 
 __device__ __forceinline__ float amax_f32_identity() {
@@ -67,32 +85,40 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void sample_row_0(float temperature, i64 seeds, bool& row_value, float& row_value_2, i64& row_value_3) {
-    const bool ge_1 = temperature >= 1e-30f;                                          // line 47: wide = wide if temperature is None else wide / torch.where(temperature …
-    const i64 add_1 = wrap_add(seeds, -7046029254386353131LL);                        // line 2: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
-    const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
-    const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    row_value = ge_1;                                                                 // line 47: wide = wide if temperature is None else wide / torch.where(temperature …
-    row_value_2 = ge_1 ? temperature : 1.0f;
-    row_value_3 = mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                  // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
+__device__ __forceinline__ void values_of_row_of_sample(float temperature, i64 seeds, bool& is_at_least,
+        float& chosen_2, i64& bits) {
+    const bool is_at_least_2 = temperature >= 1e-30f;                                 // sample, line 47
+    const i64 sum = wrap_add(seeds, -7046029254386353131LL);                          // _exponential, line 2
+    const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 17179869183LL);                // _mixed, line 2
+    const i64 product = wrap_mul(bits_2, -4658895280553007687LL);
+    const i64 bits_3 = product ^ (shift_right(product, 27LL) & 137438953471LL);       // _mixed, line 3
+    const i64 product_2 = wrap_mul(bits_3, -7723592293110705685LL);
+    is_at_least = is_at_least_2;                                                      // sample, line 47
+    chosen_2 = is_at_least_2 ? temperature : 1.0f;
+    bits = product_2 ^ (shift_right(product_2, 31LL) & 8589934591LL);                 // _mixed, line 4
 }
 
-__device__ __forceinline__ void sample_0(bool row_value, float row_value_2, i64 row_value_3, float logits, i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
-    const i64 add_1 = wrap_add(row_value_3, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
-    const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
-    const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
-    const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
-    place_values_part = logits / row_value_2 - (row_value ? logf(neg_1) : 0.0f);      // line 56: left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
+__device__ __forceinline__ void elements_of_sample(bool is_at_least, float chosen_2, i64 bits, float logits,
+        i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
+    // _exponential, line 2
+    const i64 bits_2 = wrap_add(bits, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));
+    const i64 bits_3 = bits_2 ^ (shift_right(bits_2, 30LL) & 17179869183LL);          // _mixed, line 2
+    const i64 x = wrap_mul(bits_3, -4658895280553007687LL);
+    const i64 bits_4 = x ^ (shift_right(x, 27LL) & 137438953471LL);                   // _mixed, line 3
+    const i64 x_2 = wrap_mul(bits_4, -7723592293110705685LL);
+    const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 8589934591LL), 24LL);  // _exponential, line 3
+    const float sum = static_cast<float>(shifted & 1099511627775LL) + 0.5f;
+    const float chosen = is_at_least ? logf(-log1pf(sum * -9.094947017729282e-13f)) : 0.0f;  // sample, line 56
+    place_values_part = logits / chosen_2 - chosen;
     normalizer_mass_part = 1.0f;
 }
 
-__device__ __forceinline__ float sample_1(float logits, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // line 59: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+__device__ __forceinline__ float chosen_of_sample(float logits, i64 place_indices, i64 coordinate) {
+    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // sample, line 59
 }
 
-__device__ __forceinline__ float sample_row_2(float chosen, float normalizer_peak, float normalizer_mass) {
-    return chosen - (normalizer_peak + logf(normalizer_mass));                        // line 60: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+__device__ __forceinline__ float difference_of_sample(float chosen, float normalizer_peak, float normalizer_mass) {
+    return chosen - (normalizer_peak + logf(normalizer_mass));                        // sample, line 60
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -117,7 +143,8 @@ __device__ __forceinline__ i32 warp_of_row() {
 }
 
 // Combines one value of every thread of a row; all of them receive the result.
-// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
+// `arrived`.
 template <typename Scratch>
 __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64* arrived, u32 parity) {
 #pragma unroll
@@ -133,12 +160,16 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
     return value;
 }
 
-// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different orders.
-// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
+// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different
+// orders.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
+// `arrived`.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch, Scratch1 indices_scratch, u64* arrived, u32 parity) {
+__device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch,
+        Scratch1 indices_scratch, u64* arrived, u32 parity) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask),
+            shuffle_xor(indices, mask), values, indices);
     if (lane_id() < CLUSTER) {
         cluster_push(values_scratch, warp_of_row(), values, lane_id(), arrived);
         cluster_push(indices_scratch, warp_of_row(), indices, lane_id(), arrived);
@@ -147,20 +178,26 @@ __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch
     if (thread_id() == 0) mbarrier_expect(arrived, WARPS * (sizeof(float) + sizeof(i64)));  // for the row after next
     max_f32_identity(values, indices);
     for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
-        max_f32_combine(values, indices, shared_load(values_scratch, warp), shared_load(indices_scratch, warp), values, indices);
+        max_f32_combine(values, indices, shared_load(values_scratch, warp), shared_load(indices_scratch, warp), values,
+                indices);
     }
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask),
+            shuffle_xor(indices, mask), values, indices);
     values = shuffle_xor(values, lane_id());
     indices = shuffle_xor(indices, lane_id());
 }
 
-// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different orders.
-// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at `arrived`.
+// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different
+// orders.
+// Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
+// `arrived`.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch, Scratch1 mass_scratch, u64* arrived, u32 parity) {
+__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch,
+        Scratch1 mass_scratch, u64* arrived, u32 parity) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
+            shuffle_xor(mass, mask), peak, mass);
     if (lane_id() < CLUSTER) {
         cluster_push(peak_scratch, warp_of_row(), peak, lane_id(), arrived);
         cluster_push(mass_scratch, warp_of_row(), mass, lane_id(), arrived);
@@ -169,16 +206,19 @@ __device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scr
     if (thread_id() == 0) mbarrier_expect(arrived, WARPS * (sizeof(float) + sizeof(float)));  // for the row after next
     normalizer_f32_identity(peak, mass);
     for (i32 warp = lane_id(); warp < WARPS; warp += 32) {
-        normalizer_f32_combine(peak, mass, shared_load(peak_scratch, warp), shared_load(mass_scratch, warp), peak, mass);
+        normalizer_f32_combine(peak, mass, shared_load(peak_scratch, warp), shared_load(mass_scratch, warp), peak,
+                mass);
     }
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
+            shuffle_xor(mass, mask), peak, mass);
     peak = shuffle_xor(peak, lane_id());
     mass = shuffle_xor(mass, lane_id());
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(672, 1)
-fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr, i64 logits_dim0) {
+fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr,
+        i64 logits_dim0) {
     const Index row_count = logits_dim0;
     const Index column_count = 32000;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
@@ -213,7 +253,8 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         if (row < row_count && column < column_count) {
 #pragma unroll
             for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(logits_staged, slot * SLOT + thread_id() * LANES + v, logits_ptr, row * 32000 + column + v);
+                copy_async<8>(logits_staged, slot * SLOT + thread_id() * LANES + v, logits_ptr, row * 32000 + column
+                        + v);
         }
         copy_async_commit();
     };
@@ -224,13 +265,14 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
-        // Phase 1 of 3: computes row_value, row_value_2, row_value_3; reduces each row to place_values, place_indices, normalizer_peak, normalizer_mass.
+        // Phase 1 of 3: computes is_at_least, chosen_2, bits; reduces each row to place_values, place_indices,
+        // normalizer_peak, normalizer_mass.
         const float temperature = widen(load(temperature_ptr, row));
         const i64 seeds = widen(load(seeds_ptr, row));
-        bool row_value;
-        float row_value_2;
-        i64 row_value_3;
-        sample_row_0(temperature, seeds, row_value, row_value_2, row_value_3);
+        bool is_at_least;
+        float chosen_2;
+        i64 bits;
+        values_of_row_of_sample(temperature, seeds, is_at_least, chosen_2, bits);
         bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -256,25 +298,34 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             float normalizer_peak_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                sample_0(row_value, row_value_2, row_value_3, logits[v], column + v, place_values_part[v], normalizer_mass_part[v]);
+                elements_of_sample(is_at_least, chosen_2, bits, logits[v], column + v, place_values_part[v],
+                        normalizer_mass_part[v]);
                 place_indices_part[v] = column + v;
                 normalizer_peak_part[v] = logits[v];
             }
 #pragma unroll
             for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-                for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v], place_values_part[v + half], place_indices_part[v + half], place_values_part[v], place_indices_part[v]);
+                for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v],
+                        place_values_part[v + half], place_indices_part[v + half], place_values_part[v],
+                        place_indices_part[v]);
             }
-            max_f32_combine(place_values, place_indices, place_values_part[0], place_indices_part[0], place_values, place_indices);
+            max_f32_combine(place_values, place_indices, place_values_part[0], place_indices_part[0], place_values,
+                    place_indices);
 #pragma unroll
             for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-                for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v], normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v], normalizer_mass_part[v]);
+                for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
+                        normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
+                        normalizer_mass_part[v]);
             }
-            normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0], normalizer_peak, normalizer_mass);
+            normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
+                    normalizer_peak, normalizer_mass);
         }
-        row_max_f32(place_values, place_indices, shared_array<float>(0) + turn * WARPS, shared_array<i64>(672) + turn * WARPS, arrived + 0 + turn, parity);
-        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(1344) + turn * WARPS, shared_array<float>(2016) + turn * WARPS, arrived + 2 + turn, parity);
+        row_max_f32(place_values, place_indices, shared_array<float>(0) + turn * WARPS, shared_array<i64>(672) + turn
+                * WARPS, arrived + 0 + turn, parity);
+        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(1344) + turn * WARPS,
+                shared_array<float>(2016) + turn * WARPS, arrived + 2 + turn, parity);
 
         // Phase 2 of 3: reduces each row to chosen; writes out_0.
         float chosen_of[SUMS];
@@ -288,7 +339,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             float chosen_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                chosen_part[v] = sample_1(logits[v], place_indices, column + v);
+                chosen_part[v] = chosen_of_sample(logits[v], place_indices, column + v);
                 chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part[v]);
             }
         }
@@ -305,11 +356,11 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             store(out_0_ptr, row, narrowed);
         }
 
-        // Phase 3 of 3: computes row_value_4; writes out_1.
-        const float row_value_4 = sample_row_2(chosen, normalizer_peak, normalizer_mass);
+        // Phase 3 of 3: computes difference; writes out_1.
+        const float difference = difference_of_sample(chosen, normalizer_peak, normalizer_mass);
         if (thread == 0) {
             float narrowed;
-            narrow(row_value_4, narrowed);
+            narrow(difference, narrowed);
             store(out_1_ptr, row, narrowed);
         }
         turn ^= 1;

@@ -1,5 +1,6 @@
 // scale_mask_softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((scores_dim0 * scores_dim1 * 1024 + 7) // 8), block 256: a row fits the registers of 32 threads, 32 elements per thread.
+// Grid ((scores_dim0 * scores_dim1 * 1024 + 7) // 8), block 256: a row fits the registers of 32 threads, 32 elements
+// per thread.
 // Reads scores_dim0 * 2048 + scores_dim0 * scores_dim1 * 2097152 bytes, writes scores_dim0 * scores_dim1 * 2097152.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -22,6 +23,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// scale_mask_softmax in softmax.py; its first line is 0:
+//   34: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+//   38: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
+
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -38,18 +43,19 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float scale_mask_softmax_0(float scale, float scores, float mask) {
-    return scores * scale + mask;                                                     // line 34: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bo…
+__device__ __forceinline__ float elements_of_scale_mask_softmax(float scale, float scores, float mask) {
+    return scores * scale + mask;                                                     // line 34
 }
 
-__device__ __forceinline__ void scale_mask_softmax_1(float scores, float mask, float scale, float largest, float& total_part, float& exp_value) {
-    const float exp_1 = fast_exp(scores * scale + mask - largest);                    // line 38: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
-    total_part = exp_1;
-    exp_value = exp_1;
+__device__ __forceinline__ void elements_2_of_scale_mask_softmax(float scores, float mask, float scale, float largest,
+        float& total_part, float& exponential) {
+    const float exponential_2 = fast_exp(scores * scale + mask - largest);            // line 38
+    total_part = exponential_2;
+    exponential = exponential_2;
 }
 
-__device__ __forceinline__ float scale_mask_softmax_2(float exp_value, float total) {
-    return fast_divide(exp_value, total);                                             // line 38: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
+__device__ __forceinline__ float result_of_scale_mask_softmax(float exponential, float total) {
+    return fast_divide(exponential, total);                                           // line 38
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -78,7 +84,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_ptr, i64 scores_dim0, i64 scores_dim1, double scale) {
+fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_ptr, i64 scores_dim0, i64 scores_dim1,
+        double scale) {
     const Index row_count = scores_dim0 * scores_dim1 * 1024;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -93,8 +100,8 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(scores_raw[c], scores_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column);
-        load_lanes<8>(mask_raw[c], mask_ptr, i0 * 1024 + column);
+        load_lanes<LANES>(scores_raw[c], scores_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column);
+        load_lanes<LANES>(mask_raw[c], mask_ptr, i0 * 1024 + column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -107,7 +114,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = scale_mask_softmax_0(scale, scores[v], mask[v]);
+            largest_part[v] = elements_of_scale_mask_softmax(scale, scores[v], mask[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
         }
     }
@@ -119,8 +126,8 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     float largest = largest_of[0];
     largest = row_amax_f32(largest);
 
-    // Phase 2 of 3: reduces each row to total; stores exp_value for later phases.
-    float exp_value_kept[CHUNKS][LANES];
+    // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
+    float exponential_kept[CHUNKS][LANES];
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
@@ -130,12 +137,12 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         float mask[LANES];
         widen_vec(mask_raw[c], mask);
         float total_part[LANES];
-        float exp_value[LANES];
+        float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            scale_mask_softmax_1(scores[v], mask[v], scale, largest, total_part[v], exp_value[v]);
+            elements_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part[v], exponential[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            exp_value_kept[c][v] = exp_value[v];
+            exponential_kept[c][v] = exponential[v];
         }
     }
 #pragma unroll
@@ -150,14 +157,14 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        const float (&exp_value)[LANES] = exp_value_kept[c];
+        const float (&exponential)[LANES] = exponential_kept[c];
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = scale_mask_softmax_2(exp_value[v], total);
+            result_0[v] = result_of_scale_mask_softmax(exponential[v], total);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column, result_0_raw);
     }
 }

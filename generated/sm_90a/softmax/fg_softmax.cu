@@ -1,5 +1,6 @@
 // softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -28,6 +29,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// softmax in softmax.py; its first line is 0:
+//    7: return torch.softmax(cooled(input, temperature), dim)
+
 __device__ __forceinline__ float amax_f32_identity() {
     return -bit_cast<float>(0x7f800000u);
 }
@@ -44,14 +48,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void softmax_1(float input, float largest, float& total_part, float& exp_value) {
-    const float exp_1 = fast_exp(input - largest);                                    // line 7: return torch.softmax(cooled(input, temperature), dim)
-    total_part = exp_1;
-    exp_value = exp_1;
+__device__ __forceinline__ void elements_2_of_softmax(float input, float largest, float& total_part,
+        float& exponential) {
+    const float exponential_2 = fast_exp(input - largest);                            // line 7
+    total_part = exponential_2;
+    exponential = exponential_2;
 }
 
-__device__ __forceinline__ float softmax_2(float exp_value, float total) {
-    return fast_divide(exp_value, total);                                             // line 7: return torch.softmax(cooled(input, temperature), dim)
+__device__ __forceinline__ float result_of_softmax(float exponential, float total) {
+    return fast_divide(exponential, total);                                           // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -111,7 +116,7 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float largest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
@@ -134,8 +139,8 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
     block_sync();
     largest = row_amax_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 3: reduces each row to total; stores exp_value for later phases.
-    float exp_value_kept[CHUNKS][LANES];
+    // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
+    float exponential_kept[CHUNKS][LANES];
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
@@ -143,12 +148,12 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         float input[LANES];
         widen_vec(input_raw[c], input);
         float total_part[LANES];
-        float exp_value[LANES];
+        float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            softmax_1(input[v], largest, total_part[v], exp_value[v]);
+            elements_2_of_softmax(input[v], largest, total_part[v], exponential[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            exp_value_kept[c][v] = exp_value[v];
+            exponential_kept[c][v] = exponential[v];
         }
     }
 #pragma unroll
@@ -165,14 +170,14 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        const float (&exp_value)[LANES] = exp_value_kept[c];
+        const float (&exponential)[LANES] = exponential_kept[c];
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = softmax_2(exp_value[v], total);
+            result_0[v] = result_of_softmax(exponential[v], total);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<8>(out_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -30,9 +30,13 @@ namespace part_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, float qkv_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
-    result_2 = qkv_2 * cos__2 + qkv * sin__2;
+// rotated in rotary.py; its first line is 0:
+//   27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+
+__device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, float qkv_other, float sin_,
+        float cos_other, float sin_other, float& result, float& result_2) {
+    result = qkv * cos_ + -qkv_other * sin_;                                          // line 27
+    result_2 = qkv_other * cos_other + qkv * sin_other;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -40,67 +44,55 @@ __device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr,
+        const bf16* sin_ptr, bf16* out_ptr) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = 8388608;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    bf16 qkv_raw[UNROLL][LANES];
-    bf16 cos__raw[UNROLL][LANES];
-    bf16 qkv_2_raw[UNROLL][LANES];
-    bf16 sin__raw[UNROLL][LANES];
-    bf16 cos__2_raw[UNROLL][LANES];
-    bf16 sin__2_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i3_outer = position / 64;
         const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
         const Index i1 = i2_outer - i0 * 32;
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3);
-        load_lanes<8>(cos__raw[u], cos_ptr, i2 * 128 + i3);
-        load_lanes<8>(qkv_2_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
-        load_lanes<8>(sin__raw[u], sin_ptr, i2 * 128 + i3);
-        load_lanes<8>(cos__2_raw[u], cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<8>(sin__2_raw[u], sin_ptr, i2 * 128 + i3 + 64);
-    }
+        bf16 qkv_raw[LANES];
+        bf16 cos__raw[LANES];
+        bf16 qkv_other_raw[LANES];
+        bf16 sin__raw[LANES];
+        bf16 cos_other_raw[LANES];
+        bf16 sin_other_raw[LANES];
+        load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3);
+        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
+        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
+        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+        float qkv[LANES];
+        widen_vec(qkv_raw, qkv);
+        float cos_[LANES];
+        widen_vec(cos__raw, cos_);
+        float qkv_other[LANES];
+        widen_vec(qkv_other_raw, qkv_other);
+        float sin_[LANES];
+        widen_vec(sin__raw, sin_);
+        float cos_other[LANES];
+        widen_vec(cos_other_raw, cos_other);
+        float sin_other[LANES];
+        widen_vec(sin_other_raw, sin_other);
+        float result[LANES];
+        float result_2[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / 32;
-        const Index i1 = i2_outer - i0 * 32;
-        float qkv[8];
-        widen_vec(qkv_raw[u], qkv);
-        float cos_[8];
-        widen_vec(cos__raw[u], cos_);
-        float qkv_2[8];
-        widen_vec(qkv_2_raw[u], qkv_2);
-        float sin_[8];
-        widen_vec(sin__raw[u], sin_);
-        float cos__2[8];
-        widen_vec(cos__2_raw[u], cos__2);
-        float sin__2[8];
-        widen_vec(sin__2_raw[u], sin__2);
-        float result[8];
-        float result_2[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) split_rotary_cache_0(qkv[v], cos_[v], qkv_2[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) split_rotary_cache_0(qkv[v], cos_[v], qkv_other[v], sin_[v], cos_other[v],
+                sin_other[v], result[v], result_2[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
-        bf16 result_2_raw[8];
+        store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
+        bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
+        store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
     }
 }
 }  // part_1
@@ -109,9 +101,13 @@ namespace part_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, float qkv_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 45: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0…
-    result_2 = qkv_2 * cos__2 + qkv * sin__2;
+// split_rotary_cache in heads.py; its first line is 0:
+//   45: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_s…
+
+__device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, float qkv_other, float sin_,
+        float cos_other, float sin_other, float& result, float& result_2) {
+    result = qkv * cos_ + -qkv_other * sin_;                                          // line 45
+    result_2 = qkv_other * cos_other + qkv * sin_other;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -119,39 +115,14 @@ __device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr,
+        const bf16* sin_ptr, const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = 2097152;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    bf16 qkv_raw[UNROLL][LANES];
-    bf16 cos__raw[UNROLL][LANES];
-    bf16 qkv_2_raw[UNROLL][LANES];
-    bf16 sin__raw[UNROLL][LANES];
-    bf16 cos__2_raw[UNROLL][LANES];
-    bf16 sin__2_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / 8;
-        const Index i1 = i2_outer - i0 * 8;
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4096);
-        load_lanes<8>(cos__raw[u], cos_ptr, i2 * 128 + i3);
-        load_lanes<8>(qkv_2_raw[u], qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4160);
-        load_lanes<8>(sin__raw[u], sin_ptr, i2 * 128 + i3);
-        load_lanes<8>(cos__2_raw[u], cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<8>(sin__2_raw[u], sin_ptr, i2 * 128 + i3 + 64);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i3_outer = position / 64;
         const Index i3 = position - i3_outer * 64;
         const Index i2_outer = i3_outer / 4096;
@@ -159,28 +130,41 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
         const Index i0 = i2_outer / 8;
         const Index i1 = i2_outer - i0 * 8;
         const Index k_cache_at = wrapped_index(widen(load_once(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1, "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
-        float qkv[8];
-        widen_vec(qkv_raw[u], qkv);
-        float cos_[8];
-        widen_vec(cos__raw[u], cos_);
-        float qkv_2[8];
-        widen_vec(qkv_2_raw[u], qkv_2);
-        float sin_[8];
-        widen_vec(sin__raw[u], sin_);
-        float cos__2[8];
-        widen_vec(cos__2_raw[u], cos__2);
-        float sin__2[8];
-        widen_vec(sin__2_raw[u], sin__2);
-        float result[8];
-        float result_2[8];
+        bf16 qkv_raw[LANES];
+        bf16 cos__raw[LANES];
+        bf16 qkv_other_raw[LANES];
+        bf16 sin__raw[LANES];
+        bf16 cos_other_raw[LANES];
+        bf16 sin_other_raw[LANES];
+        load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4096);
+        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4160);
+        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
+        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+        float qkv[LANES];
+        widen_vec(qkv_raw, qkv);
+        float cos_[LANES];
+        widen_vec(cos__raw, cos_);
+        float qkv_other[LANES];
+        widen_vec(qkv_other_raw, qkv_other);
+        float sin_[LANES];
+        widen_vec(sin__raw, sin_);
+        float cos_other[LANES];
+        widen_vec(cos_other_raw, cos_other);
+        float sin_other[LANES];
+        widen_vec(sin_other_raw, sin_other);
+        float result[LANES];
+        float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) split_rotary_cache_1(qkv[v], cos_[v], qkv_2[v], sin_[v], cos__2[v], sin__2[v], result[v], result_2[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) split_rotary_cache_1(qkv[v], cos_[v], qkv_other[v], sin_[v], cos_other[v],
+                sin_other[v], result[v], result_2[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3, result_raw);
-        bf16 result_2_raw[8];
+        store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3, result_raw);
+        bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
+        store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
     }
 }
 }  // part_2
@@ -189,8 +173,11 @@ namespace part_3 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// split_rotary_cache in heads.py; its first line is 0:
+//   46: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0, 1), v_cache.dtype, v_s…
+
 __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
-    return qkv;                                                                       // line 46: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0…
+    return qkv;                                                                       // line 46
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -198,36 +185,27 @@ __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const i64* slots_ptr, bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
+__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const i64* slots_ptr,
+        bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = 4194304;
-    const Index first = (static_cast<Index>(block) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    bf16 qkv_raw[UNROLL][LANES];
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        const Index i0 = position / 1024;
-        const Index i2 = position - i0 * 1024;
-        load_lanes<8>(qkv_raw[u], qkv_ptr, i0 * 6144 + i2 + 5120);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
+    if (position + LANES <= element_count) {
         const Index i0 = position / 1024;
         const Index i2 = position - i0 * 1024;
         const Index v_cache_at = wrapped_index(widen(load_once(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1, "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
-        float qkv[8];
-        widen_vec(qkv_raw[u], qkv);
-        float result[8];
+        bf16 qkv_raw[LANES];
+        load_lanes<LANES>(qkv_raw, qkv_ptr, i0 * 6144 + i2 + 5120);
+        float qkv[LANES];
+        widen_vec(qkv_raw, qkv);
+        float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = split_rotary_cache_2(qkv[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = split_rotary_cache_2(qkv[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(v_cache_ptr, v_cache_at * 1024 + i2, result_raw);
+        store_lanes<LANES>(v_cache_ptr, v_cache_at * 1024 + i2, result_raw);
     }
 }
 }  // part_3
@@ -236,12 +214,14 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_split_rotary_cache_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr, bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
+fg_split_rotary_cache_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
+        bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr, bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     i32 block = block_id(), blocks = block_count();
     if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), qkv_ptr, cos_ptr, sin_ptr, out_ptr);
     block -= static_cast<i32>(blocks_1);
     blocks -= static_cast<i32>(blocks_1);
-    if (block < blocks_2) return part_2::run(block, static_cast<i32>(blocks_2), qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, k_cache_dim0, k_cache_dim1);
+    if (block < blocks_2) return part_2::run(block, static_cast<i32>(blocks_2), qkv_ptr, cos_ptr, sin_ptr, slots_ptr,
+            k_cache_ptr, k_cache_dim0, k_cache_dim1);
     block -= static_cast<i32>(blocks_2);
     blocks -= static_cast<i32>(blocks_2);
     part_3::run(block, blocks, qkv_ptr, slots_ptr, v_cache_ptr, k_cache_dim0, k_cache_dim1);

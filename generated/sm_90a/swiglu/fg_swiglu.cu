@@ -20,8 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// swiglu in gated.py; its first line is 0:
+//    9: return F.silu(gate) * up
+
 __device__ __forceinline__ float swiglu(float gate, float up) {
-    return gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                       // line 9: return F.silu(gate) * up
+    return gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                       // line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,32 +35,24 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_swiglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0) {
     constexpr i32 LANES = 8;    // vector width
-    constexpr i32 UNROLL = 1;   // vectors per thread in flight
+    constexpr i32 THREADS = 128;
     const Index element_count = gate_dim0 * 14336;
-    const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    bf16 gate_raw[UNROLL][LANES];
-    bf16 up_raw[UNROLL][LANES];
+    if (position + LANES <= element_count) {
+        bf16 gate_raw[LANES];
+        bf16 up_raw[LANES];
+        load_lanes<LANES>(gate_raw, gate_ptr, position);
+        load_lanes<LANES>(up_raw, up_ptr, position);
+        float gate[LANES];
+        widen_vec(gate_raw, gate);
+        float up[LANES];
+        widen_vec(up_raw, up);
+        float result[LANES];
 #pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        load_lanes<8>(gate_raw[u], gate_ptr, position);
-        load_lanes<8>(up_raw[u], up_ptr, position);
-    }
-#pragma unroll
-    for (i32 u = 0; u < UNROLL; ++u) {
-        const Index position = first + static_cast<Index>(u) * 128 * LANES;
-        if (position + LANES > element_count) continue;
-        float gate[8];
-        widen_vec(gate_raw[u], gate);
-        float up[8];
-        widen_vec(up_raw[u], up);
-        float result[8];
-#pragma unroll
-        for (i32 v = 0; v < 8; ++v) result[v] = swiglu(gate[v], up[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < LANES; ++v) result[v] = swiglu(gate[v], up[v]);
+        bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<8>(out_ptr, position, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -38,12 +38,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// gated_linear in linear.py; its first line is 0:
+//    5: return function(projected(x, gate)) * projected(x, up)
+
 // Operands that the math loads.
 struct Operands {
 };
 
 __device__ __forceinline__ float swiglu_mlp_0_epilogue(float second, float product) {
-    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 5: return function(projected(x, gate)) * projected(x, up)
+    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 5
 }
 
 // Finishes two neighbouring columns of a row.
@@ -100,7 +103,8 @@ constexpr i32 BLOCKS_PER_SM = 1;
 constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not K-major.
+// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
+// K-major.
 constexpr i32 SLAB = 64;
 constexpr i32 LINE_BYTES = 128;
 constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
@@ -180,7 +184,8 @@ __device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& share
 }
 
 // Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k, i32 product) {
+__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
+        i32 product) {
     bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
     tma_load_2d(tile, map, &shared.full[stage], k, col);
 }
@@ -206,7 +211,8 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 }
 
 // Issues the wgmma of one stage.
-__device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared, i32 stage, bool first) {
+__device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared,
+        i32 stage, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
     constexpr u32 A_STEP = DEPTH * sizeof(bf16);
@@ -219,14 +225,17 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUM
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab) {
             wgmma_m64n128k16_bf16<0, 0>(
-                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP), !first || i > 0);
+                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP),
+                        !first || i > 0);
         }
     }
     wgmma_commit();
 }
 
-// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores busy.
-__device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
+// Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
+// busy.
+__device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared,
+        Cursor& cursor,
                                               i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
@@ -245,7 +254,8 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMU
     release(shared, previous);
 }
 
-// Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted by the
+// Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
+// by the
 // line number, which also avoids bank conflicts.
 __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
@@ -253,7 +263,8 @@ __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
 
 // Stores a warpgroup's 64 rows of a result with TMA through shared memory; TMA clips at the borders of C.
 template <typename T, i32 WORDS>
-__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared, Tile tile,
+__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared,
+        Tile tile,
                                            Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
     constexpr i32 PAIR_WORDS = sizeof(T) / 2;
@@ -287,7 +298,8 @@ __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const Te
     }
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without branches keeps
+// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
+// branches keeps
 // many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
@@ -298,7 +310,8 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // A pair of 16-bit results shares a register.
 // INSIDE: the tile is full.
 template <bool INSIDE>
-__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands, Tile tile,
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        Tile tile,
                                             Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
@@ -345,7 +358,8 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
 
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
-            const Place place = place_of(opaque(thread_id() % WARPGROUP));  // not earlier: addresses would take registers during the matmul
+            // not earlier: addresses would take registers during the matmul
+            const Place place = place_of(opaque(thread_id() % WARPGROUP));
             finish(accumulator[slab], operands, y_map, shared, tile, place, rows, consumer);
         }
     }
@@ -382,7 +396,8 @@ fg_swiglu_mlp_0(
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
-        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map, second_b_map, shared, schedule, static_cast<i32>(depth));
+        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map, second_b_map, shared, schedule,
+                static_cast<i32>(depth));
     } else {
         raise_registers<240>();
         const Operands operands{};

@@ -21,6 +21,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
+// topk in selection.py; its first line is 0:
+//    8: values, indices = input.topk(k, largest=largest)
+
 __device__ __forceinline__ i64 amin_i64_identity() {
     return 9223372036854775807LL;
 }
@@ -29,78 +32,78 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void topk_0(float input, i64 coordinate, i64& smallest_part, i64& bitwise_xor_value) {
-    const i64 bitwise_xor_1 = sort_key(input, coordinate) ^ -4294967296LL;            // line 8: values, indices = input.topk(k, largest=largest)
-    smallest_part = bitwise_xor_1;
-    bitwise_xor_value = bitwise_xor_1;
+__device__ __forceinline__ void elements_of_topk(float input, i64 coordinate, i64& smallest_part, i64& bits) {
+    const i64 bits_2 = sort_key(input, coordinate) ^ -4294967296LL;                   // line 8
+    smallest_part = bits_2;
+    bits = bits_2;
 }
 
-__device__ __forceinline__ void topk_row_1(i64 smallest, i64& row_value, float& row_value_2) {
-    row_value = shift_right(smallest & 4294967295LL, 1LL);                            // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_2 = sorted_value(smallest ^ -4294967296LL);
+__device__ __forceinline__ void shifted_and_element_of_topk(i64 smallest, i64& shifted, float& element) {
+    shifted = shift_right(smallest & 4294967295LL, 1LL);                              // line 8
+    element = sorted_value(smallest ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_1(i64 bitwise_xor_value, i64 smallest) {
-    return bitwise_xor_value > smallest ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_of_topk(i64 bits, i64 smallest) {
+    return bits > smallest ? bits : 9187343248425746432LL;                            // line 8
 }
 
-__device__ __forceinline__ void topk_row_2(i64 smallest_2, i64& row_value_3, float& row_value_4) {
-    row_value_3 = shift_right(smallest_2 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_4 = sorted_value(smallest_2 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_2_and_element_2_of_topk(i64 smallest_2, i64& shifted_2, float& element_2) {
+    shifted_2 = shift_right(smallest_2 & 4294967295LL, 1LL);                          // line 8
+    element_2 = sorted_value(smallest_2 ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_2(i64 bitwise_xor_value, i64 smallest_2) {
-    return bitwise_xor_value > smallest_2 ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_2_of_topk(i64 bits, i64 smallest_2) {
+    return bits > smallest_2 ? bits : 9187343248425746432LL;                          // line 8
 }
 
-__device__ __forceinline__ void topk_row_3(i64 smallest_3, i64& row_value_5, float& row_value_6) {
-    row_value_5 = shift_right(smallest_3 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_6 = sorted_value(smallest_3 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_3_and_element_3_of_topk(i64 smallest_3, i64& shifted_3, float& element_3) {
+    shifted_3 = shift_right(smallest_3 & 4294967295LL, 1LL);                          // line 8
+    element_3 = sorted_value(smallest_3 ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_3(i64 bitwise_xor_value, i64 smallest_3) {
-    return bitwise_xor_value > smallest_3 ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_3_of_topk(i64 bits, i64 smallest_3) {
+    return bits > smallest_3 ? bits : 9187343248425746432LL;                          // line 8
 }
 
-__device__ __forceinline__ void topk_row_4(i64 smallest_4, i64& row_value_7, float& row_value_8) {
-    row_value_7 = shift_right(smallest_4 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_8 = sorted_value(smallest_4 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_4_and_element_4_of_topk(i64 smallest_4, i64& shifted_4, float& element_4) {
+    shifted_4 = shift_right(smallest_4 & 4294967295LL, 1LL);                          // line 8
+    element_4 = sorted_value(smallest_4 ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_4(i64 bitwise_xor_value, i64 smallest_4) {
-    return bitwise_xor_value > smallest_4 ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_4_of_topk(i64 bits, i64 smallest_4) {
+    return bits > smallest_4 ? bits : 9187343248425746432LL;                          // line 8
 }
 
-__device__ __forceinline__ void topk_row_5(i64 smallest_5, i64& row_value_9, float& row_value_10) {
-    row_value_9 = shift_right(smallest_5 & 4294967295LL, 1LL);                        // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_10 = sorted_value(smallest_5 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_5_and_element_5_of_topk(i64 smallest_5, i64& shifted_5, float& element_5) {
+    shifted_5 = shift_right(smallest_5 & 4294967295LL, 1LL);                          // line 8
+    element_5 = sorted_value(smallest_5 ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_5(i64 bitwise_xor_value, i64 smallest_5) {
-    return bitwise_xor_value > smallest_5 ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_5_of_topk(i64 bits, i64 smallest_5) {
+    return bits > smallest_5 ? bits : 9187343248425746432LL;                          // line 8
 }
 
-__device__ __forceinline__ void topk_row_6(i64 smallest_6, i64& row_value_11, float& row_value_12) {
-    row_value_11 = shift_right(smallest_6 & 4294967295LL, 1LL);                       // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_12 = sorted_value(smallest_6 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_6_and_element_6_of_topk(i64 smallest_6, i64& shifted_6, float& element_6) {
+    shifted_6 = shift_right(smallest_6 & 4294967295LL, 1LL);                          // line 8
+    element_6 = sorted_value(smallest_6 ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_6(i64 bitwise_xor_value, i64 smallest_6) {
-    return bitwise_xor_value > smallest_6 ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_6_of_topk(i64 bits, i64 smallest_6) {
+    return bits > smallest_6 ? bits : 9187343248425746432LL;                          // line 8
 }
 
-__device__ __forceinline__ void topk_row_7(i64 smallest_7, i64& row_value_13, float& row_value_14) {
-    row_value_13 = shift_right(smallest_7 & 4294967295LL, 1LL);                       // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_14 = sorted_value(smallest_7 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_7_and_element_7_of_topk(i64 smallest_7, i64& shifted_7, float& element_7) {
+    shifted_7 = shift_right(smallest_7 & 4294967295LL, 1LL);                          // line 8
+    element_7 = sorted_value(smallest_7 ^ -4294967296LL);
 }
 
-__device__ __forceinline__ i64 topk_7(i64 bitwise_xor_value, i64 smallest_7) {
-    return bitwise_xor_value > smallest_7 ? bitwise_xor_value : 9187343248425746432LL;  // line 8: values, indices = input.topk(k, largest=largest)
+__device__ __forceinline__ i64 chosen_7_of_topk(i64 bits, i64 smallest_7) {
+    return bits > smallest_7 ? bits : 9187343248425746432LL;                          // line 8
 }
 
-__device__ __forceinline__ void topk_row_8(i64 smallest_8, i64& row_value_15, float& row_value_16) {
-    row_value_15 = shift_right(smallest_8 & 4294967295LL, 1LL);                       // line 8: values, indices = input.topk(k, largest=largest)
-    row_value_16 = sorted_value(smallest_8 ^ -4294967296LL);
+__device__ __forceinline__ void shifted_8_and_element_8_of_topk(i64 smallest_8, i64& shifted_8, float& element_8) {
+    shifted_8 = shift_right(smallest_8 & 4294967295LL, 1LL);                          // line 8
+    element_8 = sorted_value(smallest_8 ^ -4294967296LL);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -132,15 +135,15 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest; stores bitwise_xor_value for later phases.
+    // Phase 1 of 9: reduces each row to smallest; stores bits for later phases.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<8>(input_raw[c], input_ptr, row * 64 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * 64 + column);
     }
-    i64 bitwise_xor_value_kept[CHUNKS][LANES];
+    i64 bits_kept[CHUNKS][LANES];
     i64 smallest_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_of[k] = amin_i64_identity();
 #pragma unroll
@@ -150,12 +153,12 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
         float input[LANES];
         widen_vec(input_raw[c], input);
         i64 smallest_part[LANES];
-        i64 bitwise_xor_value[LANES];
+        i64 bits[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            topk_0(input[v], column + v, smallest_part[v], bitwise_xor_value[v]);
+            elements_of_topk(input[v], column + v, smallest_part[v], bits[v]);
             smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part[v]);
-            bitwise_xor_value_kept[c][v] = bitwise_xor_value[v];
+            bits_kept[c][v] = bits[v];
         }
     }
 #pragma unroll
@@ -166,21 +169,21 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     i64 smallest = smallest_of[0];
     smallest = row_amin_i64(smallest);
 
-    // Phase 2 of 9: computes row_value, row_value_2; reduces each row to smallest_2; writes out_1, out_0.
-    i64 row_value;
-    float row_value_2;
-    topk_row_1(smallest, row_value, row_value_2);
+    // Phase 2 of 9: computes shifted, element; reduces each row to smallest_2; writes out_1, out_0.
+    i64 shifted;
+    float element;
+    shifted_and_element_of_topk(smallest, shifted, element);
     i64 smallest_2_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_2_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_2_part[v] = topk_1(bitwise_xor_value[v], smallest);
+            smallest_2_part[v] = chosen_of_topk(bits[v], smallest);
             smallest_2_of[v % SUMS] = amin_i64_combine(smallest_2_of[v % SUMS], smallest_2_part[v]);
         }
     }
@@ -193,30 +196,30 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_2 = row_amin_i64(smallest_2);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value, narrowed);
+        narrow(shifted, narrowed);
         store(out_1_ptr, row * 8, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_2, narrowed);
+        narrow(element, narrowed);
         store(out_0_ptr, row * 8, narrowed);
     }
 
-    // Phase 3 of 9: computes row_value_3, row_value_4; reduces each row to smallest_3; writes out_1, out_0.
-    i64 row_value_3;
-    float row_value_4;
-    topk_row_2(smallest_2, row_value_3, row_value_4);
+    // Phase 3 of 9: computes shifted_2, element_2; reduces each row to smallest_3; writes out_1, out_0.
+    i64 shifted_2;
+    float element_2;
+    shifted_2_and_element_2_of_topk(smallest_2, shifted_2, element_2);
     i64 smallest_3_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_3_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_3_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_3_part[v] = topk_2(bitwise_xor_value[v], smallest_2);
+            smallest_3_part[v] = chosen_2_of_topk(bits[v], smallest_2);
             smallest_3_of[v % SUMS] = amin_i64_combine(smallest_3_of[v % SUMS], smallest_3_part[v]);
         }
     }
@@ -229,30 +232,30 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_3 = row_amin_i64(smallest_3);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_3, narrowed);
+        narrow(shifted_2, narrowed);
         store(out_1_ptr, row * 8 + 1, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_4, narrowed);
+        narrow(element_2, narrowed);
         store(out_0_ptr, row * 8 + 1, narrowed);
     }
 
-    // Phase 4 of 9: computes row_value_5, row_value_6; reduces each row to smallest_4; writes out_1, out_0.
-    i64 row_value_5;
-    float row_value_6;
-    topk_row_3(smallest_3, row_value_5, row_value_6);
+    // Phase 4 of 9: computes shifted_3, element_3; reduces each row to smallest_4; writes out_1, out_0.
+    i64 shifted_3;
+    float element_3;
+    shifted_3_and_element_3_of_topk(smallest_3, shifted_3, element_3);
     i64 smallest_4_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_4_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_4_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_4_part[v] = topk_3(bitwise_xor_value[v], smallest_3);
+            smallest_4_part[v] = chosen_3_of_topk(bits[v], smallest_3);
             smallest_4_of[v % SUMS] = amin_i64_combine(smallest_4_of[v % SUMS], smallest_4_part[v]);
         }
     }
@@ -265,30 +268,30 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_4 = row_amin_i64(smallest_4);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_5, narrowed);
+        narrow(shifted_3, narrowed);
         store(out_1_ptr, row * 8 + 2, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_6, narrowed);
+        narrow(element_3, narrowed);
         store(out_0_ptr, row * 8 + 2, narrowed);
     }
 
-    // Phase 5 of 9: computes row_value_7, row_value_8; reduces each row to smallest_5; writes out_1, out_0.
-    i64 row_value_7;
-    float row_value_8;
-    topk_row_4(smallest_4, row_value_7, row_value_8);
+    // Phase 5 of 9: computes shifted_4, element_4; reduces each row to smallest_5; writes out_1, out_0.
+    i64 shifted_4;
+    float element_4;
+    shifted_4_and_element_4_of_topk(smallest_4, shifted_4, element_4);
     i64 smallest_5_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_5_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_5_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_5_part[v] = topk_4(bitwise_xor_value[v], smallest_4);
+            smallest_5_part[v] = chosen_4_of_topk(bits[v], smallest_4);
             smallest_5_of[v % SUMS] = amin_i64_combine(smallest_5_of[v % SUMS], smallest_5_part[v]);
         }
     }
@@ -301,30 +304,30 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_5 = row_amin_i64(smallest_5);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_7, narrowed);
+        narrow(shifted_4, narrowed);
         store(out_1_ptr, row * 8 + 3, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_8, narrowed);
+        narrow(element_4, narrowed);
         store(out_0_ptr, row * 8 + 3, narrowed);
     }
 
-    // Phase 6 of 9: computes row_value_9, row_value_10; reduces each row to smallest_6; writes out_1, out_0.
-    i64 row_value_9;
-    float row_value_10;
-    topk_row_5(smallest_5, row_value_9, row_value_10);
+    // Phase 6 of 9: computes shifted_5, element_5; reduces each row to smallest_6; writes out_1, out_0.
+    i64 shifted_5;
+    float element_5;
+    shifted_5_and_element_5_of_topk(smallest_5, shifted_5, element_5);
     i64 smallest_6_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_6_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_6_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_6_part[v] = topk_5(bitwise_xor_value[v], smallest_5);
+            smallest_6_part[v] = chosen_5_of_topk(bits[v], smallest_5);
             smallest_6_of[v % SUMS] = amin_i64_combine(smallest_6_of[v % SUMS], smallest_6_part[v]);
         }
     }
@@ -337,30 +340,30 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_6 = row_amin_i64(smallest_6);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_9, narrowed);
+        narrow(shifted_5, narrowed);
         store(out_1_ptr, row * 8 + 4, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_10, narrowed);
+        narrow(element_5, narrowed);
         store(out_0_ptr, row * 8 + 4, narrowed);
     }
 
-    // Phase 7 of 9: computes row_value_11, row_value_12; reduces each row to smallest_7; writes out_1, out_0.
-    i64 row_value_11;
-    float row_value_12;
-    topk_row_6(smallest_6, row_value_11, row_value_12);
+    // Phase 7 of 9: computes shifted_6, element_6; reduces each row to smallest_7; writes out_1, out_0.
+    i64 shifted_6;
+    float element_6;
+    shifted_6_and_element_6_of_topk(smallest_6, shifted_6, element_6);
     i64 smallest_7_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_7_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_7_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_7_part[v] = topk_6(bitwise_xor_value[v], smallest_6);
+            smallest_7_part[v] = chosen_6_of_topk(bits[v], smallest_6);
             smallest_7_of[v % SUMS] = amin_i64_combine(smallest_7_of[v % SUMS], smallest_7_part[v]);
         }
     }
@@ -373,30 +376,30 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_7 = row_amin_i64(smallest_7);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_11, narrowed);
+        narrow(shifted_6, narrowed);
         store(out_1_ptr, row * 8 + 5, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_12, narrowed);
+        narrow(element_6, narrowed);
         store(out_0_ptr, row * 8 + 5, narrowed);
     }
 
-    // Phase 8 of 9: computes row_value_13, row_value_14; reduces each row to smallest_8; writes out_1, out_0.
-    i64 row_value_13;
-    float row_value_14;
-    topk_row_7(smallest_7, row_value_13, row_value_14);
+    // Phase 8 of 9: computes shifted_7, element_7; reduces each row to smallest_8; writes out_1, out_0.
+    i64 shifted_7;
+    float element_7;
+    shifted_7_and_element_7_of_topk(smallest_7, shifted_7, element_7);
     i64 smallest_8_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) smallest_8_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const i64 (&bitwise_xor_value)[LANES] = bitwise_xor_value_kept[c];
+        const i64 (&bits)[LANES] = bits_kept[c];
         i64 smallest_8_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            smallest_8_part[v] = topk_7(bitwise_xor_value[v], smallest_7);
+            smallest_8_part[v] = chosen_7_of_topk(bits[v], smallest_7);
             smallest_8_of[v % SUMS] = amin_i64_combine(smallest_8_of[v % SUMS], smallest_8_part[v]);
         }
     }
@@ -409,27 +412,27 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     smallest_8 = row_amin_i64(smallest_8);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_13, narrowed);
+        narrow(shifted_7, narrowed);
         store(out_1_ptr, row * 8 + 6, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_14, narrowed);
+        narrow(element_7, narrowed);
         store(out_0_ptr, row * 8 + 6, narrowed);
     }
 
-    // Phase 9 of 9: computes row_value_15, row_value_16; writes out_1, out_0.
-    i64 row_value_15;
-    float row_value_16;
-    topk_row_8(smallest_8, row_value_15, row_value_16);
+    // Phase 9 of 9: computes shifted_8, element_8; writes out_1, out_0.
+    i64 shifted_8;
+    float element_8;
+    shifted_8_and_element_8_of_topk(smallest_8, shifted_8, element_8);
     if (thread == 0 && exists) {
         i64 narrowed;
-        narrow(row_value_15, narrowed);
+        narrow(shifted_8, narrowed);
         store(out_1_ptr, row * 8 + 7, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(row_value_16, narrowed);
+        narrow(element_8, narrowed);
         store(out_0_ptr, row * 8 + 7, narrowed);
     }
 }
