@@ -299,7 +299,10 @@ def _template() -> jinja2.Template:
 # Emitted text, split by the user's lines.
 
 
-_USER_LINE = re.compile(r"^(?P<code>.*?)\s*// (?P<location>line \d+: .*)$")  # as `emit.math` writes it
+# As `emit.math` writes them: a function and its lines, and code with the label of a line.
+_QUOTED_FUNCTION = re.compile(r"// (?P<function>.+) in .+; its first line is 0:")
+_QUOTED_LINE = re.compile(r"// +(?P<line>\d+): (?P<text>.*)")
+_LABELLED = re.compile(r"(?P<code>.*?)\s*// (?P<label>(?:.+, )?line \d+)")
 
 
 @dataclass
@@ -320,11 +323,16 @@ class CodeBlock:
 
 def code_blocks(text: str) -> list[CodeBlock]:
     """Splits emitted text by user lines. A user's line extends from its comment to the next one, or to the end of the function."""
-    split = [CodeBlock("")]
+    split, function, quotes = [CodeBlock("")], "", dict[str, str]()
     for line in text.splitlines():
-        location = _USER_LINE.match(line)
-        ends = line.startswith("}") and split[-1].location
-        if location or ends:
-            split.append(CodeBlock(location["location"] if location else ""))
-        split[-1].lines.append(location["code"] if location else line)
+        if quoted := _QUOTED_FUNCTION.fullmatch(line):
+            function = quoted["function"]
+        if quoted := _QUOTED_LINE.fullmatch(line):
+            label = f"line {quoted['line']}"
+            quotes |= dict.fromkeys((label, f"{function}, {label}"), quoted["text"])
+        labelled = _LABELLED.fullmatch(line)
+        location = labelled["label"] if labelled and labelled["label"] in quotes else ""
+        if location or (line.startswith("}") and split[-1].location):
+            split.append(CodeBlock(location and f"{location}: {quotes[location]}"))
+        split[-1].lines.append(labelled["code"] if labelled and location else line)
     return [block for block in split if block.lines]
