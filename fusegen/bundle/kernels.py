@@ -6,6 +6,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -116,7 +117,20 @@ def kernels_of_pass(
     return tuple(Kernels(folder, program, mark, variant.machine) for program in programs)
 
 
-# Kernels of built folders in place of compiled ones (``FUSEGEN_BUNDLE_PATH``). A digest of the graph selects them, never a name.
+# Kernels of built folders in place of compiled ones: those of ``FUSEGEN_BUNDLE_PATH``, and those of models in loaded folders.
+# A digest of the graph selects them, never a name.
+
+_LOADED: dict[Path, None] = {}  # the folders that `take_models` got, in order
+
+
+def take_models(folder: Path) -> None:
+    """Makes the kernels of models in a folder available to calls whose graphs have not been looked up yet."""
+    _LOADED[folder] = None
+
+
+def has_built_kernels() -> bool:
+    """Returns True if calls may take kernels of built folders."""
+    return bool(_LOADED or settings().bundle_path)
 
 
 def kernels_for(graph: str, target: Target) -> list[Kernels]:
@@ -126,15 +140,18 @@ def kernels_for(graph: str, target: Target) -> list[Kernels]:
         graph: the digest of the graph (`SpecializationCache.graph_digest`).
 
     Raises:
-        SettingsError: others can write to a folder.
+        SettingsError: others can write to a folder of ``FUSEGEN_BUNDLE_PATH``.
     """
     if settings().emulate:  # it runs the text
         return []
-    return [kernels for folder in settings().bundle_path for kernels in _kernels_in(folder, graph, target)]
+    named = ((folder, _kernels_or_warning(folder)) for folder in settings().bundle_path)
+    loaded = ((folder, _models_or_warning(folder, graph.partition("-")[0])) for folder in _LOADED)
+    folders = chain(named, loaded)
+    return [kernels for folder, stored in folders for kernels in _kernels_in(folder, stored, graph, target)]
 
 
-def _kernels_in(folder: Path, graph: str, target: Target) -> Iterator[Kernels]:
-    for kernel in _kernels_with(folder, graph):
+def _kernels_in(folder: Path, stored: Iterable[StoredKernel], graph: str, target: Target) -> Iterator[Kernels]:
+    for kernel in _kernels_with(stored, graph):
         for variant in kernel.variants:
             if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
                 continue
@@ -145,9 +162,9 @@ def _kernels_in(folder: Path, graph: str, target: Target) -> Iterator[Kernels]:
             yield from (each for each in found if _cluster(each.program) <= target.cluster)
 
 
-def _kernels_with(folder: Path, graph: str) -> Iterator[BuiltKernel]:
-    """Yields the kernels of a folder with a program of a graph. Only these are decoded."""
-    for stored in _kernels_or_warning(folder):
+def _kernels_with(kernels: Iterable[StoredKernel], graph: str) -> Iterator[BuiltKernel]:
+    """Yields those of a folder's kernels that have a program of a graph. Only these are decoded."""
+    for stored in kernels:
         if graph in stored.summary.graphs:
             try:
                 kernel = stored.kernel
@@ -166,8 +183,22 @@ def _kernels_or_warning(folder: Path) -> list[StoredKernel]:
         return []
 
 
+@lru_cache(maxsize=64)
+def _models_or_warning(folder: Path, generator: str) -> list[StoredKernel]:
+    """Returns the kernels of models in a loaded folder; none, with a warning, if another generator made all of them."""
+    try:
+        kernels = [read_kernel(folder, file) for file in read_manifest(folder).kernels if file.model]
+        if not any(graph.startswith(f"{generator}-") for kernel in kernels for graph in kernel.summary.graphs):
+            what = f"the kernels of models in {folder} were built by another version of fusegen, Python, torch, sympy or Jinja"
+            raise BundleError(what, hint="build them again with the versions that run them")
+    except BundleError as error:
+        _warn(error)
+        return []
+    return kernels
+
+
 def _warn(error: BundleError) -> None:
-    warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"built kernels: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=3)
 
 
 def trusted_kernels(folder: Path) -> list[StoredKernel]:

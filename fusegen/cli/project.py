@@ -1,4 +1,4 @@
-"""The kernels that a project ships: ``[tool.fusegen.build]`` in ``pyproject.toml``."""
+"""The kernels and models that a project ships: ``[tool.fusegen.build]`` in ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_KERNEL = ("shape", "arg", "call")
 
 
 def with_project(options: argparse.Namespace) -> list[argparse.Namespace]:
-    """Returns the options of one build for each kernel that the project in the current folder lists. Options of the command line
-    replace those of the file.
+    """Returns the options of one build for each kernel and model that the project in the current folder lists. Options of the
+    command line replace those of the file.
 
     Raises:
         ArgumentError: there is no such table, or an entry is invalid.
     """
     table = _table()
-    _refuse_unknown(_TABLE, table, (*_TEXTS, *_LISTS, "all", "kernels"))
+    _refuse_unknown(_TABLE, table, (*_TEXTS, *_LISTS, "all", "kernels", "models"))
     common = _values(_TABLE, table, _TEXTS, _LISTS)
     if "out" in common:
         common["out"] = Path(common["out"])
@@ -34,10 +34,12 @@ def with_project(options: argparse.Namespace) -> list[argparse.Namespace]:
     if type(is_all) is not bool:
         raise ArgumentError(f"{_FILE}: all of {_TABLE} is {is_all!r}", hint="write true or false")
     builds = [vars(options) | common | given | {"all": True}] if is_all else []
-    kernels = table.get("kernels", [])
-    if not isinstance(kernels, list) or not (kernels or builds):
-        raise ArgumentError(f"{_FILE}: {_TABLE} lists no kernels", hint='write kernels = ["rms_norm"], or all = true')
-    builds += [vars(options) | common | _kernel(entry) | given for entry in kernels]
+    kernels = [_entry("kernel", entry, (*_LISTS, *_OF_KERNEL)) for entry in _entries(table, "kernels")]
+    models = [_entry("model", entry, ("arch",)) for entry in _entries(table, "models")]
+    builds += [vars(options) | common | entry | given for entry in (*kernels, *models)]
+    if not builds:
+        hint = 'write kernels = ["rms_norm"], models = ["models.py:make"], or all = true'
+        raise ArgumentError(f"{_FILE}: {_TABLE} lists no kernels", hint=hint)
     return [argparse.Namespace(**build) for build in builds]
 
 
@@ -72,7 +74,7 @@ def _document() -> Mapping[str, Any]:
 
 
 def _table() -> Mapping[str, Any]:
-    hint = f"name a kernel, build all prebuilt fusions by --all, or list kernels in {_TABLE} of {_FILE}"
+    hint = f"name a kernel, a model by --model, all prebuilt fusions by --all, or list kernels in {_TABLE} of {_FILE}"
     table = _document()
     for key in ("tool", "fusegen", "build"):
         if key not in table:
@@ -84,14 +86,25 @@ def _table() -> Mapping[str, Any]:
     return table
 
 
-def _kernel(entry: object) -> dict[str, Any]:
+def _entries(table: Mapping[str, Any], key: str) -> list[object]:
+    entries = table.get(key, [])
+    if not isinstance(entries, list):
+        raise ArgumentError(f"{_FILE}: {key} of {_TABLE} is {entries!r}, not a list", hint=f"write {key} = [{entries!r}]")
+    return entries
+
+
+def _entry(kind: str, entry: object, keys: Sequence[str]) -> dict[str, Any]:
+    """Returns the options of a kernel or a model: its name, or a table with its name."""
     entry = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        hint = '"rms_norm", or {name = "mine.py:scaled", call = "x=8192x4096"}'
-        raise ArgumentError(f"{_FILE}: the kernel {entry!r} in {_TABLE} has no name", hint=hint)
+        examples = {
+            "kernel": '"rms_norm", or {name = "mine.py:scaled", call = "x=8192x4096"}',
+            "model": '"models.py:make", or {name = "models.py:make", arch = "sm_90a"}',
+        }
+        raise ArgumentError(f"{_FILE}: the {kind} {entry!r} in {_TABLE} has no name", hint=examples[kind])
     where = f"{entry['name']} in {_TABLE}"
-    _refuse_unknown(where, entry, ("name", *_LISTS, *_OF_KERNEL))
-    return {"kernel": [entry["name"]], **_values(where, entry, (), (*_LISTS, *_OF_KERNEL))}
+    _refuse_unknown(where, entry, ("name", *keys))
+    return {kind: [entry["name"]], **_values(where, entry, (), keys)}
 
 
 def _values(where: str, table: Mapping[str, Any], texts: Sequence[str], lists: Sequence[str]) -> dict[str, Any]:

@@ -66,7 +66,9 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             monkeypatch.setenv(variable, value)
         monkeypatch.setenv("FUSEGEN_BUNDLE_PATH", os.pathsep.join(map(str, folders)))
         monkeypatch.setattr(backends, "_LOADED", {})
+        monkeypatch.setattr(kernels, "_LOADED", {})
         kernels._kernels_or_warning.cache_clear()
+        kernels._models_or_warning.cache_clear()
         settings.cache_clear()
         forget_programs()
 
@@ -164,7 +166,7 @@ def test_other_options_are_other_graphs(folder: Path, only: Callable[..., None])
 
 def test_sizes_that_a_program_is_not_built_for(folder: Path, only: Callable[..., None]) -> None:
     only(folder)
-    (built,) = kernels._kernels_in(folder, kernels_in(folder)[0].variants[0].graph, target("cpu"))
+    (built,) = kernels.kernels_for(kernels_in(folder)[0].variants[0].graph, target("cpu"))
     assert built.serves({"x_dim0": 65}) and not built.serves({"x_dim0": 0}) and not built.serves({})
 
 
