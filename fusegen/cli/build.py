@@ -26,7 +26,7 @@ from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
 from fusegen.cli.build_model import BuiltModel, built_models, traced_model
 from fusegen.cli.load import is_location, load
-from fusegen.cli.project import project_license, project_version, with_project
+from fusegen.cli.project import FORMATS, project_license, project_version, with_project
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, BundleError, TargetError
 from fusegen.files import read_regular
@@ -37,7 +37,6 @@ from fusegen.specs import SPECS, find
 from fusegen.target import CPU, Backend, Target, from_capability
 
 _WHEELS = ("wheel", "extension-wheel")
-_FORMATS = ("bundle", "extension", "sources", *_WHEELS, "hub")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +57,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "Python package with a bundle), extension-wheel (a Python package with an extension, which does not need fusegen), or hub "
         "(extensions in a folder for Hugging Face's package kernels)"
     )
-    parser.add_argument("--format", choices=_FORMATS, help=format_help)
+    parser.add_argument("--format", choices=FORMATS, help=format_help)
     library_help = (
         "name of the library, and of the package in a wheel; an extension's operators are torch.ops.NAME.… (default, but for "
         "wheels: the folder's name)"
@@ -154,8 +153,6 @@ def _models(options: argparse.Namespace, builds: Sequence[argparse.Namespace]) -
 def _run(options: argparse.Namespace, wanted: _Wanted, terminal: Terminal) -> int:
     if options.out is None:
         raise ArgumentError("no folder is given", hint="add --out DIR")
-    if options.format not in (None, *_FORMATS):
-        raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
     if options.format in _WHEELS:
         return _run_wheel(options, wanted, terminal)
     if options.library:

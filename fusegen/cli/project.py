@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusegen.errors import ArgumentError
+from fusegen.cli.arguments import DTYPES, tensor_of
+from fusegen.cli.build_model import require_function
+from fusegen.cli.load import is_location
+from fusegen.dtypes import DType
+from fusegen.errors import ArgumentError, FusegenError
+from fusegen.runtime.devices import LEVELS
+from fusegen.specs import find
+from fusegen.target import target
 
 _FILE = Path("pyproject.toml")
 _TABLE = "[tool.fusegen.build]"
+FORMATS = ("bundle", "extension", "sources", "wheel", "extension-wheel", "hub")
 _TEXTS = ("out", "format", "library", "version", "cpu")
 _LISTS = ("arch", "dtype")
 _OF_KERNEL = ("shape", "arg", "call")
@@ -102,6 +111,7 @@ def _entry(kind: str, entry: object, keys: Sequence[str]) -> dict[str, Any]:
             "model": '"models.py:make", or {name = "models.py:make", arch = "sm_90a"}',
         }
         raise ArgumentError(f"{_FILE}: the {kind} {entry!r} in {_TABLE} has no name", hint=examples[kind])
+    _check(f"name of the {kind}", _TABLE, entry["name"])
     where = f"{entry['name']} in {_TABLE}"
     _refuse_unknown(where, entry, ("name", *keys))
     return {kind: [entry["name"]], **_values(where, entry, (), keys)}
@@ -118,8 +128,67 @@ def _values(where: str, table: Mapping[str, Any], texts: Sequence[str], lists: S
         if not all(isinstance(element, str) for element in elements):
             expected = "strings" if name in lists else "a string"
             raise ArgumentError(f"{_FILE}: {name} of {where} is {table[name]!r}", hint=f"write {expected}")
+        for element in map(str, elements):
+            _check(name, where, element)
         values[name] = value
     return values
+
+
+def _check(name: str, where: str, text: str) -> None:
+    """Refuses a value that no build accepts, before anything is built.
+
+    Raises:
+        ArgumentError: it names the key, its table and, if the text is there once, its line.
+    """
+    try:
+        if not text.strip():
+            raise ArgumentError("it is empty", hint="leave it out")
+        if name in _SHAPES and len(text.split()) > 1:
+            parts = ", ".join(f'"{part}"' for part in text.split())
+            raise ArgumentError(f"there is a space in {text!r}", hint=f"write one string for each: {name} = [{parts}]")
+        if name in _CHECKS:
+            _CHECKS[name](text)
+    except FusegenError as error:
+        what = f"{_FILE}: {name} of {where}: {error.what}"
+        raise ArgumentError(what, where=_line_of(text), hint=(error.hint or "").replace(f"--{name} ", "")) from None
+
+
+def _check_argument(text: str) -> None:
+    name, equals, _ = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ArgumentError(f"cannot read the argument {text!r}", hint='write NAME=VALUE, such as "by=0.5"')
+
+
+def _require_one_of(known: Sequence[str], text: str) -> None:
+    if text not in known:
+        raise ArgumentError(f"there is no {text!r}", hint=f"write one of {', '.join(known)}")
+
+
+def _of_words(check: Callable[[str], object], text: str) -> None:
+    for word in text.split(","):
+        check(word.strip())
+
+
+_SHAPES = ("shape", "call")
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    "shape": lambda text: tensor_of(text, DType.FLOAT32),
+    "call": partial(_of_words, lambda text: tensor_of(text, DType.FLOAT32)),
+    "arg": _check_argument,
+    "arch": partial(_of_words, target),
+    "dtype": partial(_of_words, partial(_require_one_of, tuple(DTYPES))),
+    "cpu": partial(_require_one_of, LEVELS),
+    "format": partial(_require_one_of, FORMATS),
+    "name of the kernel": lambda text: is_location(text) or find(text),
+    "name of the model": require_function,
+}
+
+
+def _line_of(text: str) -> str | None:
+    """Returns the file with the line of a string; None if several lines, or none, have it."""
+    lines = [
+        n for n, line in enumerate(_FILE.read_text(encoding="utf-8").splitlines(), 1) if f'"{text}"' in line or f"'{text}'" in line
+    ]
+    return f"{_FILE}:{lines[0]}" if len(lines) == 1 else None
 
 
 def _refuse_unknown(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
