@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fusegen.bundle.manifest import (
     NAME,
+    REBUILD_HINT,
     BuiltKernel,
     BuiltPasses,
     BuiltProgram,
@@ -33,6 +34,7 @@ from fusegen.guards import same
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.program.formula import FormulaKind
 from fusegen.program.numbers import Numbers, python_condition
+from fusegen.program.renaming import GraphNames, renamed
 from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
@@ -133,11 +135,12 @@ def has_built_kernels() -> bool:
     return bool(_LOADED or settings().bundle_path)
 
 
-def kernels_for(graph: str, target: Target) -> list[Kernels]:
-    """Returns the kernels of all built programs of a graph that run on this machine.
+def kernels_for(graph: str, names: GraphNames, target: Target) -> list[tuple[Kernels, LaunchPlan]]:
+    """Returns the kernels of all built programs of a graph that run on this machine, each with its launch plan, renamed.
 
     Args:
         graph: the digest of the graph (`SpecializationCache.graph_digest`).
+        names: the names in the graph.
 
     Raises:
         SettingsError: others can write to a folder of ``FUSEGEN_BUNDLE_PATH``.
@@ -147,31 +150,51 @@ def kernels_for(graph: str, target: Target) -> list[Kernels]:
     named = ((folder, _kernels_or_warning(folder)) for folder in settings().bundle_path)
     loaded = ((folder, _models_or_warning(folder, graph.partition("-")[0])) for folder in _LOADED)
     folders = chain(named, loaded)
-    return [kernels for folder, stored in folders for kernels in _kernels_in(folder, stored, graph, target)]
+    return [
+        (kernels, plan)
+        for folder, stored in folders
+        for kernel in stored
+        for kernels in _kernels_in(folder, kernel, graph, target)
+        if (plan := _renamed(kernels, names, kernel.where)) is not None
+    ]
 
 
-def _kernels_in(folder: Path, stored: Iterable[StoredKernel], graph: str, target: Target) -> Iterator[Kernels]:
-    for kernel in _kernels_with(stored, graph):
-        for variant in kernel.variants:
-            if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
-                continue
-            passes = variant.passes
-            found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
-            if passes is not None:
-                found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
-            yield from (each for each in found if _cluster(each.program) <= target.cluster)
+def _renamed(kernels: Kernels, names: GraphNames, where: str) -> LaunchPlan | None:
+    """Returns the launch plan of a built program with the names of the call's graph; None, with a warning, if its own are damaged.
+
+    Args:
+        where: the file of the kernel, for messages.
+    """
+    program = kernels.program
+    try:
+        if not {*program.signature.sizes} <= {*program.names.sizes}:  # sizes of a parameter that the graph does not use, or damage
+            kernels.check()
+        return renamed(program.call, program.names, names)
+    except (KeyError, ValueError):
+        what = f"{where} is damaged: the names of a program are not those of its graph"
+        _warn(BundleError(what, hint=REBUILD_HINT).one_line)
+    except BundleError as error:
+        _warn(error.one_line)
+    return None
 
 
-def _kernels_with(kernels: Iterable[StoredKernel], graph: str) -> Iterator[BuiltKernel]:
-    """Yields those of a folder's kernels that have a program of a graph. Only these are decoded."""
-    for stored in kernels:
-        if graph in stored.summary.graphs:
-            try:
-                kernel = stored.kernel
-            except BundleError as error:
-                _warn(error)
-            else:
-                yield kernel
+def _kernels_in(folder: Path, stored: StoredKernel, graph: str, target: Target) -> Iterator[Kernels]:
+    """Yields the kernels of a stored kernel's programs of a graph. It is decoded only if it has one."""
+    if graph not in stored.summary.graphs:
+        return
+    try:
+        kernel = stored.kernel
+    except BundleError as error:
+        _warn(error.one_line)
+        return
+    for variant in kernel.variants:
+        if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
+            continue
+        passes = variant.passes
+        found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
+        if passes is not None:
+            found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
+        yield from (each for each in found if _cluster(each.program) <= target.cluster)
 
 
 @lru_cache(maxsize=64)
@@ -179,7 +202,7 @@ def _kernels_or_warning(folder: Path) -> list[StoredKernel]:
     try:
         return trusted_kernels(folder)
     except BundleError as error:
-        _warn(error)
+        _warn(error.one_line)
         return []
 
 
@@ -192,13 +215,15 @@ def _models_or_warning(folder: Path, generator: str) -> list[StoredKernel]:
             what = f"the kernels of models in {folder} were built by another version of fusegen, Python, torch, sympy or Jinja"
             raise BundleError(what, hint="build them again with the versions that run them")
     except BundleError as error:
-        _warn(error)
+        _warn(error.one_line)
         return []
     return kernels
 
 
-def _warn(error: BundleError) -> None:
-    warnings.warn(f"built kernels: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=3)
+@lru_cache(maxsize=256)
+def _warn(problem: str) -> None:
+    """Warns once in a process."""
+    warnings.warn(f"built kernels: {problem}; kernels are compiled", RuntimeWarning, stacklevel=3)
 
 
 def trusted_kernels(folder: Path) -> list[StoredKernel]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,7 +32,7 @@ from fusegen.program.call import LaunchPlan
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
-from fusegen.program.renaming import GraphNames, renamed
+from fusegen.program.renaming import GraphNames
 from fusegen.runtime.arguments import WIDE
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.names import stride_name
@@ -427,13 +427,8 @@ class SpecializationCache:
             has_folders = has_built_kernels()
         except SettingsError:  # `lower` needs no settings; calls report the error
             return ()
-        return tuple(self._renamed(kernels_for(self.graph_digest, self.target))) if has_folders else ()
-
-    def _renamed(self, found: Iterable[Kernels]) -> Iterator[BuiltSpecialization]:
-        """Yields built kernels with the names of this graph."""
-        for kernels in found:
-            with suppress(KeyError, ValueError):  # the manifest names other places
-                yield BuiltSpecialization(kernels, renamed(kernels.program.call, kernels.program.names, self.names), self.names)
+        found = kernels_for(self.graph_digest, self.names, self.target) if has_folders else ()
+        return tuple(BuiltSpecialization(kernels, plan, self.names) for kernels, plan in found)
 
     @cached_property
     def graph_digest(self) -> str:
