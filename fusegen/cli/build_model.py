@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fusegen.bundle.manifest import BuiltKernel, place_of
 from fusegen.bundle.models import ModelCall, ModelCalls, built_call
@@ -115,7 +116,11 @@ def traced_model(location: str, targets: Sequence[Target]) -> TracedModel:
     """
     model, args, kwargs = _call_of(location)
     calls = ModelCalls(targets)
-    report = patch(model)
+    _refuse_meta(location, model, (args, kwargs))
+    try:
+        report = patch(model)
+    except ArgumentError as error:
+        raise ArgumentError(f"the model of {location}: {error.what}", hint=error.hint) from None
     with watched(calls), torch.set_grad_enabled(model.training):
         _guarded(f"the example call of {location}", partial(model, *args, **kwargs))
     if not calls.found and calls.empty:
@@ -125,6 +130,18 @@ def traced_model(location: str, targets: Sequence[Target]) -> TracedModel:
         raise ArgumentError(f"no module of {location} became a kernel: {_reasons(report)}", hint=hint)
     own_code = (f"{row.path or row.kind}: {row.reason}" for row in report.rows if not row.fused and row.reason)
     return TracedModel(location, tuple(calls.found), tuple(own_code))
+
+
+def _refuse_meta(location: str, model: nn.Module, inputs: object) -> None:
+    """Refuses tensors without values: torch runs the example call."""
+    named = [(f"the {type(model).__name__}'s {name}", t) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    named += [("an example input", leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    found = [name for name, tensor in named if tensor.is_meta]
+    if found:
+        others = f" and {len(found) - 1} others are" if len(found) > 1 else " is"
+        what = f"{location}: {found[0]}{others} on the meta device, but torch runs the example call"
+        hint = 'model.to_empty(device="cpu"), and inputs made there: the values of weights do not change the kernels'
+        raise ArgumentError(what, hint=hint)
 
 
 def _reasons(report: Report) -> str:

@@ -79,6 +79,10 @@ def number(): return 5, (IDS,)
 def tensor(): return Stack(), IDS
 def wrong(): return Stack(), (torch.zeros(3, dtype=torch.int32), 1)
 def broken(): raise OSError("no weights")
+def on_meta(): return Stack().to("meta"), (IDS,)
+def meta_inputs(): return Stack(), (IDS.to("meta"),)
+def compiled(): return torch.compile(Stack()), (IDS,)
+def scripted(): return torch.jit.script(nn.Sequential(nn.Linear(4, 4))), (torch.ones(2, 4),)
 def empty(): return Stack(), (IDS[:, :0],)
 def linear(): return nn.Linear(4, 4), (torch.ones(2, 4),)
 not_a_function = 3
@@ -293,6 +297,10 @@ def test_mistakes(tmp_path: Path, file: Path, run: Run) -> None:
         ("tensor",): r"returns \(Stack, Tensor\), which is no model with example inputs",
         ("broken",): "broken failed: OSError: no weights",
         ("wrong",): "the example call of .*wrong failed: TypeError",
+        ("on_meta",): r"the Stack's blocks.0.norm.weight and \d+ others are on the meta device.*try: model.to_empty",
+        ("meta_inputs",): "an example input is on the meta device",
+        ("compiled",): "the model of .*compiled: Stack is compiled by torch.compile.*before torch.compile",
+        ("scripted",): "the model of .*scripted: Sequential is scripted.*before torch.jit.script",
         ("empty",): "the example inputs of .*empty are empty",
         ("linear",): "no module of .* became a kernel|has no module",
         ("make", "--shape", "x=8x64"): "--shape does not apply to --model",
