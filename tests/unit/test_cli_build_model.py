@@ -50,7 +50,14 @@ class Stack(nn.Module):
             x = block(x)
         return x
 
+class Loss(Stack):
+    def forward(self, ids, labels):
+        return nn.functional.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
+
 IDS = torch.arange(6).view(2, 3)
+
+def step():
+    return Loss(), {"ids": IDS, "labels": IDS}
 
 def make():
     return Stack().eval(), (IDS,)
@@ -167,6 +174,29 @@ def test_a_patched_model_takes_its_kernels(
     report = fg.patch(model)
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(results(model, ids), expected, strict=True))
     assert all(row.fused and not row.reason for row in report.rows), str(report)
+    assert not [*(tmp_path / "empty").glob("cpu/*")]
+
+
+def step(model: torch.nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
+    """The parameters after two training steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(ids, ids.flip(0)).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_a_training_step_takes_its_kernels(tmp_path: Path, file: Path, run: Run, only: Callable[..., None]) -> None:  # noqa: F811
+    done = run("build", "--model", f"{file}:step", "--arch", "cpu", "--out", str(tmp_path / "built"))
+    assert done.code == 0, done.err
+    (model, _), (patched, _) = module_at(str(file)).step(), module_at(str(file)).step()
+    ids = torch.arange(1, 7).repeat(4).view(8, 3)
+    expected = step(model, ids)
+    only(tmp_path / "built", FUSEGEN_NVCC="/no-compiler")
+    report = fg.patch(patched)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(step(patched, ids), expected, strict=True))
+    assert all(row.fused for row in report.rows if row.path.startswith("blocks")), str(report)
     assert not [*(tmp_path / "empty").glob("cpu/*")]
 
 
