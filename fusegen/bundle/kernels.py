@@ -6,6 +6,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fusegen.bundle.manifest import (
     NAME,
+    REBUILD_HINT,
     BuiltKernel,
     BuiltPasses,
     BuiltProgram,
@@ -32,6 +34,7 @@ from fusegen.guards import same
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.program.formula import FormulaKind
 from fusegen.program.numbers import Numbers, python_condition
+from fusegen.program.renaming import GraphNames, renamed
 from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
@@ -116,45 +119,82 @@ def kernels_of_pass(
     return tuple(Kernels(folder, program, mark, variant.machine) for program in programs)
 
 
-# Kernels of built folders in place of compiled ones (``FUSEGEN_BUNDLE_PATH``). A digest of the graph selects them, never a name.
+# Kernels of built folders in place of compiled ones: those of ``FUSEGEN_BUNDLE_PATH``, and those of models in loaded folders.
+# A digest of the graph selects them, never a name.
+
+_LOADED: dict[Path, None] = {}  # the folders that `take_models` got, in order
 
 
-def kernels_for(graph: str, target: Target) -> list[Kernels]:
-    """Returns the kernels of all built programs of a graph that run on this machine.
+def take_models(folder: Path) -> None:
+    """Makes the kernels of models in a folder available to calls whose graphs have not been looked up yet."""
+    _LOADED[folder] = None
+
+
+def has_built_kernels() -> bool:
+    """Returns True if calls may take kernels of built folders."""
+    return bool(_LOADED or settings().bundle_path)
+
+
+def kernels_for(graph: str, names: GraphNames, target: Target) -> list[tuple[Kernels, LaunchPlan]]:
+    """Returns the kernels of all built programs of a graph that run on this machine, each with its launch plan, renamed.
 
     Args:
         graph: the digest of the graph (`SpecializationCache.graph_digest`).
+        names: the names in the graph.
 
     Raises:
-        SettingsError: others can write to a folder.
+        SettingsError: others can write to a folder of ``FUSEGEN_BUNDLE_PATH``.
     """
     if settings().emulate:  # it runs the text
         return []
-    return [kernels for folder in settings().bundle_path for kernels in _kernels_in(folder, graph, target)]
+    named = ((folder, _kernels_or_warning(folder)) for folder in settings().bundle_path)
+    loaded = ((folder, _models_or_warning(folder, graph.partition("-")[0])) for folder in _LOADED)
+    folders = chain(named, loaded)
+    return [
+        (kernels, plan)
+        for folder, stored in folders
+        for kernel in stored
+        for kernels in _kernels_in(folder, kernel, graph, target)
+        if (plan := _renamed(kernels, names, kernel.where)) is not None
+    ]
 
 
-def _kernels_in(folder: Path, graph: str, target: Target) -> Iterator[Kernels]:
-    for kernel in _kernels_with(folder, graph):
-        for variant in kernel.variants:
-            if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
-                continue
-            passes = variant.passes
-            found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
-            if passes is not None:
-                found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
-            yield from (each for each in found if _cluster(each.program) <= target.cluster)
+def _renamed(kernels: Kernels, names: GraphNames, where: str) -> LaunchPlan | None:
+    """Returns the launch plan of a built program with the names of the call's graph; None, with a warning, if its own are damaged.
+
+    Args:
+        where: the file of the kernel, for messages.
+    """
+    program = kernels.program
+    try:
+        if not {*program.signature.sizes} <= {*program.names.sizes}:  # sizes of a parameter that the graph does not use, or damage
+            kernels.check()
+        return renamed(program.call, program.names, names)
+    except (KeyError, ValueError):
+        what = f"{where} is damaged: the names of a program are not those of its graph"
+        _warn(BundleError(what, hint=REBUILD_HINT).one_line)
+    except BundleError as error:
+        _warn(error.one_line)
+    return None
 
 
-def _kernels_with(folder: Path, graph: str) -> Iterator[BuiltKernel]:
-    """Yields the kernels of a folder with a program of a graph. Only these are decoded."""
-    for stored in _kernels_or_warning(folder):
-        if graph in stored.summary.graphs:
-            try:
-                kernel = stored.kernel
-            except BundleError as error:
-                _warn(error)
-            else:
-                yield kernel
+def _kernels_in(folder: Path, stored: StoredKernel, graph: str, target: Target) -> Iterator[Kernels]:
+    """Yields the kernels of a stored kernel's programs of a graph. It is decoded only if it has one."""
+    if graph not in stored.summary.graphs:
+        return
+    try:
+        kernel = stored.kernel
+    except BundleError as error:
+        _warn(error.one_line)
+        return
+    for variant in kernel.variants:
+        if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
+            continue
+        passes = variant.passes
+        found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
+        if passes is not None:
+            found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
+        yield from (each for each in found if _cluster(each.program) <= target.cluster)
 
 
 @lru_cache(maxsize=64)
@@ -162,12 +202,28 @@ def _kernels_or_warning(folder: Path) -> list[StoredKernel]:
     try:
         return trusted_kernels(folder)
     except BundleError as error:
-        _warn(error)
+        _warn(error.one_line)
         return []
 
 
-def _warn(error: BundleError) -> None:
-    warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; kernels are compiled", RuntimeWarning, stacklevel=3)
+@lru_cache(maxsize=64)
+def _models_or_warning(folder: Path, generator: str) -> list[StoredKernel]:
+    """Returns the kernels of models in a loaded folder; none, with a warning, if another generator made all of them."""
+    try:
+        kernels = [read_kernel(folder, file) for file in read_manifest(folder).kernels if file.model]
+        if not any(graph.startswith(f"{generator}-") for kernel in kernels for graph in kernel.summary.graphs):
+            what = f"the kernels of models in {folder} were built by another version of fusegen, Python, torch, sympy or Jinja"
+            raise BundleError(what, hint="build them again with the versions that run them")
+    except BundleError as error:
+        _warn(error.one_line)
+        return []
+    return kernels
+
+
+@lru_cache(maxsize=256)
+def _warn(problem: str) -> None:
+    """Warns once in a process."""
+    warnings.warn(f"built kernels: {problem}; kernels are compiled", RuntimeWarning, stacklevel=3)
 
 
 def trusted_kernels(folder: Path) -> list[StoredKernel]:

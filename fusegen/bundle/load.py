@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fusegen.bundle.kernels import Kernels, Reasons, choose, describe_calls, fit, kernels_of, kernels_of_pass, match
+from fusegen.bundle.kernels import Kernels, Reasons, choose, describe_calls, fit, kernels_of, kernels_of_pass, match, take_models
 from fusegen.bundle.manifest import (
     BuiltKernel,
     BuiltParameter,
@@ -58,6 +58,9 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def load(folder: str | os.PathLike[str]) -> Bundle:
     """Loads a folder that ``fusegen build`` wrote. The files of a kernel are read and checked when it is first looked up.
 
+    Kernels of models (``fusegen build --model``) have no names in it. Calls of the patched models take them in place of
+    compilation: load the folder before the first call.
+
     The folder contains machine code: load only folders that you trust. Files are checked only for changes since the build.
 
     Raises:
@@ -65,7 +68,10 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
         BundleError: the manifest is missing, was changed, or has another version.
     """
     path = _resolved_path(folder)
-    return Bundle(path, {kernel.name: kernel for kernel in read_manifest(path).kernels if not kernel.model})
+    files = read_manifest(path).kernels
+    if any(file.model for file in files):
+        take_models(path)
+    return Bundle(path, {file.name: file for file in files if not file.model})
 
 
 def _resolved_path(folder: object) -> Path:

@@ -156,8 +156,8 @@ class BuiltKernel:
     """A kernel with its programs.
 
     Attributes:
-        model: the model whose calls run it, as named on the command line; such a kernel has no parameters, and only calls with
-            ``FUSEGEN_BUNDLE_PATH`` take it. Else "".
+        model: the model whose calls run it, as named on the command line; such a kernel has no parameters, and only calls of
+            the patched model take it, in place of compilation. Else "".
     """
 
     name: str

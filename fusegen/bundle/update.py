@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,16 +55,16 @@ class OpenFolder:
         except OSError:
             return False
 
-    def finish(self, built: Iterable[BuiltKernel], version: str, *, model: str = "") -> tuple[StoredKernel, ...]:
+    def finish(self, built: Iterable[BuiltKernel], version: str, *, models: Container[str] = ()) -> tuple[StoredKernel, ...]:
         """Replaces kernels of the folder, or adds new ones, whose binaries were written. Files that nothing names any more are
         removed. Returns all kernels of the folder.
 
         Args:
-            model: a model whose other kernels are removed.
+            models: models whose other kernels are removed.
         """
         parts = list(built)
         new = {kernel.name: stored(self._with_known_files(kernel)) for kernel in merged(parts)}
-        kept = {name: kernel for name, kernel in self.kernels.items() if not model or kernel.file.model != model}
+        kept = {name: kernel for name, kernel in self.kernels.items() if kernel.file.model not in models}
         kernels = tuple({**kept, **new}.values())
         manifest = Manifest(version, tuple(kernel.file for kernel in kernels))
         used = {file for kernel in kernels for file in kernel.files}

@@ -41,11 +41,13 @@ class PackageSpec:
     Attributes:
         name: name of the package and of its distribution.
         docs: the kernels' docstrings, by name.
+        models: the models whose calls take its kernels.
     """
 
     name: str
     version: str
     docs: Mapping[str, str]
+    models: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raises `ArgumentError` if a name or the version is invalid, or if the package would hide another one."""
@@ -102,10 +104,12 @@ def wheel_of_bundle(package: PackageSpec, folder: Path, version: str) -> Wheel:
     """Returns a wheel of a folder of built kernels, which `fusegen.load` reads when the package is imported.
 
     Args:
-        version: version of fusegen. Only releases with the same first two numbers read the folder's format.
+        version: version of fusegen. Only releases with the same first two numbers read the folder's format. Calls of models take
+            only kernels that the same versions of all packages built.
     """
+    models = f", also for calls of models that fusegen.patch patches: {', '.join(package.models)}" if package.models else ""
     lines = [
-        '"""Kernels built by fusegen."""\n',
+        f"{f'Kernels built by fusegen{models}.'!r}\n",
         "from pathlib import Path as _Path\n",
         "from fusegen import load as _load\n",
         *_head(package, package.docs),
@@ -113,8 +117,13 @@ def wheel_of_bundle(package: PackageSpec, folder: Path, version: str) -> Wheel:
     ]
     for kernel, doc in package.docs.items():
         lines += [f'{kernel} = _built["{kernel}"]', f"{kernel}.__doc__ = {doc!r}"]
-    requires = (f"fusegen~={version.partition('+')[0]}", "torch")
-    return _wheel(package, _contents(package, lines, folder, "_kernels"), requires, ">=3.11")
+    requires: tuple[str, ...] = (f"fusegen~={version.partition('+')[0]}", "torch")
+    python = ">=3.11"
+    if package.models:
+        versions = {"fusegen": version} | {name: distribution(name).version for name in ("torch", "sympy", "jinja2")}
+        requires = tuple(f"{name}=={known.partition('+')[0]}" for name, known in versions.items())
+        python = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
+    return _wheel(package, _contents(package, lines, folder, "_kernels"), requires, python)
 
 
 def wheel_of_extension(package: PackageSpec, folder: Path, built: BuiltExtension) -> Wheel:

@@ -8,7 +8,7 @@ import platform
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +20,13 @@ from fusegen.bundle.hub import HubPackage, build_hub
 from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Manifest, RequestedCall, StoredKernel
 from fusegen.bundle.programs import temporary_folder
-from fusegen.bundle.update import open_folder
+from fusegen.bundle.update import OpenFolder, open_folder
 from fusegen.bundle.wheel import PackageSpec, store, wheel_of_bundle, wheel_of_extension
 from fusegen.cli.arguments import add_inputs, chosen_target
 from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
-from fusegen.cli.build_model import run_build_model
+from fusegen.cli.build_model import BuiltModel, built_models, traced_model
 from fusegen.cli.load import is_location, load
-from fusegen.cli.project import project_license, project_version, with_project
+from fusegen.cli.project import FORMATS, project_license, project_version, with_project
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, BundleError, TargetError
 from fusegen.files import read_regular
@@ -37,16 +37,15 @@ from fusegen.specs import SPECS, find
 from fusegen.target import CPU, Backend, Target, from_capability
 
 _WHEELS = ("wheel", "extension-wheel")
-_FORMATS = ("bundle", "extension", "sources", *_WHEELS, "hub")
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="*", help="a prebuilt fusion (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     model_help = (
-        "build kernels of a model that fusegen.patch patches, for FUSEGEN_BUNDLE_PATH: a function that returns (model, args), or "
-        "(model, args, kwargs), the model and the inputs of one call"
+        "build kernels of a model that fusegen.patch patches, in a bundle or a wheel; may be repeated: a function that returns "
+        "(model, args), or (model, args, kwargs), the model and the inputs of one call"
     )
-    parser.add_argument("--model", metavar="FILE.py:FUNCTION", help=model_help)
+    parser.add_argument("--model", metavar="FILE.py:FUNCTION", action="append", default=[], help=model_help)
     parser.add_argument("--all", action="store_true", help="build all prebuilt fusions, each with its default variant")
     parser.add_argument("--out", metavar="DIR", type=Path, help="the folder to create, or to add to; wheels are files in it")
     arch_help = (
@@ -58,7 +57,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "Python package with a bundle), extension-wheel (a Python package with an extension, which does not need fusegen), or hub "
         "(extensions in a folder for Hugging Face's package kernels)"
     )
-    parser.add_argument("--format", choices=_FORMATS, help=format_help)
+    parser.add_argument("--format", choices=FORMATS, help=format_help)
     library_help = (
         "name of the library, and of the package in a wheel; an extension's operators are torch.ops.NAME.… (default, but for "
         "wheels: the folder's name)"
@@ -82,50 +81,94 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """The kernels and models that a command builds.
+
+    Attributes:
+        names: names of kernels in the folder, by their names on the command line.
+        modules: the user's modules, imported.
+        models: targets of models, by location.
+    """
+
+    names: Mapping[str, str]
+    calls: Sequence[RequestedCall]
+    modules: dict[str, ModuleType]
+    models: Mapping[str, Sequence[Target]]
+
+    def build_into(
+        self, folder: OpenFolder, terminal: Terminal, *, repeatable: bool = True
+    ) -> tuple[tuple[StoredKernel, ...], list[BuiltModel]]:
+        """Builds them into a folder. Returns all kernels of the folder, and the models."""
+        traced = []
+        for location, targets in self.models.items():
+            terminal.progress(f"tracing {location} …")
+            traced.append(traced_model(location, targets))
+        kernels = FolderBuild(folder, self.names, self.modules, terminal, repeatable).kernels(self.calls)
+        models = built_models(traced, folder, terminal, repeatable=repeatable)
+        kernels += [kernel for model in models for kernel in model.kernels]
+        return folder.finish(kernels, fusegen.__version__, models={model.key for model in models}), models
+
+
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
-    if options.model is not None:
-        targets = [
-            target if target.backend is Backend.CUDA else replace(target, level=options.cpu or "") for target in _targets(options)
-        ]
-        _check_level(options, targets)
-        return run_build_model(options, targets, portable_name(options.model), terminal)
-    builds = [options] if options.kernel or options.all else with_project(options)
+    builds = [options] if options.kernel or options.all or options.model else with_project(options)
     for build in builds:
         named = (name if is_location(name) else find(name).name for name in build.kernel)
         build.kernel = list(dict.fromkeys([*(SPECS if build.all else ()), *named]))
+    first = builds[0]
+    models = _models(options, builds)
     modules: dict[str, ModuleType] = {}
     names = _names(builds, modules)
-    calls = [call for build in builds for call in _calls(build, _targets(build))]
-    if builds[0].version and builds[0].format not in (*_WHEELS, "hub"):
+    wanted = _Wanted(names, [call for build in builds for call in _calls(build, _targets(build))], modules, models)
+    if first.version and first.format not in (*_WHEELS, "hub"):
         raise ArgumentError("--version applies only to wheels and hub folders", hint="add --format wheel or hub")
-    if builds[0].out is not None and builds[0].format in ("extension", "sources", "hub"):
-        requests, library = _requests(calls, modules, terminal), str(builds[0].library or builds[0].out.name)
+    if first.out is not None and first.format in ("extension", "sources", "hub"):
+        requests, library = _requests(wanted.calls, modules, terminal), str(first.library or first.out.name)
         docs = {ascii_name(name): doc for name, doc in _docs(names, modules).items()}
-        return _run_without_adding(builds[0], requests, library, docs, _command(options, library, calls), terminal)
-    return _run(builds[0], names, calls, modules, terminal)
+        return _run_without_adding(first, requests, library, docs, _command(options, library, wanted.calls), terminal)
+    return _run(first, wanted, terminal)
 
 
-def _run(
-    options: argparse.Namespace,
-    names: Mapping[str, str],
-    calls: Sequence[RequestedCall],
-    modules: dict[str, ModuleType],
-    terminal: Terminal,
-) -> int:
+def _models(options: argparse.Namespace, builds: Sequence[argparse.Namespace]) -> dict[str, list[Target]]:
+    """Returns the targets of the builds' models, by location.
+
+    Raises:
+        ArgumentError: an option or the format does not apply to models.
+    """
+    models: dict[str, list[Target]] = {}
+    for build in builds:
+        targets = [t if t.backend is Backend.CUDA else replace(t, level=build.cpu or "") for t in _targets(build)]
+        for location in build.model:
+            models[location] = list(dict.fromkeys([*models.get(location, ()), *targets]))
+    if models and builds[0].format not in (None, "bundle", "wheel"):
+        what = f"--format {builds[0].format} does not apply to a model, whose kernels are a bundle"
+        raise ArgumentError(what, hint="leave it out, or give --format wheel")
+    given = next((option for option in ("dtype", "shape", "arg", "call") if getattr(options, option)), None)
+    if models and given and not any(build.kernel for build in builds):
+        what = f"--{given} does not apply to --model"
+        raise ArgumentError(what, hint="leave it out: the inputs of a model's call have their own dtypes and shapes")
+    return models
+
+
+def _run(options: argparse.Namespace, wanted: _Wanted, terminal: Terminal) -> int:
     if options.out is None:
         raise ArgumentError("no folder is given", hint="add --out DIR")
-    if options.format not in (None, *_FORMATS):
-        raise ArgumentError(f"there is no format {options.format!r}", hint=f"give one of {', '.join(_FORMATS)}")
     if options.format in _WHEELS:
-        return _run_wheel(options, names, calls, modules, terminal)
+        return _run_wheel(options, wanted, terminal)
     if options.library:
         raise ArgumentError("--library does not apply to --format bundle", hint="add --format extension or wheel")
     with open_folder(options.out) as folder:
-        built = FolderBuild(folder, names, modules, terminal).kernels(calls)
-        kernels = [each for each in folder.finish(built, fusegen.__version__) if not each.file.model]
+        stored, models = wanted.build_into(folder, terminal)
+    kernels = [each for each in stored if not each.file.model]
     if options.json:
-        print_document(terminal, "build", folder=str(options.out), kernels=[_facts(each.kernel) for each in kernels])
-    else:
+        facts = {"kernels": [_facts(each.kernel) for each in kernels], "models": [model.facts for model in models]}
+        print_document(terminal, "build", folder=str(options.out), **facts)
+        return 0
+    for model in models:
+        model.print(terminal)
+    if models:
+        terminal.line(f"with FUSEGEN_BUNDLE_PATH={options.out}, calls of the patched models take these kernels")
+    if wanted.names:
         _print(terminal, kernels, folder.known, options.out)
     return 0
 
@@ -228,46 +271,48 @@ def _run_sources(
     return 0
 
 
-def _run_wheel(
-    options: argparse.Namespace,
-    names: Mapping[str, str],
-    calls: Sequence[RequestedCall],
-    modules: dict[str, ModuleType],
-    terminal: Terminal,
-) -> int:
-    package = _package(options, names, modules)
+def _run_wheel(options: argparse.Namespace, wanted: _Wanted, terminal: Terminal) -> int:
+    package = _package(options, wanted)
     if options.out.exists() and not options.out.is_dir():
         raise BundleError(f"{options.out} is not a folder", hint="give the folder of the wheel by --out")
     beside = options.out / package.name if options.out.exists() else options.out  # its parent may be somebody else's
+    models: list[BuiltModel] = []
     with temporary_folder(beside) as unfinished:
         folder = unfinished / package.name
         if options.format == "extension-wheel":
-            requests, level = _requests(calls, modules, terminal), options.cpu or ""
+            requests, level = _requests(wanted.calls, wanted.modules, terminal), options.cpu or ""
             built = cpp.build_extension(folder, requests, package.name, fusegen.__version__, level=level)
             terminal.progress()
             wheel = wheel_of_extension(package, folder, built)
         else:
             with open_folder(folder) as opened:
-                kernels = FolderBuild(opened, names, modules, terminal, repeatable=False).kernels(calls)
-                opened.finish(kernels, fusegen.__version__)
+                _, models = wanted.build_into(opened, terminal, repeatable=False)
             wheel = wheel_of_bundle(package, folder, fusegen.__version__)
         path = store(wheel, options.out)
     if options.json:
-        print_document(terminal, "build", wheel=str(path), requires=list(wheel.requires), kernels=list(package.docs))
+        facts = {"kernels": list(package.docs), "models": [model.facts for model in models]}
+        print_document(terminal, "build", wheel=str(path), requires=list(wheel.requires), **facts)
         return 0
+    for model in models:
+        model.print(terminal)
     terminal.line(f"pip install {shlex.quote(str(path))} installs it; it requires {' and '.join(wheel.requires)}")
-    terminal.line(f"import {package.name} has {', '.join(package.docs)}")
-    if any(call.target == CPU.name and not call.cpu for call in calls):
+    if package.docs:
+        terminal.line(f"import {package.name} has {', '.join(package.docs)}")
+    if models:
+        terminal.line(f"after import {package.name}, calls of the patched models take these kernels")
+    targets = [target for targets in wanted.models.values() for target in targets if target.backend is Backend.CPU]
+    if any(call.target == CPU.name and not call.cpu for call in wanted.calls) or not all(target.level for target in targets):
         terminal.line("its CPU kernels need a processor like this one; --cpu builds for others")
     return 0
 
 
-def _package(options: argparse.Namespace, names: Mapping[str, str], modules: dict[str, ModuleType]) -> PackageSpec:
+def _package(options: argparse.Namespace, wanted: _Wanted) -> PackageSpec:
     if not options.library:
         raise ArgumentError("the wheel has no name", hint="add --library mylib: import mylib then has the kernels")
     name_of = ascii_name if options.format == "extension-wheel" else str
-    docs = {name_of(name): doc for name, doc in _docs(names, modules).items()}
-    package = PackageSpec(options.library, options.version or project_version(), docs)
+    docs = {name_of(name): doc for name, doc in _docs(wanted.names, wanted.modules).items()}
+    models = tuple(portable_name(location) for location in wanted.models)
+    package = PackageSpec(options.library, options.version or project_version(), docs, models)
     package.check()
     return package
 

@@ -1,95 +1,126 @@
-"""``fusegen build --model``: the kernels of a model's call, in place of compilation (``FUSEGEN_BUNDLE_PATH``)."""
+"""``fusegen build --model``: the kernels of a model's call, in place of compilation."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-import fusegen
 from fusegen.bundle.manifest import BuiltKernel, place_of
-from fusegen.bundle.models import ModelCalls, built_call
-from fusegen.bundle.update import open_folder
+from fusegen.bundle.models import ModelCall, ModelCalls, built_call
+from fusegen.bundle.update import OpenFolder
+from fusegen.cli.build_folder import portable_name
 from fusegen.cli.load import file_of, is_location, location_of, module_at, value_at
-from fusegen.cli.terminal import Terminal, print_document, user_file_line
+from fusegen.cli.terminal import Terminal, user_file_line
 from fusegen.compiler.dispatch import watched
 from fusegen.errors import ArgumentError, FusegenError
 from fusegen.integrations.patch.replacement import patch
 from fusegen.integrations.patch.report import Report
 from fusegen.target import Target
 
-_OTHERS = ("kernel", "all", "dtype", "shape", "arg", "call", "library", "version")
 _RETURN = "return (model, args), with args a tuple by position or a dict by name, e.g. return model, {'input_ids': ids}"
 
 ExampleCall: TypeAlias = tuple[nn.Module, Sequence[Any], Mapping[str, Any]]
 
 
-def run_build_model(options: argparse.Namespace, targets: Sequence[Target], name: str, terminal: Terminal) -> int:
-    """Builds the kernels of one call of a model into a folder.
+@dataclass(frozen=True)
+class TracedModel:
+    """A model whose example call torch has run.
+
+    Attributes:
+        location: ``FILE.py:FUNCTION`` or ``pkg.mod:FUNCTION``.
+        calls: the distinct calls of its kernels.
+        own_code: the modules that cannot be a kernel, each with the reason.
+    """
+
+    location: str
+    calls: tuple[ModelCall, ...]
+    own_code: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return portable_name(self.location)
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """The kernels of a model.
+
+    Attributes:
+        key: its name in the folder.
+    """
+
+    traced: TracedModel
+    key: str
+    kernels: tuple[BuiltKernel, ...]
+
+    @property
+    def facts(self) -> dict[str, object]:
+        kernels = [dict(zip(("kernel", "target", "steps"), line, strict=True)) for line in self._lines]
+        return {"name": self.traced.name, "kernels": kernels, "own_code": list(self.traced.own_code)}
+
+    def print(self, terminal: Terminal) -> None:
+        terminal.title(self.traced.name)
+        for kernel, target, summary in self._lines:
+            terminal.line(f"{target}: {kernel}, {summary}")
+        for reason in self.traced.own_code:
+            terminal.line(f"runs its own code: {reason}")
+
+    @property
+    def _lines(self) -> list[tuple[str, str, str]]:
+        return [
+            (kernel.name.partition(": ")[2].partition(" ")[0], variant.target, variant.call.summary)
+            for kernel in self.kernels
+            for variant in kernel.variants
+        ]
+
+
+def built_models(models: Sequence[TracedModel], folder: OpenFolder, terminal: Terminal, *, repeatable: bool) -> list[BuiltModel]:
+    """Compiles the kernels of models into a folder.
+
+    Args:
+        repeatable: whether a later build into the folder may replace a model's kernels, which its file tells then.
 
     Raises:
-        ArgumentError: an option does not apply, or the factory does not return a model with example inputs.
         CompileError, ToolNotFoundError: a compiler fails or is missing.
     """
-    for option in _OTHERS:
-        if getattr(options, option):
-            what = "kernels cannot be named" if option == "kernel" else f"--{option} does not apply"
-            raise ArgumentError(f"{what} beside --model", hint="run the command once for each: builds into one folder add to it")
-    if options.format not in (None, "bundle"):
-        raise ArgumentError(
-            f"--format {options.format} does not apply to --model", hint="leave it out: a model's kernels are a bundle"
-        )
-    if options.out is None:
-        raise ArgumentError("no folder is given", hint="add --out DIR")
-    model = _model_of(options.model, name, options.out)
-    with open_folder(options.out) as folder:
-        terminal.progress(f"tracing {options.model} …")
-        calls, report = _traced(options.model, targets)
-        kernels: list[BuiltKernel] = []
-        with terminal.steps(len(calls.found)) as step:
-            for number, call in enumerate(calls.found):
+    built, number = [], count()
+    with terminal.steps(sum(len(model.calls) for model in models)) as step:
+        for model in models:
+            key, kernels = _key(model, folder.folder) if repeatable else model.name, list[BuiltKernel]()
+            for call in model.calls:
                 step(f"building {call.name} for {call.target.name}{', with gradients' if call.passes else ''} …")
-                kernels += built_call(call, model, folder.unfinished, f"{folder.tag}model{number}")
-        stored = folder.finish(kernels, fusegen.__version__, model=model)
-    _print(options, [each.kernel for each in stored if each.file.model == model], name, report, terminal)
-    return 0
+                kernels += built_call(call, key, folder.unfinished, f"{folder.tag}model{next(number)}")
+            built.append(BuiltModel(model, key, tuple(kernels)))
+    return built
 
 
-def _model_of(location: str, name: str, folder: Path) -> str:
+def _key(model: TracedModel, folder: Path) -> str:
     """Returns the name of a model in a folder, which tells models of equal names apart by their files."""
-    file = file_of(location)
-    return name if file is None else f"{file.name}:{location_of(location)[1]} {place_of(file, folder)}"
+    file = file_of(model.location)
+    return model.name if file is None else f"{file.name}:{location_of(model.location)[1]} {place_of(file, folder)}"
 
 
-def _print(options: argparse.Namespace, built: Sequence[BuiltKernel], name: str, report: Report, terminal: Terminal) -> None:
-    lines = [
-        (kernel.name.partition(": ")[2].partition(" ")[0], variant.target, variant.call.summary)
-        for kernel in built
-        for variant in kernel.variants
-    ]
-    own = [f"{row.path or row.kind}: {row.reason}" for row in report.rows if not row.fused and row.reason]
-    if options.json:
-        kernels = [dict(zip(("kernel", "target", "steps"), line, strict=True)) for line in lines]
-        print_document(terminal, "build", folder=str(options.out), model=name, kernels=kernels, own_code=own)
-        return
-    terminal.title(name)
-    for kernel, target, summary in lines:
-        terminal.line(f"{target}: {kernel}, {summary}")
-    for reason in own:
-        terminal.line(f"runs its own code: {reason}")
-    terminal.line(f"with FUSEGEN_BUNDLE_PATH={options.out}, calls of the patched model take these kernels")
+def traced_model(location: str, targets: Sequence[Target]) -> TracedModel:
+    """Runs the example call of a model in torch, and traces its kernels.
 
-
-def _traced(location: str, targets: Sequence[Target]) -> tuple[ModelCalls, Report]:
-    """Runs the example call of a model in torch, and traces its kernels."""
+    Raises:
+        ArgumentError: the function does not return a model with example inputs, the call fails, or it runs no kernel.
+    """
     model, args, kwargs = _call_of(location)
     calls = ModelCalls(targets)
-    report = patch(model)
+    _refuse_meta(location, model, (args, kwargs))
+    try:
+        report = patch(model)
+    except ArgumentError as error:
+        raise ArgumentError(f"the model of {location}: {error.what}", hint=error.hint) from None
     with watched(calls), torch.set_grad_enabled(model.training):
         _guarded(f"the example call of {location}", partial(model, *args, **kwargs))
     if not calls.found and calls.empty:
@@ -97,7 +128,20 @@ def _traced(location: str, targets: Sequence[Target]) -> tuple[ModelCalls, Repor
     if not calls.found:
         hint = "print(fusegen.patch(model)) after a call tells why"
         raise ArgumentError(f"no module of {location} became a kernel: {_reasons(report)}", hint=hint)
-    return calls, report
+    own_code = (f"{row.path or row.kind}: {row.reason}" for row in report.rows if not row.fused and row.reason)
+    return TracedModel(location, tuple(calls.found), tuple(own_code))
+
+
+def _refuse_meta(location: str, model: nn.Module, inputs: object) -> None:
+    """Refuses tensors without values: torch runs the example call."""
+    named = [(f"the {type(model).__name__}'s {name}", t) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    named += [("an example input", leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    found = [name for name, tensor in named if tensor.is_meta]
+    if found:
+        others = f" and {len(found) - 1} others are" if len(found) > 1 else " is"
+        what = f"{location}: {found[0]}{others} on the meta device, but torch runs the example call"
+        hint = 'model.to_empty(device="cpu"), and inputs made there: the values of weights do not change the kernels'
+        raise ArgumentError(what, hint=hint)
 
 
 def _reasons(report: Report) -> str:
@@ -122,12 +166,8 @@ def _call_of(location: str) -> ExampleCall:
 
 
 def _factory(location: str) -> Callable[[], Any]:
-    place, attribute = location_of(location) if is_location(location) else ("", "")
-    if not attribute or not place:
-        raise ArgumentError(
-            f"--model {location} names no {'file or module' if attribute else 'function'}",
-            hint="give FILE.py:FUNCTION or pkg.mod:FUNCTION",
-        )
+    require_function(location)
+    place, attribute = location_of(location)
     factory = value_at(module_at(place), attribute)
     if factory is None:
         raise ArgumentError(f"{place} has no function {attribute!r}", hint=f"define it: def {attribute}(): {_RETURN}")
@@ -135,6 +175,16 @@ def _factory(location: str) -> Callable[[], Any]:
         what = f"{attribute} in {place} is a {type(factory).__name__}, not a function"
         raise ArgumentError(what, hint=f"define a function without parameters: {_RETURN}")
     return factory
+
+
+def require_function(location: str) -> None:
+    """Raises `ArgumentError` if a name is not the location of a function."""
+    place, attribute = location_of(location) if is_location(location) else ("", "")
+    if not attribute or not place:
+        raise ArgumentError(
+            f"the model {location} names no {'file or module' if attribute else 'function'}",
+            hint="give FILE.py:FUNCTION or pkg.mod:FUNCTION",
+        )
 
 
 def _guarded(location: str, action: Callable[[], Any]) -> Any:

@@ -95,7 +95,7 @@ class Machine:
                 built.kernels.loaded_on(device)
                 return compiled
             except BundleError as error:
-                warnings.warn(f"FUSEGEN_BUNDLE_PATH: {error.one_line}; the kernel is compiled", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"built kernels: {error.one_line}; the kernel is compiled", RuntimeWarning, stacklevel=2)
         return compiled.with_specialization(compiled.cache.at(sizes, may_be_built=False))
 
     def bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
-from fusegen.bundle.kernels import Kernels, kernels_for
+from fusegen.bundle.kernels import Kernels, has_built_kernels, kernels_for
 from fusegen.compiler.canonical import canonical_facts, names_of
 from fusegen.compiler.lower import Specialization
 from fusegen.compiler.pipeline import Rules, Stage, run
@@ -32,12 +32,12 @@ from fusegen.program.call import LaunchPlan
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
-from fusegen.program.renaming import GraphNames, renamed
+from fusegen.program.renaming import GraphNames
 from fusegen.runtime.arguments import WIDE
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.names import stride_name
 from fusegen.schedule.program import Program
-from fusegen.settings import cache_folder, settings
+from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
@@ -268,7 +268,7 @@ class StoredSpecialization:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BuiltSpecialization:
-    """A specialization that was built into a folder of ``FUSEGEN_BUNDLE_PATH``. It only runs: `lower` shows a planned one.
+    """A specialization that was built into a folder. It only runs: `lower` shows a planned one.
 
     Attributes:
         call: the launch plan of a call, with the names of the call's graph.
@@ -424,16 +424,11 @@ class SpecializationCache:
     @cached_property
     def _built(self) -> tuple[BuiltSpecialization, ...]:
         try:
-            has_folders = bool(settings().bundle_path)
+            has_folders = has_built_kernels()
         except SettingsError:  # `lower` needs no settings; calls report the error
             return ()
-        return tuple(self._renamed(kernels_for(self.graph_digest, self.target))) if has_folders else ()
-
-    def _renamed(self, found: Iterable[Kernels]) -> Iterator[BuiltSpecialization]:
-        """Yields built kernels with the names of this graph."""
-        for kernels in found:
-            with suppress(KeyError, ValueError):  # the manifest names other places
-                yield BuiltSpecialization(kernels, renamed(kernels.program.call, kernels.program.names, self.names), self.names)
+        found = kernels_for(self.graph_digest, self.names, self.target) if has_folders else ()
+        return tuple(BuiltSpecialization(kernels, plan, self.names) for kernels, plan in found)
 
     @cached_property
     def graph_digest(self) -> str:

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from fusegen.target import target
 from fusegen.verify.cases import sized_case
 from fusegen.verify.lowering import prepare
 from tests.naming import case
-from tests.unit.bundles import CASES, equal, kernels_in, product, rewrite, row, wanted
+from tests.unit.bundles import CASES, descriptions, equal, kernels_in, product, rewrite, row, wanted
 from tests.unit.eager import randn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +67,10 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             monkeypatch.setenv(variable, value)
         monkeypatch.setenv("FUSEGEN_BUNDLE_PATH", os.pathsep.join(map(str, folders)))
         monkeypatch.setattr(backends, "_LOADED", {})
+        monkeypatch.setattr(kernels, "_LOADED", {})
         kernels._kernels_or_warning.cache_clear()
+        kernels._models_or_warning.cache_clear()
+        kernels._warn.cache_clear()
         settings.cache_clear()
         forget_programs()
 
@@ -164,7 +168,8 @@ def test_other_options_are_other_graphs(folder: Path, only: Callable[..., None])
 
 def test_sizes_that_a_program_is_not_built_for(folder: Path, only: Callable[..., None]) -> None:
     only(folder)
-    (built,) = kernels._kernels_in(folder, kernels_in(folder)[0].variants[0].graph, target("cpu"))
+    variant = kernels_in(folder)[0].variants[0]
+    ((built, _),) = kernels.kernels_for(variant.graph, variant.names, target("cpu"))
     assert built.serves({"x_dim0": 65}) and not built.serves({"x_dim0": 0}) and not built.serves({})
 
 
@@ -198,6 +203,30 @@ def test_a_manifest_that_names_another_graph_is_not_taken(folder: Path, only: Ca
     only(folder)
     with pytest.warns(RuntimeWarning, match="was compiled for another call"), pytest.raises(ToolNotFoundError):
         fg.kernel(other)(x, weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("tensors", ["q", "weight"]),
+        ("tensors", ["x"]),
+        ("sizes", ["x_stride0", "x_stride1", "weight_stride0", "rows"]),
+        ("numbers", ["by"]),
+    ],
+)
+def test_damaged_names_are_a_warning(folder: Path, only: Callable[..., None], kind: str, names: list[str]) -> None:
+    """Also if the digests fit, which a damaged file does not have."""
+    rewrite(folder, lambda content: content["kernels"][0]["variants"][0]["names"].update({kind: names}))
+    (path,) = descriptions(folder)
+    only(folder)
+    texts = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as found, pytest.raises(ToolNotFoundError):
+            fg.kernel(row)(*CASES["row"][2])
+        texts += [str(warning.message) for warning in found]
+    damage = "is damaged: the names of a program are not those of its graph" if kind != "sizes" else "was compiled for another call"
+    assert len(texts) == 1 and damage in texts[0] and str(folder) in texts[0] and "kernels are compiled" in texts[0]
+    assert kind == "sizes" or str(path) in texts[0]
 
 
 @pytest.mark.parametrize("changed", ["folder", "manifest.json", "binary", "its folder"])

@@ -108,7 +108,11 @@ def test_shapes_on_the_command_line(tmp_path: Path, user_file: Path) -> None:
 
 MISTAKES = [
     (["softmax"], "no folder is given · try: add --out DIR", 2),
-    (["--out", "OUT"], "no kernel is named · try: name a kernel, build all prebuilt fusions by --all, or list kernels in", 2),
+    (
+        ["--out", "OUT"],
+        "no kernel is named · try: name a kernel, a model by --model, all prebuilt fusions by --all, or list kernels in",
+        2,
+    ),
     (["softmax", "--arch", "sm_75", "--out", "OUT"], "unknown target 'sm_75'", 2),
     (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
     (["softmax", "--out", "MINE"], "exists already", 1),

@@ -89,9 +89,44 @@ MISTAKES = [
     ("[tool.fusegen.build]\nout = 'x'", "lists no kernels"),
     ("[tool.fusegen.build]\nkernels = ['softmax']", "add --out DIR"),
     ("[tool.fusegen.build]\nkernel = ['softmax']", "has no key 'kernel' · try: its keys are out, format"),
+    ("[tool.fusegen.build]\nmodels = 'models.py:make'", "models of [tool.fusegen.build] is 'models.py:make', not a list"),
+    ("[tool.fusegen.build]\nmodels = [{arch = 'cpu'}]", "the model {'arch': 'cpu'} in [tool.fusegen.build] has no name"),
+    ("[tool.fusegen.build]\nmodels = [{name = 'm.py:f', dtype = 'f32'}]", "m.py:f in [tool.fusegen.build] has no key 'dtype'"),
+    (
+        "[tool.fusegen.build]\nkernels = [\n{name = 'mine.py:added', shape = 'x=7x8 y=7x8'},\n]",
+        "pyproject.toml: shape of mine.py:added in [tool.fusegen.build]: there is a space in 'x=7x8 y=7x8' · at: pyproject.toml:3 "
+        '· try: write one string for each: shape = ["x=7x8", "y=7x8"]',
+    ),
+    *(
+        (f"[tool.fusegen.build]\n{common}\nkernels = ['softmax', {{name = 'mine.py:added'{own}}}]", f"pyproject.toml: {text}")
+        for common, own, text in (
+            (
+                "",
+                ", shape = 'a'",
+                "shape of mine.py:added in [tool.fusegen.build]: cannot read the shape 'a' · at: pyproject.toml:3",
+            ),
+            ("", ", shape = 'x=2:f31'", "shape of mine.py:added in [tool.fusegen.build]: unknown dtype 'f31'"),
+            ("", ", call = 'x=1x2,y'", "call of mine.py:added in [tool.fusegen.build]: cannot read the shape 'y'"),
+            ("", ", arg = 'by'", "arg of mine.py:added in [tool.fusegen.build]: cannot read the argument 'by'"),
+            (
+                "",
+                ", arch = ''",
+                "arch of mine.py:added in [tool.fusegen.build]: it is empty · at: pyproject.toml:3 · try: leave it out",
+            ),
+            ("", ", dtype = ['f32', 'f31']", "dtype of mine.py:added in [tool.fusegen.build]: there is no 'f31'"),
+            ("arch = 'sm_90a,sm_12'", "", "arch of [tool.fusegen.build]: unknown target 'sm_12'"),
+            ("dtype = 'f32,'", "", "dtype of [tool.fusegen.build]: there is no ''"),
+            ("cpu = 'x86'", "", "cpu of [tool.fusegen.build]: there is no 'x86' · at: pyproject.toml:2"),
+            ("models = ['models.py']", "", "name of the model of [tool.fusegen.build]: the model models.py names no function"),
+        )
+    ),
+    ("[tool.fusegen.build]\nkernels = ['softmaxx']", "name of the kernel of [tool.fusegen.build]: "),
     ("[tool.fusegen.build]\nall = 1", "all of [tool.fusegen.build] is 1"),
     ("[tool.fusegen.build]\nout = ['x']\nkernels = ['softmax']", "write a string"),
-    ("[tool.fusegen.build]\nout = 'x'\nformat = 'exe'\nkernels = ['softmax']", "there is no format 'exe'"),
+    (
+        "[tool.fusegen.build]\nout = 'x'\nformat = 'exe'\nkernels = ['softmax']",
+        "format of [tool.fusegen.build]: there is no 'exe' · at: pyproject.toml:3 · try: write one of bundle",
+    ),
     ("[tool.fusegen.build]\nkernels = [{call = 'x=1x2'}]", "has no name"),
     ("[tool.fusegen.build]\nkernels = [{name = 'softmax', arg = [1]}]", "arg of softmax in [tool.fusegen.build] is [1]"),
     ("[tool.fusegen.build]\nkernels = [{name = 'softmax', shapes = 'x'}]", "softmax in [tool.fusegen.build] has no key 'shapes'"),

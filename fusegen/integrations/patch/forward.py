@@ -319,7 +319,9 @@ class Submodules:
     def __init__(self, module: nn.Module) -> None:
         modules = list(module.modules())
         submodules = modules[1:]
-        self._submodules = [m._modules for m in modules]
+        self._submodules = [
+            m._modules for m in modules if isinstance(m._modules, dict)
+        ]  # scripted modules have no dict, but do not change
         self._known_submodules = [*chain.from_iterable(map(dict.values, self._submodules))]
         self._attributes = [m.__dict__ for m in submodules]
         self._hooks = [hooks for m in submodules for hooks in (m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,10 +51,11 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
         A report of the replaced modules, which has launches before and after once the model has run; ``undo()`` restores the model.
 
     Raises:
-        ArgumentError: the model is not a module, is patched already, or has no selected module.
+        ArgumentError: the model is not a module, is compiled by torch or scripted, is patched already, or has no selected module.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"fg.patch takes a model, not a {type(model).__name__}", hint="fg.kernel(function) fuses a function")
+    _refuse_compiled(model)
     selected = units(model, only, exclude)
     calls: dict[str, FusedCall] = {unit.path: _forward(unit.module) for unit in selected}
     for path, unit in zip(calls, selected, strict=True):
@@ -70,6 +72,24 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
     report = Report(type(model).__name__, calls, GraphedForward(model, Pools()))
     report.cuda_graphs = cuda_graphs
     return report
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Refuses a model whose calls would run no kernel: not even its submodules run as Python code."""
+    name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        name = model.original_name
+        raise ArgumentError(
+            f"{name} is scripted: its forward pass cannot be replaced", hint="give the model before torch.jit.script"
+        )
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # its import takes long
+    is_wrapped = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+    if is_wrapped or model._compiled_call_impl is not None:
+        name = type(model._orig_mod).__name__ if is_wrapped else name
+        what = f"{name} is compiled by torch.compile, which sees the model's own code: no kernel would run"
+        raise ArgumentError(
+            what, hint='give the model before torch.compile, or torch.compile(model, backend="fusegen") without fg.patch'
+        )
 
 
 def _count_layers(calls: Iterable[FusedCall]) -> None:

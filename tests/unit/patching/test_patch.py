@@ -191,6 +191,25 @@ def test_a_patched_model_is_not_patched_again() -> None:
     fg.patch(model, only="*.norm")
 
 
+def test_compiled_and_scripted_models_are_refused() -> None:
+    in_place = Mlp()
+    in_place.compile(backend="eager")
+    for model in (torch.compile(Mlp(), backend="eager"), in_place):
+        with pytest.raises(ArgumentError, match=r"(?s)Mlp is compiled by torch.compile.*try: give the model before torch.compile"):
+            fg.patch(model)
+    with pytest.raises(ArgumentError, match=r"(?s)Mlp is scripted: .*try: give the model before torch.jit.script"):
+        fg.patch(torch.jit.script(Mlp()))
+
+
+def test_a_scripted_part_runs_as_it_is() -> None:
+    model, x = nn.Sequential(torch.jit.script(Mlp()), Layer()), torch.randn(3, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+        report = fg.patch(model)
+        torch.testing.assert_close(model(x), expected)
+    assert _is_fused(report) == {"": False, "1": True}
+
+
 def test_hooks_inside_of_a_layer_are_called() -> None:
     model, x, seen = Model(), torch.randn(5, WIDTH), []
     fg.patch(model)
