@@ -148,7 +148,7 @@ def built_kernel(requested: BuildRequest, folder: Path, first: int = 0, tag: str
             files += marked_files
         for file in files:
             write(folder / file.path, file.content)
-        kernels.append(BuiltKernel(requested.name, parameters, tuple(variants)))
+        kernels.append(BuiltKernel(requested.name, parameters, tuple(variants), ""))
     return merged(kernels)[0]
 
 
@@ -162,8 +162,8 @@ def merged(kernels: Iterable[BuiltKernel]) -> tuple[BuiltKernel, ...]:
     for kernel in kernels:
         known = by_name.setdefault(kernel.name, replace(kernel, variants=()))
         _require_same(known, kernel.parameters)
-        signatures = {(variant.target, variant.machine, variant.signature) for variant in known.variants}
-        new = (v for v in kernel.variants if (v.target, v.machine, v.signature) not in signatures)
+        calls = {(variant.target, variant.machine, variant.signature, variant.rows) for variant in known.variants}
+        new = (v for v in kernel.variants if (v.target, v.machine, v.signature, v.rows) not in calls)
         by_name[kernel.name] = replace(known, variants=(*known.variants, *new))
     return tuple(by_name.values())
 
@@ -236,8 +236,8 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: 
     signature = signature_of(variant, traced.names, traced.values)
     hints = dict(variant.request.sizes.hints)
     for count, (rows, form) in enumerate(variant.specializer.all(hints, is_general=True), number):
-        limited = replace(signature, rows=limits(rows))
-        program, files = built_program(requested.target, limited, variant.with_specialization(form), f"{subdir}{count}")
+        compiled = variant.with_specialization(form)
+        program, files = built_program(requested.target, signature, limits(rows), compiled, f"{subdir}{count}")
         machine, structure = machine_of(requested.target), structure_of(variant.structure)
         yield (
             BuiltVariant(
@@ -292,7 +292,6 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         multiples=request.sizes.multiples,
         bounds=request.sizes.bounds,
         relations=variant.guards,
-        rows=(),
         conditions=variant.conditions,
         index64=request.index64,
         distinct=variant.state.compares_identity and sum(isinstance(value, torch.Tensor) for value in values) > 1,

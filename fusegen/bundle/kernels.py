@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,10 +23,10 @@ from fusegen.bundle.manifest import (
     KernelBinary,
     StoredKernel,
     binary,
+    check_program,
     mark_of,
     passes_mark_of,
-    read_kernel,
-    read_manifest,
+    read_kernels,
 )
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
@@ -51,27 +51,22 @@ class Kernels:
 
     Args:
         folder: the folder of the binaries.
-        mark: the mark of its binaries.
+        mark: returns the mark of its binaries.
         machine: for a CPU, its level or a digest of its instruction set; else "".
     """
 
-    def __init__(self, folder: Path, program: BuiltProgram, mark: bytes, machine: str) -> None:
+    def __init__(self, folder: Path, program: BuiltProgram, mark: Callable[[], bytes], machine: str) -> None:
         self.program, self.folder = program, folder
         self._mark, self._machine = mark, machine
         self._loaded: dict[int | None, tuple[LaunchBackend, list[Any]]] = {}
         self._lock = new_lock()
-
-    def check(self) -> None:
-        """Checks the digests of the binaries."""
-        for code in self.program.code:
-            binary(self.folder, code, self._mark)
 
     def serves(self, sizes: Mapping[str, int]) -> bool:
         """Returns True if the program is built for sizes of its graph."""
         signature = self.program.signature
         try:
             _check_sizes(signature, {name: sizes[name] for name in signature.sizes})
-            return all(relation(sizes) for relation in (*signature.relations, *signature.rows))
+            return all(relation(sizes) for relation in (*signature.relations, *self.program.rows))
         except (Mismatch, KeyError):  # a size of a parameter that the graph does not use
             return False
 
@@ -84,24 +79,26 @@ class Kernels:
             return self._loaded[index]
 
     def _load(self, index: int | None) -> tuple[LaunchBackend, list[Any]]:
+        check_program(self.program, str(self.folder))
+        mark = self._mark()
         if index is None:
-            return HostBackend(), [self._host_kernel(code) for code in self.program.code]
+            return HostBackend(), [self._host_kernel(code, mark) for code in self.program.code]
         kernels = zip(self.program.code, self.program.call.launches, strict=True)
-        return CudaBackend(index), [self._cuda_kernel(code, launch, index) for code, launch in kernels]
+        return CudaBackend(index), [self._cuda_kernel(code, mark, launch, index) for code, launch in kernels]
 
-    def _cuda_kernel(self, code: KernelBinary, launch: KernelLaunch, index: int) -> Any:
+    def _cuda_kernel(self, code: KernelBinary, mark: bytes, launch: KernelLaunch, index: int) -> Any:
         try:
-            return cuda.load(binary(self.folder, code, self._mark), code.entry, code.entry, launch, index)
+            return cuda.load(binary(self.folder, code, mark), code.entry, code.entry, launch, index)
         except LaunchError as error:
             raise BundleError(f"{self.folder / code.file}: {error.what}", hint="build it again") from error
 
-    def _host_kernel(self, code: KernelBinary) -> Any:
+    def _host_kernel(self, code: KernelBinary, mark: bytes) -> Any:
         path = self.folder / code.file
         if not runs_here(self._machine):
             what = f"{path} was built for another kind of processor"
             hint = "build it on a machine like this one, or for older processors: fusegen build … --arch cpu --cpu x86-64-v2"
             raise BundleError(what, hint=hint)
-        binary(self.folder, code, self._mark)
+        binary(self.folder, code, mark)
         try:
             return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
         except OSError as error:
@@ -109,13 +106,13 @@ class Kernels:
 
 
 def kernels_of(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Kernels:
-    return Kernels(folder, variant, mark_of(kernel.parameters, variant), variant.machine)
+    return Kernels(folder, variant, partial(mark_of, kernel.parameters, variant), variant.machine)
 
 
 def kernels_of_pass(
     folder: Path, kernel: BuiltKernel, variant: BuiltVariant, passes: BuiltPasses, programs: Iterable[BuiltProgram]
 ) -> tuple[Kernels, ...]:
-    mark = passes_mark_of(kernel.parameters, variant.machine, passes)
+    mark = cache(partial(passes_mark_of, kernel.parameters, variant.machine, passes))
     return tuple(Kernels(folder, program, mark, variant.machine) for program in programs)
 
 
@@ -235,7 +232,7 @@ def trusted_kernels(folder: Path) -> list[StoredKernel]:
     """
     require_trusted(folder)
     require_trusted(folder / NAME)
-    kernels = [read_kernel(folder, file) for file in read_manifest(folder).kernels]
+    _, kernels = read_kernels(folder)
     files = {folder / file for kernel in kernels for file, digest in kernel.files.items() if digest}
     for path in sorted({*files, *(file.parent for file in files)}):
         require_trusted(path)
@@ -262,15 +259,18 @@ def choose(
     room = devices.target_of(device).cluster
     reasons: Reasons = []
     for number, program in programs:
-        if (cluster := _cluster(program)) > room:
-            reasons.append((program, f"{device} does not support clusters of {cluster} blocks"))
-            continue
         try:
-            return number, dict(sizes_of(program))
+            sizes = dict(sizes_of(program))
         except OtherRowRange:
             continue
         except Mismatch as reason:
             reasons.append((program, str(reason)))
+            continue
+        except LookupError as error:
+            raise BundleError(f"a program names {error}, which no call defines", hint=REBUILD_HINT) from None
+        if (cluster := _cluster(program)) <= room:  # checked last, since it needs the launch plan, which is decoded for it
+            return number, sizes
+        reasons.append((program, f"{device} does not support clusters of {cluster} blocks"))
     return reasons
 
 
@@ -285,7 +285,7 @@ class OtherRowRange(Mismatch):
     """The program fits the call, but another one is selected for its number of rows."""
 
 
-def match(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+def match(program: BuiltProgram, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
     """Returns the sizes and strides of a call.
 
     Args:
@@ -295,16 +295,18 @@ def match(signature: Signature, call: LaunchPlan, names: Sequence[str], values: 
     Raises:
         Mismatch: the program does not fit; `OtherRowRange` if only the number of rows does not.
     """
+    signature = program.signature
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
     _check_autocast(signature, values)
     if signature.distinct:
         _check_distinct(names, values)
-    return fit(signature, call, names, values)
+    return fit(program, names, values)
 
 
-def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+def fit(program: BuiltProgram, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
     """Like `match`, without the checks of torch's state and of tensors' identities."""
+    signature = program.signature
     sizes: dict[str, int] = {}
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         _match_value(name, argument, value, sizes)
@@ -316,10 +318,10 @@ def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Se
             _match_layout(name, argument, value, sizes)
     _check_relations(signature, sizes)
     _check_conditions(signature.conditions, names, values, sizes)
-    if not signature.index64:
-        _check_narrow(call, names, values, sizes)
-    if not all(relation(sizes) for relation in signature.rows):
+    if not all(relation(sizes) for relation in program.rows):
         raise OtherRowRange
+    if not signature.index64:
+        _check_narrow(program.call, names, values, sizes)
     return sizes
 
 

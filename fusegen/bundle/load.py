@@ -19,19 +19,19 @@ from fusegen.bundle.manifest import (
     BuiltKernel,
     BuiltParameter,
     BuiltPasses,
-    BuiltProgram,
     BuiltVariant,
     KernelFile,
     RequestedCall,
     place_of,
     read_kernel,
     read_manifest,
+    results_of,
 )
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.guards import same
 from fusegen.program.numbers import Numbers
-from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
+from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.runtime import devices
 from fusegen.runtime.arguments import (
     MAX_ALIGNMENT,
@@ -49,14 +49,14 @@ from fusegen.runtime.bound import NO_CAPTURED, BoundCall, BoundPlan, CallFacts, 
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
-from fusegen.threads import without_garbage_collection
 from fusegen.trace import is_tracing
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def load(folder: str | os.PathLike[str]) -> Bundle:
-    """Loads a folder that ``fusegen build`` wrote. The files of a kernel are read and checked when it is first looked up.
+    """Loads a folder that ``fusegen build`` wrote. The file that describes a kernel is read and checked when the kernel is first
+    looked up, a binary when a call first needs it.
 
     Kernels of models (``fusegen build --model``) have no names in it. Calls of the patched models take them in place of
     compilation: load the folder before the first call.
@@ -99,12 +99,10 @@ class Bundle:
         """Returns a kernel.
 
         Raises:
-            BundleError: one of its files is missing or was changed.
+            BundleError: the file that describes it is missing or was changed. Binaries are read and checked before they first run.
         """
         if name not in self._kernels:
-            with without_garbage_collection():
-                kernel = BuiltFunction(self._folder, read_kernel(self._folder, self._files[name]).kernel)
-                kernel.check_binaries()
+            kernel = BuiltFunction(self._folder, read_kernel(self._folder, self._files[name]).deferred)
             return self._kernels.setdefault(name, kernel)  # all threads get the same object
         return self._kernels[name]
 
@@ -128,25 +126,18 @@ class Bundle:
 
 @dataclass(frozen=True)
 class LoadedPasses:
-    """The passes of a built kernel, ready to be called, with the kernels of all their programs."""
+    """The passes of a built kernel, ready to be called."""
 
-    built: BuiltPasses
-    kernels: tuple[Kernels, ...]
     forward: BuiltPass
     backward: BuiltPass
 
 
-def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> LoadedPasses | None:
-    built = variant.passes
-    if built is None:
-        return None
+def _loaded(folder: Path, kernel: BuiltKernel, variant: BuiltVariant, built: BuiltPasses) -> LoadedPasses:
     kernels = kernels_of_pass(folder, kernel, variant, built, built.programs)
     forward, backward = kernels[: len(built.forward)], kernels[len(built.forward) :]
     wiring = built.wiring
     gradients = range(len(wiring.saved), len(wiring.tensors))
     return LoadedPasses(
-        built,
-        kernels,
         BuiltPass(f"{kernel.name}_forward", wiring.inputs, forward),
         BuiltPass(wiring.name, wiring.backward_inputs, backward, gradients),
     )
@@ -172,7 +163,7 @@ class BuiltFunction(CallBinder):
         self._positional = None if any(p.keyword_only for p in kernel.parameters) else len(self._given)
         self._distinct = any(variant.signature.distinct for variant in kernel.variants)
         self._kernels = [kernels_of(folder, kernel, variant) for variant in kernel.variants]
-        self._passes = [_passes(folder, kernel, variant) for variant in kernel.variants]
+        self._passes: dict[int, LoadedPasses] = {}
         self._executable = Executable(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,12 +201,6 @@ class BuiltFunction(CallBinder):
         bound.apply_defaults()
         return [bound.arguments[name] for name in self._given]
 
-    def check_binaries(self) -> None:
-        """Checks the digests of all binaries."""
-        passes = [each for known in self._passes if known is not None for each in known.kernels]
-        for kernels in (*self._kernels, *passes):
-            kernels.check()
-
     # Interface of `CallBinder`.
 
     def statics(self) -> list[bool]:
@@ -243,34 +228,37 @@ class BuiltFunction(CallBinder):
         """Binds a call to its program. Raises if the kernel was not built for the call, or a binary was changed."""
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, sizes = self._variant(values, device)
-        variant = self._kernels[number].program
+        variant = self._kernel.variants[number]
         same_aliases = _same_identities(values) if self._distinct else None
-        passes = self._requested_passes(values, variant, self._passes[number])
+        passes = self._requested_passes(values, variant)
         if passes is not None:
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
             return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NO_CAPTURED
-        structure = self._kernel.variants[number].structure
-        program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].loaded_on(device))
+        pack_results = results_of(variant, self.__name__)
+        program = bound_call(variant.call, pack_results, sizes, device, *self._kernels[number].loaded_on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
         return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NO_CAPTURED
 
-    def _requested_passes(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
+    def _requested_passes(self, values: Values, variant: BuiltVariant) -> BuiltPasses | None:
         """Returns the passes if autograd requests gradients that they compute. Raises if it requests others."""
         requested = _requiring_gradients(self._plain, values)
-        if program.call.written:
+        if variant.call.written:
             refuse_gradients(self.__name__, requested)
-        if passes is None:
+        if (passes := variant.passes) is None:
             for name, value in zip(self._given, values, strict=True):
                 if isinstance(value, Tensor):
                     check_recorded(self.__name__, name, value)
             return None
-        return passes if any(name in requested for name, _ in passes.built.wiring.gradients) else None
+        return passes if requested and any(name in requested for name, _ in passes.wiring.gradients) else None
 
     def _bind_passes(
-        self, values: Values, number: int, passes: LoadedPasses, sizes: dict[str, int], condition: Condition | None
+        self, values: Values, number: int, built: BuiltPasses, sizes: dict[str, int], condition: Condition | None
     ) -> BoundAutogradCall:
         variant = self._kernel.variants[number]
-        wiring, requested = passes.built.wiring, _requiring_gradients(self._plain, values)
+        if number not in self._passes:
+            self._passes.setdefault(number, _loaded(self._folder, self._kernel, variant, built))  # all threads get the same object
+        passes = self._passes[number]
+        wiring, requested = built.wiring, _requiring_gradients(self._plain, values)
         positions = {name: position for position, name in enumerate(self._plain)}
         extents = enumerate(variant.signature.arguments)
         positions |= {argument.size: position for position, argument in extents if isinstance(argument, ExtentArgument)}
@@ -279,15 +267,15 @@ class BuiltFunction(CallBinder):
         pass_values = source.example(values)
         with torch.no_grad():
             forward, _ = passes.forward.bind(pass_values)
-        recorded = [not requested.isdisjoint(names) for names in passes.built.derivatives]
-        takes_numbers = any(isinstance(argument, NumberArgument) for argument in passes.built.forward[0].signature.arguments)
+        recorded = [not requested.isdisjoint(names) for names in built.derivatives]
+        takes_numbers = any(isinstance(argument, NumberArgument) for argument in built.forward[0].signature.arguments)
         return BoundAutogradCall(
             source=source,
             count=len(values),
             tensors=sum(isinstance(value, Tensor) for value in pass_values),
             forward=forward,
             node=BackwardNode(wiring, passes.backward.executable, recorded, sizes),
-            pack_results=builder(variant.structure),
+            pack_results=results_of(variant, self.__name__),
             by_value=self._uncomputable if takes_numbers else None,
             condition=condition,
         )
@@ -300,7 +288,7 @@ class BuiltFunction(CallBinder):
         target = devices.target_of(device)
         variants = [(number, variant) for number, variant in enumerate(self._kernel.variants) if variant.target == target.name]
         variants = [each for each in variants if not each[1].machine or devices.runs_here(each[1].machine)] or variants
-        match_or_reasons = choose(variants, lambda program: match(program.signature, program.call, self._plain, values), device)
+        match_or_reasons = choose(variants, lambda program: match(program, self._plain, values), device)
         if not isinstance(match_or_reasons, list):
             return match_or_reasons
         if not match_or_reasons:
@@ -458,7 +446,7 @@ class BuiltPass(CallBinder):
 
     def _choose(self, values: Values) -> tuple[int, dict[str, int]] | Reasons:
         programs = enumerate(each.program for each in self._kernels)
-        return choose(programs, lambda program: fit(program.signature, program.call, self._names, values), _device(values))
+        return choose(programs, lambda program: fit(program, self._names, values), _device(values))
 
     def _bound(self, values: Values) -> BoundCall | Reasons:
         choice = self._choose(values)

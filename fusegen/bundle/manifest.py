@@ -1,20 +1,22 @@
-"""The manifest of a folder of built kernels, and one file for each kernel: its programs, as data."""
+"""The manifest of a folder of built kernels, and one file for each kernel: its programs, as data. Equal parts are one line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.errors import BundleError
 from fusegen.files import read_regular
 from fusegen.program.call import LaunchPlan, LibraryCall
-from fusegen.program.codec import decode, encode
-from fusegen.program.numbers import Operation, arity
+from fusegen.program.codec import Deferred, Line, Lines, Shared, decode, encode, encoded_fields
+from fusegen.program.formula import Relation
 from fusegen.program.renaming import GraphNames
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
@@ -23,7 +25,7 @@ from fusegen.threads import cached_property, without_garbage_collection
 
 NAME = "manifest.json"
 
-FORMAT = 15
+FORMAT = 16
 """The version of the manifest's format. Other versions are rejected. It is one for all releases of fusegen with the same first two
 numbers, because wheels require them."""
 
@@ -68,23 +70,25 @@ class KernelBinary:
 
 
 @dataclass(frozen=True)
-class BuiltProgram:
+class BuiltProgram(Deferred):
     """A program: its assumptions about a call, its launch plan, and one binary per launch.
 
     Attributes:
+        rows: relations that select between several applicable programs.
         graph: the digest that calls match (`SpecializationCache.graph_digest`).
         names: the names in the graph, which calls replace by their own.
     """
 
-    signature: Signature
-    call: LaunchPlan
+    signature: Shared[Signature]
+    rows: tuple[Relation, ...]
+    call: Shared[LaunchPlan]
     code: tuple[KernelBinary, ...]
     graph: str
     names: GraphNames
 
 
 @dataclass(frozen=True)
-class BuiltPasses:
+class BuiltPasses(Deferred):
     """The passes of a kernel.
 
     Attributes:
@@ -96,8 +100,8 @@ class BuiltPasses:
 
     wiring: Wiring
     derivatives: tuple[tuple[str, ...], ...]
-    forward: tuple[BuiltProgram, ...]
-    backward: tuple[BuiltProgram, ...]
+    forward: tuple[Shared[BuiltProgram], ...]
+    backward: tuple[Shared[BuiltProgram], ...]
 
     @property
     def programs(self) -> tuple[BuiltProgram, ...]:
@@ -148,11 +152,11 @@ class BuiltVariant(BuiltProgram):
     target: str
     machine: str
     structure: ResultStructure
-    passes: BuiltPasses | None
+    passes: Shared[BuiltPasses] | None
 
 
 @dataclass(frozen=True)
-class BuiltKernel:
+class BuiltKernel(Deferred):
     """A kernel with its programs.
 
     Attributes:
@@ -162,8 +166,8 @@ class BuiltKernel:
 
     name: str
     parameters: tuple[BuiltParameter, ...]
-    variants: tuple[BuiltVariant, ...]
-    model: str = ""
+    variants: tuple[Shared[BuiltVariant], ...]
+    model: str
 
     @property
     def programs(self) -> tuple[BuiltProgram, ...]:
@@ -179,7 +183,7 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class KernelSummary:
-    """Facts of a kernel for which its programs need not be decoded.
+    """Facts of a kernel for which its programs need not be read.
 
     Attributes:
         calls: the calls that it was built for.
@@ -224,21 +228,25 @@ class Manifest:
     kernels: tuple[KernelFile, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class StoredKernel:
-    """A kernel as its file describes it. Its programs are decoded when they are needed.
+    """A kernel as its file describes it. The lines of the file are the summary, the kernel, and the parts that it names.
 
-    Attributes:
+    Args:
         text: contents of the file.
-        encoded: the kernel as JSON.
         where: the file, for messages.
     """
 
-    file: KernelFile
-    text: bytes
-    summary: KernelSummary
-    encoded: Any
-    where: str
+    def __init__(self, file: KernelFile, text: bytes, where: str) -> None:
+        self.file, self.text, self._where = file, text, where
+        self._first, _, rest = text.partition(b"\n")
+        self._lines = Lines(rest.splitlines(), where)
+        self._kernel = digest(rest.partition(b"\n")[0])
+
+    @cached_property
+    def summary(self) -> KernelSummary:
+        """The summary. Raises `BundleError` if it is invalid."""
+        summary: KernelSummary = _decoded(_parsed(self._first, self._where), KernelSummary, self._where)
+        return summary
 
     @property
     def files(self) -> dict[str, str]:
@@ -246,26 +254,41 @@ class StoredKernel:
         return dict(self.summary.files) | {self.file.file: self.file.sha256}
 
     @cached_property
+    def deferred(self) -> BuiltKernel:
+        """The kernel. Each part is decoded when it is first read, and may be invalid until then.
+
+        Raises:
+            BundleError: the file describes another kernel.
+        """
+        kernel: BuiltKernel = self._lines.read(BuiltKernel, self._kernel)
+        if (kernel.name, kernel.model) != (self.file.name, self.file.model):
+            raise BundleError(f"{self._where} describes the kernel {kernel.name}, not {self.file.name}", hint=REBUILD_HINT)
+        return kernel
+
+    @cached_property
     def kernel(self) -> BuiltKernel:
-        """The decoded kernel.
+        """The kernel, decoded and checked as a whole.
 
         Raises:
             BundleError: it is invalid.
         """
-        kernel: BuiltKernel = _decoded(self.encoded, BuiltKernel, self.where)
-        if summary_of(kernel) != self.summary or kernel.model != self.file.model:
-            raise BundleError(f"{self.where}: its summary is that of another kernel", hint=REBUILD_HINT)
+        kernel = self.deferred
+        if summary_of(kernel) != self.summary:
+            raise BundleError(f"{self._where}: its summary is that of another kernel", hint=REBUILD_HINT)
         for variant in kernel.variants:
-            _check_variant(variant, f"{self.where}: {kernel.name} for {variant.target}")
+            results_of(variant, self._where)
+        for program in kernel.programs:
+            check_program(program, f"{self._where}: {kernel.name}")
         return kernel
 
 
 def stored(kernel: BuiltKernel) -> StoredKernel:
     """Returns a kernel with the file that describes it, which is not written."""
-    summary, encoded = summary_of(kernel), encode(kernel, BuiltKernel)
-    text = _canonical({"summary": encode(summary, KernelSummary), "kernel": encoded})
-    file = f"{ascii_name(kernel.name)}/kernel-{digest(text)[:16]}.json"
-    return StoredKernel(KernelFile(kernel.name, file, digest(text), kernel.model), text, summary, encoded, file)
+    described = Line(encode(kernel, BuiltKernel))
+    lines = [Line(encode(summary_of(kernel), KernelSummary)).text, described.text]
+    text = b"\n".join([*lines, *(line for line in described.lines.values() if line != described.text), b""])
+    file = f"{ascii_name(kernel.name)}/kernel-{digest(text)[:16]}.jsonl"
+    return StoredKernel(KernelFile(kernel.name, file, digest(text), kernel.model), text, file)
 
 
 def place_of(file: Path, folder: Path) -> str:
@@ -311,25 +334,33 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def read_kernels(folder: Path) -> tuple[Manifest, list[StoredKernel]]:
+    """Reads the manifest of a folder, and all its kernels with their summaries.
+
+    Raises:
+        BundleError: as for `read_manifest` and `read_kernel`, or a summary is invalid or names a file outside of the folder.
+    """
+    manifest = read_manifest(folder)
+    kernels = [read_kernel(folder, file) for file in manifest.kernels]
+    for kernel in kernels:
+        _check_files((name for name, _ in kernel.summary.files), folder / NAME)
+    return manifest, kernels
+
+
 def read_kernel(folder: Path, file: KernelFile) -> StoredKernel:
     """Reads the file of a kernel.
 
     Raises:
-        BundleError: it is missing, was changed, or names a file outside of the folder.
+        BundleError: it is missing or was changed.
     """
     path = folder / file.file
     text = _read_checked(path, file.sha256)
-    document = _parsed(text, path)
-    if not isinstance(document, dict) or document.keys() != {"summary", "kernel"}:
+    if b"\n" not in text:
         raise BundleError(f"{path} does not describe a kernel", hint=REBUILD_HINT)
-    summary: KernelSummary = _decoded(document["summary"], KernelSummary, file.file)
-    if summary.name != file.name:
-        raise BundleError(f"{path} describes the kernel {summary.name}, not {file.name}", hint=REBUILD_HINT)
-    _check_files((name for name, _ in summary.files), folder / NAME)
-    return StoredKernel(file, text, summary, document["kernel"], str(path))
+    return StoredKernel(file, text, str(path))
 
 
-def _parsed(text: bytes, path: Path) -> Any:
+def _parsed(text: bytes, path: Path | str) -> Any:
     try:
         with without_garbage_collection():  # it would visit the growing document again and again
             return json.loads(text)
@@ -362,9 +393,13 @@ def _changed(path: Path) -> BundleError:
 def _check_files(files: Iterable[str], path: Path) -> None:
     """Rejects names of files that are outside of the folder, or the manifest's: builds into the folder may remove these files."""
     folder, manifest = os.path.realpath(path.parent), os.path.realpath(path.parent / NAME)
+    resolved_folder = cache(os.path.realpath)  # of thousands of files, in few folders
     for file in files:
         try:
-            resolved = os.path.realpath(path.parent / file)  # faster than `Path.resolve`
+            parent, _, name = f"{folder}/{file}".rpartition("/") if not file.startswith("/") else file.rpartition("/")
+            resolved = f"{resolved_folder(parent or '/')}/{name}"
+            if name in ("", ".", "..") or _is_link(resolved):
+                resolved = os.path.realpath(resolved)
         except (ValueError, OSError) as error:  # a null character
             raise BundleError(f"{path}: {file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
         if os.path.commonpath((folder, resolved)) != folder or ".." in file.split("/"):
@@ -373,16 +408,19 @@ def _check_files(files: Iterable[str], path: Path) -> None:
             raise BundleError(f"{path}: the file {file!r} is the manifest itself", hint=REBUILD_HINT)
 
 
+def _is_link(path: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _canonical(content: object) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _check_program(program: BuiltProgram, where: str) -> None:
+def check_program(program: BuiltProgram, where: str) -> None:
     """Rejects unknown functions and launches without a binary, which the binaries' marks do not cover."""
-    for numbers in (program.call.scalars, program.signature.conditions):
-        for line in numbers.lines:
-            if isinstance(line, Operation) and arity(line.name) != len(line.operands):
-                raise BundleError(f"{where}: unknown operation {line.name!r} of {len(line.operands)} numbers", hint=REBUILD_HINT)
     for step in program.call.steps:
         if isinstance(step, LibraryCall) and step.function not in FUNCTIONS:
             raise BundleError(f"{where}: unknown function {step.function!r}", hint=REBUILD_HINT)
@@ -390,11 +428,10 @@ def _check_program(program: BuiltProgram, where: str) -> None:
         raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=REBUILD_HINT)
 
 
-def _check_variant(variant: BuiltVariant, where: str) -> None:
-    for program in (variant, *(variant.passes.programs if variant.passes else ())):
-        _check_program(program, where)
+def results_of(variant: BuiltVariant, where: str) -> Callable[[list[Any]], Any] | None:
+    """Returns a function that builds a variant's results from their tensors, or None if the result is a tensor."""
     try:
-        builder(variant.structure)
+        return builder(variant.structure)
     except ValueError as error:
         raise BundleError(f"{where}: {error}", hint=REBUILD_HINT) from None
 
@@ -407,37 +444,34 @@ AnyProgram = TypeVar("AnyProgram", bound=BuiltProgram)
 
 
 def mark_of(parameters: Sequence[BuiltParameter], variant: BuiltVariant) -> bytes:
-    """Returns the mark of a program's binaries: a digest of the program without file names and digests."""
-    passes = None if variant.passes is None else _passes_without_files(variant.passes)
-    content = encode(BuiltKernel("", tuple(parameters), (replace(_without_files(variant), passes=passes),)), BuiltKernel)
-    return _digest(content)
+    """Returns the mark of a program's binaries: a digest of the program without file names and digests, and of its passes' mark."""
+    passes = None if variant.passes is None else passes_mark_of(parameters, variant.machine, variant.passes).decode()
+    return _mark(parameters, _without_files(variant) | {"passes": passes})
 
 
 def passes_mark_of(parameters: Sequence[BuiltParameter], machine: str, passes: BuiltPasses) -> bytes:
     """Returns the mark of the binaries of passes, a digest like that of `mark_of`."""
-    kernel = encode(BuiltKernel("", tuple(parameters), ()), BuiltKernel)
-    return _digest([kernel, machine, encode(_passes_without_files(passes), BuiltPasses)])
+    forward, backward = ([_without_files(program) for program in programs] for programs in (passes.forward, passes.backward))
+    return _mark(parameters, [machine, encoded_fields(passes) | {"forward": forward, "backward": backward}])
 
 
-def _without_files(program: AnyProgram) -> AnyProgram:
-    return replace(program, code=tuple(replace(each, file="", sha256="", source="") for each in program.code))
+def _without_files(program: BuiltProgram) -> dict[str, Any]:
+    """Returns a program as JSON, with its entries in place of its binaries."""
+    encoded = encoded_fields(program)
+    return encoded | {"code": [code.entry for code in program.code]}
 
 
-def _passes_without_files(passes: BuiltPasses) -> BuiltPasses:
-    forward, backward = (tuple(map(_without_files, programs)) for programs in (passes.forward, passes.backward))
-    return replace(passes, forward=forward, backward=backward)
-
-
-def _digest(content: object) -> bytes:
-    return digest(json.dumps(content, sort_keys=True).encode()).encode()
+def _mark(parameters: Sequence[BuiltParameter], content: object) -> bytes:
+    return digest(_canonical([encode(tuple(parameters), tuple[BuiltParameter, ...]), content])).encode()
 
 
 def binary(folder: Path, code: KernelBinary, mark: bytes) -> bytes:
     """Reads and checks a kernel's binary.
 
     Raises:
-        BundleError: it is missing, was changed, or belongs to another call.
+        BundleError: it is missing, was changed, is outside of the folder, or belongs to another call.
     """
+    _check_files((code.file,), folder / NAME)
     path = folder / code.file
     content = _read_checked(path, code.sha256)
     if not content.endswith(mark):

@@ -69,8 +69,8 @@ class ModelCall:
         )
         forms = self.variant.specializer.all(dict(self.variant.request.sizes.hints), is_general=True)
         for number, (rows, form) in enumerate(forms):
-            limited = replace(signature, rows=limits(rows))
-            yield built_program(self.target, limited, self.variant.with_specialization(form), f"{prefix}-{number}")
+            compiled = self.variant.with_specialization(form)
+            yield built_program(self.target, signature, limits(rows), compiled, f"{prefix}-{number}")
 
 
 class ModelCalls:

@@ -58,11 +58,14 @@ class File:
     content: bytes
 
 
-def built_program(target: Target, signature: Signature, compiled: CompiledGraph, subdir: str) -> tuple[BuiltProgram, list[File]]:
-    """Returns a program with the files of its kernels, stored in `subdir`."""
+def built_program(
+    target: Target, signature: Signature, rows: tuple[Relation, ...], compiled: CompiledGraph, subdir: str
+) -> tuple[BuiltProgram, list[File]]:
+    """Returns a program for a range of row counts with the files of its kernels, stored in `subdir`."""
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, subdir)
-    return BuiltProgram(signature, compiled.call, tuple(code), compiled.cache.graph_digest, compiled.cache.names), files
+    cache = compiled.cache
+    return BuiltProgram(signature, rows, compiled.call, tuple(code), cache.graph_digest, cache.names), files
 
 
 def machine_of(target: Target) -> str:
@@ -194,9 +197,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pre
     compiled = kernel.compiled(specs, sizes, index64=call.signature.index64)
     signature = _signature(kernel, specs, call.signature, index64=call.signature.index64 or needs_index64(compiled, sizes))
     return [
-        built_program(
-            kernel.target, replace(signature, rows=limits(rows)), compiled.with_specialization(form), f"{prefix}-{number}"
-        )
+        built_program(kernel.target, signature, limits(rows), compiled.with_specialization(form), f"{prefix}-{number}")
         for number, (rows, form) in enumerate(compiled.specializer.all(sizes, is_general=True))
     ]
 

@@ -17,8 +17,7 @@ from fusegen.bundle.manifest import (
     StoredKernel,
     digest,
     manifest_text,
-    read_kernel,
-    read_manifest,
+    read_kernels,
     stored,
 )
 from fusegen.bundle.programs import cache_writes, locked, new_folder, temporary_folder, write
@@ -112,13 +111,12 @@ def open_folder(folder: Path) -> Iterator[OpenFolder]:
         return
     with locked(folder):
         try:
-            known = read_manifest(folder)
-            kernels = {file.name: read_kernel(folder, file) for file in known.kernels}
+            known, kernels = read_kernels(folder)
         except BundleError as error:
             what = f"{folder} exists already, and nothing can be added: {error.what}"
             raise BundleError(what, hint="remove it, or build into another folder") from None
         with temporary_folder(folder) as unfinished:
-            yield OpenFolder(folder, unfinished, known, kernels)
+            yield OpenFolder(folder, unfinished, known, {kernel.file.name: kernel for kernel in kernels})
 
 
 def _without_paths(variant: BuiltVariant) -> BuiltVariant:

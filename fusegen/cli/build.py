@@ -412,7 +412,7 @@ def _print(terminal: Terminal, kernels: Sequence[StoredKernel], before: Manifest
         terminal.title(kernel.name)
         names = [parameter.name for parameter in kernel.parameters]
         for variant in kernel.variants:
-            rows = ", ".join(map(str, variant.signature.rows))
+            rows = ", ".join(map(str, variant.rows))
             target = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.summary}"
             terminal.line(f"{target}: {describe_calls(variant.signature, names)}")
     if unchanged:

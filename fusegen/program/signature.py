@@ -86,7 +86,6 @@ class Signature:
         multiples: known divisors of sizes, by name.
         bounds: known upper bounds of sizes, by name.
         relations: relations of sizes that must hold.
-        rows: relations that select between several applicable programs.
         conditions: conditions on numbers.
         index64: whether it uses 64-bit indexing.
         distinct: whether all tensors must be distinct, since the function compares identities.
@@ -98,7 +97,6 @@ class Signature:
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
     relations: tuple[Relation, ...]
-    rows: tuple[Relation, ...]
     conditions: Numbers
     index64: bool
     distinct: bool

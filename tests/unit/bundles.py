@@ -17,6 +17,7 @@ from fusegen.bundle.load import BuiltFunction, load
 from fusegen.bundle.manifest import BuiltKernel, read_kernel, read_manifest
 from fusegen.compiler.parameters import Parameters
 from fusegen.options import Options
+from fusegen.program.codec import Line
 from fusegen.target import target
 from tests.unit.eager import ints, randn
 
@@ -129,11 +130,47 @@ def descriptions(folder: Path) -> list[Path]:
     return [folder / file.file for file in read_manifest(folder).kernels]
 
 
+class _Shared(dict[str, Any]):
+    """A value on a line of its own."""
+
+
+def _whole(path: Path) -> Any:
+    """A kernel as JSON, with the values of all lines at their places."""
+    _, first, *lines = path.read_bytes().splitlines()
+    texts = {manifest.digest(line): line for line in lines}
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, str) and value in texts:
+            return _Shared(placed(json.loads(texts[value])))
+        if isinstance(value, list):
+            return list(map(placed, value))
+        return {key: placed(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+    return placed(json.loads(first))
+
+
+def _shared(value: Any) -> Any:
+    """The opposite of `_whole`, for `Line`."""
+    if isinstance(value, list):
+        return list(map(_shared, value))
+    if not isinstance(value, dict):
+        return value
+    shared = {key: _shared(each) for key, each in value.items()}
+    return Line(shared) if isinstance(value, _Shared) else shared
+
+
+def text_of(kernel: Any) -> str:
+    """The file of a kernel as JSON."""
+    line = Line(_shared(kernel))
+    texts = [json.dumps(_summary(kernel)).encode(), line.text, *(text for text in line.lines.values() if text != line.text)]
+    return b"\n".join(texts).decode()
+
+
 def rewrite(folder: Path, change: Change) -> None:
     """Changes the kernels as JSON, with summaries and hashes that fit."""
-    content: Any = {"kernels": [json.loads(path.read_text())["kernel"] for path in descriptions(folder)]}
+    content: Any = {"kernels": [_whole(path) for path in descriptions(folder)]}
     change(content)
-    texts = [json.dumps({"summary": _summary(kernel), "kernel": kernel}) for kernel in content["kernels"]]
+    texts = [text_of(kernel) for kernel in content["kernels"]]
     files = []
     for number, text in enumerate(texts):
         (folder / f"{number}.json").write_text(text)

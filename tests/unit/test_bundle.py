@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +25,14 @@ import fusegen as fg
 from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.kernels import Mismatch, match
 from fusegen.bundle.load import load
-from fusegen.bundle.manifest import BuiltVariant
+from fusegen.bundle.manifest import BuiltPasses, BuiltVariant
 from fusegen.compiler.backends import emulated_machine
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.emulator import EmulatorBackend, emulated_kernels
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.jit import nvrtc
 from fusegen.program.call import LaunchPlan
-from fusegen.program.codec import decode, encode
+from fusegen.program.codec import Deferred, Line, Lines, Shared, decode, encode
 from fusegen.program.formula import size
 from fusegen.program.numbers import Numbers, Scalar
 from fusegen.program.signature import Constant, builder
@@ -124,7 +124,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     values = dispatcher.arguments(halves[1], {})
     (variant,) = (variant for variant in kernel.variants if _fits(variant, names, values))
     lowered, _ = dispatcher.variants.variant_of(values, target("sm_90a"), torch.device("cpu"))
-    sizes = match(variant.signature, variant.call, names, values)
+    sizes = match(variant, names, values)
     kernels = emulated_kernels(lowered.sources)
     cpu = torch.device("cpu")
     program = bound_call(variant.call, builder(variant.structure), sizes, cpu, EmulatorBackend(), kernels)
@@ -144,6 +144,46 @@ def _scalars(call: LaunchPlan, sizes: dict[str, int], dispatcher: Dispatcher, va
 def test_what_is_written_is_read_again_with_all_digits() -> None:
     program = Numbers((0.1 + 0.2, 1e-320, float("-inf"), 2**70, True, Scalar("s"), size("n") * 3 // 7))
     assert repr(decode(json.loads(json.dumps(encode(program, Numbers))), Numbers, "numbers")) == repr(program)
+
+
+@dataclass(frozen=True)
+class _Part(Deferred):
+    numbers: Shared[Numbers]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Whole(Deferred):
+    parts: tuple[Shared[_Part], ...]
+    one: Shared[_Part] | None
+    other: Shared[_Part] | None
+
+
+def test_equal_parts_are_one_line_that_is_decoded_when_it_is_read() -> None:
+    parts = [_Part(Numbers((1.5,), (("a", 0),)), text) for text in ("x", "y")]
+    line = Line(encode(whole := _Whole((*parts, parts[0]), replace(parts[1]), None), _Whole))
+    assert len(line.lines) == 4  # the whole, two parts, and one for their numbers
+    read = Lines(line.lines.values(), "file").read(_Whole, line.digest)
+    assert read == whole and Line(encode(read, _Whole)).lines == line.lines
+    assert read.parts[0] is read.parts[2] and read.one is read.parts[1] and read.parts[0].numbers is read.one.numbers
+    read = Lines([text for text in line.lines.values() if b"1.5" not in text], "file").read(_Whole, line.digest)
+    assert [part.text for part in read.parts] == ["x", "y", "x"]
+    with pytest.raises(BundleError, match="file has no line"):
+        _ = read.one.numbers
+    with pytest.raises(AttributeError, match="'_Part' object has no attribute 'missing'"):
+        _ = read.one.missing
+
+
+def test_a_call_decodes_only_its_own_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [(randn(7, 24).to(dtype), randn(24).to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    build(tmp_path / "kernels", [wanted(pointwise, each) for each in arguments], "test")
+    decoded = []
+    monkeypatch.setattr(Lines, "read", lambda self, kind, digest, read=Lines.read: decoded.append(kind) or read(self, kind, digest))
+    kernel = load(tmp_path / "kernels").pointwise
+    assert LaunchPlan not in decoded and BuiltPasses not in decoded
+    with torch.no_grad():
+        assert equal(kernel(*arguments[1]), fg.kernel(pointwise)(*arguments[1]))
+    assert decoded.count(LaunchPlan) == 1
 
 
 def test_messages_name_the_place_of_a_wrong_value() -> None:
@@ -342,7 +382,7 @@ def test_every_form_is_built_and_found_by_the_number_of_rows(tmp_path: Path, mon
 
 def _fits(variant: BuiltVariant, names: Sequence[str], values: Sequence[Any]) -> bool:
     try:
-        match(variant.signature, variant.call, names, values)
+        match(variant, names, values)
     except Mismatch:
         return False
     return True

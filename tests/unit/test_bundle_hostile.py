@@ -16,6 +16,7 @@ import pytest
 import fusegen as fg
 from fusegen.bundle.build import build
 from fusegen.bundle.load import load
+from fusegen.bundle.update import open_folder
 from fusegen.errors import ArgumentError, BundleError
 from tests.naming import case
 from tests.unit.bundles import Change, built, descriptions, nested, numbers, rewrite, rewrite_manifest, wanted
@@ -37,10 +38,19 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    """The error of a folder, or of the first kernel in it."""
+    """The error of a folder, or of a call of the kernel in it, without gradients and with them."""
     with pytest.raises(BundleError) as error:
-        for name in (kernels := load(folder)):
-            kernels[name]
+        kernel, x = (kernels := load(folder))[next(iter(kernels))], randn(4, 8)
+        kernel(x, 0.5, 3)
+        kernel(x.requires_grad_(), 0.5, 3).sum().backward()
+    return str(error.value)
+
+
+def refused_build(folder: Path) -> str:
+    """The error of a build into a folder."""
+    with pytest.raises(BundleError) as error, open_folder(folder) as opened:
+        for kernel in opened.kernels.values():
+            _ = kernel.kernel
     return str(error.value)
 
 
@@ -125,6 +135,16 @@ def test_a_binary_that_changes_after_the_folder_was_loaded(folder: Path) -> None
         kernel(randn(4, 8), 0.5, 3)
 
 
+def test_other_binaries_may_be_missing_until_a_call_needs_them(folder: Path) -> None:
+    for path in folder.rglob("*.so"):
+        if path != library(folder):
+            path.unlink()
+    kernel, x = load(folder).numbers, randn(4, 8)
+    assert kernel(x, 0.5, 3).equal(fg.kernel(numbers)(x, 0.5, 3))
+    with pytest.raises(BundleError, match="cannot be read"):
+        kernel(x.requires_grad_(), 0.5, 3)
+
+
 # Manifests that somebody wrote.
 
 
@@ -188,17 +208,14 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a binary too few": (put("code", value=[]), "0 binaries for 1 launches"),
     "a file outside": (put("code", 0, "file", value="../../secret"), "outside of the folder"),
     "a file of the system": (put("code", 0, "file", value="/etc/hostname"), "outside of the folder"),
-    "a source outside": (put("code", 0, "source", value="../victim"), "outside of the folder"),
-    "a source behind a link": (put("code", 0, "source", value="link/victim"), "outside of the folder"),
-    "a source on a way out and back": (put("code", 0, "source", value="x/../../kernels/a.cpp"), "outside of the folder"),
-    "a source of a pass outside": (put(*PASSES, "backward", 0, "code", 0, "source", value="/victim"), "outside of the folder"),
-    "the manifest as a source": (put("code", 0, "source", value="./manifest.json"), "is the manifest itself"),
     "a file that is a folder": (put("code", 0, "file", value="numbers"), "cannot be read"),
     "a file with a null in its name": (put("code", 0, "file", value="a\0b"), "is not a file name"),
     "a relation of no sign": (
-        put("signature", "relations", value=[{"left": 1, "sign": "or", "right": 1}]), "compiled for another call"),
+        put("signature", "relations", value=[{"left": 1, "sign": "or", "right": 1}]), "'or' is not one of"),
     "parameters without order": (lambda content: content["kernels"][0]["parameters"].reverse(), ""),
     "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "parameter names"),
+    "a launch plan that is not there": (put("call", value="0" * 64), "has no line"),
+    "a launch plan in its program": (lambda content: variant(content).update(call=dict(variant(content)["call"])), "str expected"),
     "two kernels of one name": (lambda content: content["kernels"].append(content["kernels"][0]), "twice"),
     "an argument twice": (lambda content: arguments(content).append(arguments(content)[0]), "compiled for another call"),
     "an argument less": (lambda content: arguments(content).pop(), "compiled for another call"),
@@ -206,7 +223,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a larger grid": (put(*LAUNCH, "grid", value=1000), "compiled for another call"),
     "a smaller result": (put("call", "buffers", 1, "shape", value=[1]), "compiled for another call"),
     "another entry": (put("code", 0, "entry", value="fg_other"), "compiled for another call"),
-    "another processor": (put("machine", value="m0123456789abcdef"), "compiled for another call"),
+    "another processor": (put("machine", value="m0123456789abcdef"), "another kind of processor"),
     "passes that nobody knows": (put("passes", value={"Shell": {}}), "one of BuiltPasses"),
     "no backward pass": (put(*PASSES, "backward", value=[]), "compiled for another call"),
     "another name of the backward pass": (put(*WIRING, "name", value="other"), "compiled for another call"),
@@ -229,13 +246,32 @@ def test_a_manifest_that_somebody_wrote(name: str, folder: Path, monkeypatch: py
     assert not list(folder.rglob("HACKED"))
 
 
+SOURCES: dict[str, tuple[Change, str]] = {
+    "a source outside": (put("code", 0, "source", value="../victim"), "outside of the folder"),
+    "a source behind a link": (put("code", 0, "source", value="link/victim"), "outside of the folder"),
+    "a source on a way out and back": (put("code", 0, "source", value="x/../../kernels/a.cpp"), "outside of the folder"),
+    "a source of a pass outside": (put(*PASSES, "backward", 0, "code", 0, "source", value="/victim"), "outside of the folder"),
+    "the manifest as a source": (put("code", 0, "source", value="./manifest.json"), "is the manifest itself"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_that_a_build_would_remove(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls read no source texts, so that loading does not look at them."""
+    monkeypatch.chdir(folder)
+    Path("link").symlink_to("..")
+    change, text = SOURCES[name]
+    rewrite(folder, change)
+    assert text in refused_build(folder)
+
+
 def retold(folder: Path, **changes: object) -> None:
     """Changes the summary of the only kernel, with a hash that fits."""
     (path,) = descriptions(folder)
-    document = json.loads(path.read_text())
-    assert changes.keys() <= document["summary"].keys()
-    document["summary"].update(changes)
-    path.write_text(json.dumps(document))
+    first, _, rest = path.read_text().partition("\n")
+    summary = json.loads(first)
+    assert changes.keys() <= summary.keys()
+    path.write_text(f"{json.dumps(summary | changes)}\n{rest}")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     rewrite_manifest(folder, lambda content: content["kernels"][0].update(sha256=sha256))
 
@@ -270,16 +306,16 @@ SUMMARIES: dict[str, tuple[dict[str, object], str]] = {
 def test_a_summary_that_somebody_wrote(name: str, folder: Path) -> None:
     changes, text = SUMMARIES[name]
     retold(folder, **changes)
-    assert text in refusal(folder)
+    assert text in refused_build(folder)
 
 
-@pytest.mark.parametrize("document", ["null", "{}", "[]", "{", "1" * 5000])
+@pytest.mark.parametrize("document", ["null", "{}", "[]", "{", "1" * 5000, "{}\nnull", "{}\n{", "{}\n{}\n"])
 def test_a_description_of_no_kernel(document: str, folder: Path) -> None:
     (path,) = descriptions(folder)
     path.write_text(document)
     sha256 = hashlib.sha256(document.encode()).hexdigest()
     rewrite_manifest(folder, lambda content: content["kernels"][0].update(sha256=sha256))
-    assert re.search("does not describe a kernel|is damaged", refusal(folder))
+    assert re.search("does not describe a kernel|is damaged|an object of name", refusal(folder))
 
 
 def test_a_kernel_is_read_when_it_is_looked_up(tmp_path: Path) -> None:
