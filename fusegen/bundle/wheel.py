@@ -124,15 +124,36 @@ def wheel_of_extension(package: PackageSpec, folder: Path, built: BuiltExtension
     docs = {schema.partition("(")[0]: schema for schema in built.schemas}
     lines = [
         '"""Operators of torch built by fusegen."""\n',
-        "from pathlib import Path as _Path\n",
-        "import torch as _torch\n",
+        *IMPORTS,
         *_head(package, docs),
         f'if not _torch.__version__.startswith("{torch}."):',
         f'    raise ImportError(f"{needed}, not {{_torch.__version__}}")\n',
-        f'_torch.ops.load_library(_Path(__file__).parent / "_operators" / "{built.library}")\n',
+        *loading_lines(f"_operators/{built.library}", package.name, is_checked=bool(built.cpu)),
+        "",
     ]
     lines += operator_lines(package.name, docs, package.docs)
     return _wheel(package, _contents(package, lines, folder, "_operators"), (f"torch=={torch}.*",), ">=3.10")
+
+
+IMPORTS = ("import ctypes as _ctypes", "from pathlib import Path as _Path\n", "import torch as _torch\n")
+"""Imports of modules that load a library."""
+
+
+def loading_lines(library: str, name: str, *, is_checked: bool) -> Iterator[str]:
+    """Yields the lines of a module that load a library.
+
+    Args:
+        library: its path beside the module.
+        name: the name of the package.
+        is_checked: whether the library has CPU kernels, so that it may refuse this processor.
+    """
+    yield f'_library = str(_Path(__file__).parent / "{library}")'
+    yield "_torch.ops.load_library(_library)"
+    if is_checked:
+        yield "_refusal = _ctypes.CDLL(_library).fg_refusal"
+        yield "_refusal.restype = _ctypes.c_char_p"
+        yield "if _refusal():"
+        yield f'    raise ImportError("{name}: " + _refusal().decode())'
 
 
 def operator_lines(namespace: str, schemas: Mapping[str, str], docs: Mapping[str, str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import ctypes
 import hashlib
 import io
 import os
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from email.parser import Parser
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -291,11 +293,11 @@ def test_the_version_of_the_project(here: Path, run: Run) -> None:
             assert done.code == 2 and "the wheel has no version" in done.err
 
 
-def extension_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], object]:
+def extension_module(monkeypatch: pytest.MonkeyPatch, folder: Path, cpu: str = "") -> Callable[[str], object]:
     """Executes the module of a wheel of an extension as under another torch."""
     (folder / "fgtest_ops.so").write_bytes(b"library")
     (folder / "extension.json").write_bytes(b"{}")
-    built = BuiltExtension("fgtest_ops.so", ("affine(Tensor x) -> Tensor",), "", "2.13.1")
+    built = BuiltExtension("fgtest_ops.so", ("affine(Tensor x) -> Tensor",), cpu, "2.13.1")
     wheel = wheel_of_extension(PackageSpec("fgtest_ops", "1.0", {"affine": "x + 1"}), folder, built)
     path = folder / wheel.file
     path.write_bytes(wheel.content)
@@ -323,6 +325,29 @@ def test_an_extension_needs_one_torch_and_no_fusegen(tmp_path: Path, monkeypatch
     assert "affine.__doc__ = 'affine(Tensor x) -> Tensor\\n\\nx + 1'" in text_of(path, "fgtest_ops/__init__.py")
     assert metadata_of(path).requires_dist == [Requirement("torch==2.13.*")]
     assert str(next(iter(parse_wheel_filename(path.name)[3]))).startswith("py3-none-") and not path.stem.endswith("any")
+
+
+class Refusal:
+    """The function of a built library that says why it does not run here."""
+
+    def __init__(self, text: str) -> None:
+        self.restype: object = None
+        self._text = text
+
+    def __call__(self) -> bytes:
+        assert self.restype is ctypes.c_char_p
+        return self._text.encode()
+
+
+def test_an_extension_for_another_processor_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = extension_module(monkeypatch, tmp_path, cpu="x86-64-v4")
+    monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
+    for text, error in (("…, but this processor has x86-64-v2", ImportError), ("", AttributeError)):
+        with case(text):
+            loaded = SimpleNamespace(fg_refusal=Refusal(text))
+            monkeypatch.setattr(ctypes, "CDLL", lambda path, loaded=loaded: loaded if path.endswith("fgtest_ops.so") else None)
+            with pytest.raises(error, match=f"fgtest_ops: {text}" if text else "affine"):
+                execute("2.13.0")
 
 
 TRAIN = """
