@@ -12,10 +12,11 @@ import re
 import secrets
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -91,11 +92,13 @@ class Wheel:
     Attributes:
         file: its file name.
         requires: the required distributions.
+        warning: the reason why PyPI would refuse its tag, and a hint; "" if it would not.
     """
 
     file: str
     requires: tuple[str, ...]
     content: bytes
+    warning: str = ""
 
 
 def wheel_of_bundle(package: PackageSpec, folder: Path, version: str) -> Wheel:
@@ -179,9 +182,41 @@ def _contents(package: PackageSpec, lines: Iterable[str], folder: Path, subfolde
 def _wheel(package: PackageSpec, files: Mapping[str, bytes], requires: tuple[str, ...], python: str) -> Wheel:
     is_native = any(path.endswith(".so") for path in files)
     platform = re.sub(r"\W", "_", sysconfig.get_platform()) if is_native else "any"
+    wheel = _tagged(package, files, requires, python, platform)
+    if not is_native:
+        return wheel
+    portable, warning = _portable_platform(wheel, platform)
+    return replace(_tagged(package, files, requires, python, portable), warning=warning)
+
+
+_OF_TORCH = frozenset(("libtorch*.so", "libc10*.so", "libgomp.so.1"))
+"""Libraries that torch's wheels contain."""
+
+
+def _portable_platform(wheel: Wheel, platform: str) -> tuple[str, str]:
+    """Returns the tag of all systems that have the C and C++ libraries of a wheel, and "", or `platform` and a warning."""
+    refused = f"PyPI does not accept the tag {platform}"
+    try:
+        from auditwheel.error import AuditwheelError  # a package for builds alone
+        from auditwheel.libc import Libc
+        from auditwheel.wheel_abi import analyze_wheel_abi
+    except ImportError:
+        return platform, f"{refused}; pip install auditwheel, then build again for a manylinux tag"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, wheel.file)
+        path.write_bytes(wheel.content)
+        try:
+            found = analyze_wheel_abi(Libc.detect(), None, path, _OF_TORCH, disable_isa_ext_check=True, allow_graft=False)
+        except AuditwheelError as error:
+            return platform, f"{refused}; auditwheel: {error}"
+    tag: str = found.overall_policy.name
+    return tag, f"{refused}; this system is newer than all manylinux tags that auditwheel has" if tag == platform else ""
+
+
+def _tagged(package: PackageSpec, files: Mapping[str, bytes], requires: tuple[str, ...], python: str, platform: str) -> Wheel:
     stem = f"{re.sub('_+', '_', package.name).lower()}-{package.version}"
-    tag = f"py3-none-{platform}"
-    wheel = ["Wheel-Version: 1.0", _GENERATOR, f"Root-Is-Purelib: {'false' if is_native else 'true'}", f"Tag: {tag}", ""]
+    tag, is_pure = f"py3-none-{platform}", platform == "any"
+    wheel = ["Wheel-Version: 1.0", _GENERATOR, f"Root-Is-Purelib: {'true' if is_pure else 'false'}", f"Tag: {tag}", ""]
     metadata = [
         "Metadata-Version: 2.1",
         f"Name: {package.name}",

@@ -259,6 +259,8 @@ def _run_wheel(
     terminal.line(f"import {package.name} has {', '.join(package.docs)}")
     if any(call.target == CPU.name and not call.cpu for call in calls):
         terminal.line("its CPU kernels need a processor like this one; --cpu builds for others")
+    if wheel.warning:
+        terminal.line(wheel.warning)
     return 0
 
 
