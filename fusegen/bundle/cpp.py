@@ -18,12 +18,12 @@ from fusegen.bundle.build import BuildRequest, TracedCall, signature_of, traced_
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.programs import cache_writes, new_folder, passes_by_all, require_name, require_new, tensor_argument, write
 from fusegen.bundle.programs import limits as rows_of
-from fusegen.compiler.backends import flags_of
+from fusegen.compiler.backends import host_flags
 from fusegen.compiler.compile import CompiledGraph, compile_graph
 from fusegen.dtypes import DType
 from fusegen.emit.environment import unit_text
 from fusegen.errors import ArgumentError, BundleError
-from fusegen.extension.native import LibrarySources, library_content
+from fusegen.extension.native import OPERATOR_FLAGS, LibrarySources, library_content
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import CallGuards
 from fusegen.extension.sources_text import cmake_text, program_files
@@ -83,18 +83,20 @@ def build_extension(
     require_name(library)
     require_new(folder)
     operators = _operators(requests)
-    unit = UnitText(library, operators)
+    unit = UnitText(library, operators, level)
     if is_unique:
-        library = f"{library}_{digest(repr((level, torch.__version__, _files(unit))).encode())[:16]}"
-        unit = UnitText(library, operators)
-    files = _files(unit)
-    texts = LibrarySources(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels), level=level))
+        contents = (level, torch.__version__, unit.text, _kernels(unit))
+        library = f"{library}_{digest(repr(contents).encode())[:16]}"
+        unit = UnitText(library, operators, level)
+    kernels = _kernels(unit)
+    name = ", ".join(op.name for op in operators)
+    texts = LibrarySources(name, {"binding.cpp": unit.text}, OPERATOR_FLAGS, kernels, host_flags(level) if kernels else ())
     content = library_content(texts)
     cpu = (level or "native") if unit.kernels else ""
     shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), cpu, torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, cache_writes(folder):
         write(unfinished / shipped.library, content)
-        for name, text in files.items():
+        for name, text in {**texts.files, **{f"{name}.cpp": text for name, text in kernels.items()}}.items():
             write(unfinished / name, text.encode())
         if command:
             write(unfinished / COMMAND, f"{command}\n".encode())
@@ -121,14 +123,14 @@ def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256
     }
 
 
-def _files(unit: UnitText) -> dict[str, str]:
-    return {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
+def _kernels(unit: UnitText) -> dict[str, str]:
+    """Returns the C++ texts of CPU kernels, with unique entry names."""
+    return {names[0][1]: _renamed(program, names) for program, names in unit.kernels}
 
 
-def _kernels(program: CompiledProgram, names: Sequence[tuple[str, str]]) -> str:
-    """Returns the C++ text of a program's kernels, with unique entry names."""
-    renamed = [f"#define {entry} {name}" for entry, name in names]
-    return "\n".join([*renamed, unit_text(program.sources)])
+def _renamed(program: CompiledProgram, names: Sequence[tuple[str, str]]) -> str:
+    defined = [f"#define {entry} {name}" for entry, name in names]
+    return "\n".join([*defined, unit_text(program.sources)])
 
 
 # Operators.

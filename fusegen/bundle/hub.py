@@ -16,7 +16,7 @@ import torch
 from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.programs import new_folder, require_new, write
-from fusegen.bundle.wheel import operator_lines, require_names
+from fusegen.bundle.wheel import IMPORTS, loading_lines, operator_lines, require_names
 from fusegen.errors import ArgumentError
 from fusegen.jit import nvrtc
 from fusegen.target import Backend, Target
@@ -112,10 +112,10 @@ def _write_package(
     schemas = {schema.partition("(")[0]: schema for schema in built.schemas}
     lines = [
         '"""Operators of torch built by fusegen."""\n',
-        "from pathlib import Path as _Path\n",
-        "import torch as _torch\n",
+        *IMPORTS,
         f'if not hasattr(_torch.ops.{namespace}, "{next(iter(schemas))}"):  # a copy of this folder may be loaded',
-        f'    _torch.ops.load_library(_Path(__file__).parent / "{built.library}")\n',
+        *(f"    {line}" for line in loading_lines(built.library, package.name, is_checked=bool(built.cpu))),
+        "",
         *operator_lines(namespace, schemas, package.docs),
     ]
     exported = [*schemas]

@@ -38,7 +38,7 @@ from fusegen.program.renaming import GraphNames, renamed
 from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
-from fusegen.runtime.devices import host_kernel, runs_here
+from fusegen.runtime.devices import LEVELS, host_kernel, level_here, runs_here
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend
 from fusegen.schedule.names import stride_name
 from fusegen.settings import require_trusted, settings
@@ -95,14 +95,19 @@ class Kernels:
     def _host_kernel(self, code: KernelBinary, mark: bytes) -> Any:
         path = self.folder / code.file
         if not runs_here(self._machine):
-            what = f"{path} was built for another kind of processor"
-            hint = "build it on a machine like this one, or for older processors: fusegen build … --arch cpu --cpu x86-64-v2"
-            raise BundleError(what, hint=hint)
+            raise _other_processor(path, self._machine)
         binary(self.folder, code, mark)
         try:
             return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
         except OSError as error:
             raise BundleError(f"{path} cannot be loaded: {error}", hint="build it again") from error
+
+
+def _other_processor(path: Path, machine: str) -> BundleError:
+    built_for, here = machine if machine in LEVELS else "another kind of processor", level_here()
+    what = f"{path} was built for {built_for}; this processor has {here or 'other instructions'}"
+    option = f"; for this one: fusegen build … --arch cpu --cpu {here}" if here else ""
+    return BundleError(what, hint=f"build it on a machine like this one{option}")
 
 
 def kernels_of(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Kernels:

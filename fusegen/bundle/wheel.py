@@ -12,10 +12,11 @@ import re
 import secrets
 import sys
 import sysconfig
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -93,11 +94,13 @@ class Wheel:
     Attributes:
         file: its file name.
         requires: the required distributions.
+        warning: the reason why PyPI would refuse its tag, and a hint; "" if it would not.
     """
 
     file: str
     requires: tuple[str, ...]
     content: bytes
+    warning: str = ""
 
 
 def wheel_of_bundle(package: PackageSpec, folder: Path, version: str) -> Wheel:
@@ -133,15 +136,36 @@ def wheel_of_extension(package: PackageSpec, folder: Path, built: BuiltExtension
     docs = {schema.partition("(")[0]: schema for schema in built.schemas}
     lines = [
         '"""Operators of torch built by fusegen."""\n',
-        "from pathlib import Path as _Path\n",
-        "import torch as _torch\n",
+        *IMPORTS,
         *_head(package, docs),
         f'if not _torch.__version__.startswith("{torch}."):',
         f'    raise ImportError(f"{needed}, not {{_torch.__version__}}")\n',
-        f'_torch.ops.load_library(_Path(__file__).parent / "_operators" / "{built.library}")\n',
+        *loading_lines(f"_operators/{built.library}", package.name, is_checked=bool(built.cpu)),
+        "",
     ]
     lines += operator_lines(package.name, docs, package.docs)
     return _wheel(package, _contents(package, lines, folder, "_operators"), (f"torch=={torch}.*",), ">=3.10")
+
+
+IMPORTS = ("import ctypes as _ctypes", "from pathlib import Path as _Path\n", "import torch as _torch\n")
+"""Imports of modules that load a library."""
+
+
+def loading_lines(library: str, name: str, *, is_checked: bool) -> Iterator[str]:
+    """Yields the lines of a module that load a library.
+
+    Args:
+        library: its path beside the module.
+        name: the name of the package.
+        is_checked: whether the library has CPU kernels, so that it may refuse this processor.
+    """
+    yield f'_library = str(_Path(__file__).parent / "{library}")'
+    yield "_torch.ops.load_library(_library)"
+    if is_checked:
+        yield "_refusal = _ctypes.CDLL(_library).fg_refusal"
+        yield "_refusal.restype = _ctypes.c_char_p"
+        yield "if _refusal():"
+        yield f'    raise ImportError("{name}: " + _refusal().decode())'
 
 
 def operator_lines(namespace: str, schemas: Mapping[str, str], docs: Mapping[str, str]) -> Iterator[str]:
@@ -167,9 +191,41 @@ def _contents(package: PackageSpec, lines: Iterable[str], folder: Path, subfolde
 def _wheel(package: PackageSpec, files: Mapping[str, bytes], requires: tuple[str, ...], python: str) -> Wheel:
     is_native = any(path.endswith(".so") for path in files)
     platform = re.sub(r"\W", "_", sysconfig.get_platform()) if is_native else "any"
+    wheel = _tagged(package, files, requires, python, platform)
+    if not is_native:
+        return wheel
+    portable, warning = _portable_platform(wheel, platform)
+    return replace(_tagged(package, files, requires, python, portable), warning=warning)
+
+
+_OF_TORCH = frozenset(("libtorch*.so", "libc10*.so", "libgomp.so.1"))
+"""Libraries that torch's wheels contain."""
+
+
+def _portable_platform(wheel: Wheel, platform: str) -> tuple[str, str]:
+    """Returns the tag of all systems that have the C and C++ libraries of a wheel, and "", or `platform` and a warning."""
+    refused = f"PyPI does not accept the tag {platform}"
+    try:
+        from auditwheel.error import AuditwheelError  # a package for builds alone
+        from auditwheel.libc import Libc
+        from auditwheel.wheel_abi import analyze_wheel_abi
+    except ImportError:
+        return platform, f"{refused}; pip install auditwheel, then build again for a manylinux tag"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, wheel.file)
+        path.write_bytes(wheel.content)
+        try:
+            found = analyze_wheel_abi(Libc.detect(), None, path, _OF_TORCH, disable_isa_ext_check=True, allow_graft=False)
+        except AuditwheelError as error:
+            return platform, f"{refused}; auditwheel: {error}"
+    tag: str = found.overall_policy.name
+    return tag, f"{refused}; this system is newer than all manylinux tags that auditwheel has" if tag == platform else ""
+
+
+def _tagged(package: PackageSpec, files: Mapping[str, bytes], requires: tuple[str, ...], python: str, platform: str) -> Wheel:
     stem = f"{re.sub('_+', '_', package.name).lower()}-{package.version}"
-    tag = f"py3-none-{platform}"
-    wheel = ["Wheel-Version: 1.0", _GENERATOR, f"Root-Is-Purelib: {'false' if is_native else 'true'}", f"Tag: {tag}", ""]
+    tag, is_pure = f"py3-none-{platform}", platform == "any"
+    wheel = ["Wheel-Version: 1.0", _GENERATOR, f"Root-Is-Purelib: {'true' if is_pure else 'false'}", f"Tag: {tag}", ""]
     metadata = [
         "Metadata-Version: 2.1",
         f"Name: {package.name}",

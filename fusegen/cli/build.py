@@ -303,6 +303,8 @@ def _run_wheel(options: argparse.Namespace, wanted: _Wanted, terminal: Terminal)
     targets = [target for targets in wanted.models.values() for target in targets if target.backend is Backend.CPU]
     if any(call.target == CPU.name and not call.cpu for call in wanted.calls) or not all(target.level for target in targets):
         terminal.line("its CPU kernels need a processor like this one; --cpu builds for others")
+    if wheel.warning:
+        terminal.line(wheel.warning)
     return 0
 
 

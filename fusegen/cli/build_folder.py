@@ -79,9 +79,14 @@ class FolderBuild:
         for call in kernel.summary.calls:
             if not self._is_same(call, self._recorded(replace(call, kernel=command_name))):
                 what = f"{self.folder.folder} has a kernel {kernel.summary.name} already, of {call.kernel or 'a Python program'}"
+                hint = "remove it, or build into another folder"
                 if call.kernel:
-                    what += f", which is another one than {command_name} or was built at another place"
-                raise BundleError(what, hint="remove it, or build into another folder")
+                    what += (
+                        f", which is another one than {command_name}, or the folder or the file was moved: a folder knows a file "
+                    )
+                    what += "by the path from the folder to it, not by its contents, which may have changed"
+                    hint += "; after a move, restore the path from the folder to the file"
+                raise BundleError(what, hint=hint)
             yield replace(call, kernel=command_name)
 
     def _recorded(self, call: RequestedCall) -> RequestedCall:

@@ -20,7 +20,7 @@ from fusegen.compiler.compile import BuiltSpecialization, CompiledGraph
 from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
 from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError, FusegenError, IndexRangeError, LaunchError
-from fusegen.extension.native import LibrarySources, ensure_native, library_of
+from fusegen.extension.native import OPERATOR_FLAGS, LibrarySources, ensure_native, library_of
 from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -222,9 +222,6 @@ def host_flags(level: str = "") -> tuple[str, ...]:
 # Operators.
 
 
-_FLAGS = ("-O2",)
-_NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers set their own standard, and throw
-
 _operators: dict[tuple[LaunchPlan, tuple[str, ...], str], tuple[OperatorUnit, Callable[..., Any]]] = {}
 _lock = new_lock()
 
@@ -286,15 +283,13 @@ def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) 
     is_cpu = target.backend is Backend.CPU
     cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
     unit = unit_of(ascii_name(compiled.traced.name), call, size_places, compiled.sources, cubins)
-    files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
-    library = library_of(LibrarySources(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
-    load_shared(library)
+    kernels = {"kernels": unit_text(compiled.sources)} if is_cpu and compiled.sources else {}
+    texts = LibrarySources(
+        compiled.traced.name, {"binding.cpp": unit.text}, OPERATOR_FLAGS, kernels, host_flags() if kernels else ()
+    )
+    load_shared(library_of(texts))
     operator: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
     return unit, operator
-
-
-def flags_of(*, is_cpu: bool, level: str = "") -> tuple[str, ...]:
-    return tuple(flag for flag in host_flags(level) if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 
 def size_places_of(graph: Graph, call: LaunchPlan) -> SizeSources:

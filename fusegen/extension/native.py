@@ -18,7 +18,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -29,11 +30,16 @@ from fusegen.emit.environment import templates
 from fusegen.errors import CompileError, FusegenError, SettingsError, ToolNotFoundError
 from fusegen.files import FORMAT, cache_writes, is_undamaged, one_builder, unsealed, write_atomically, write_sealed
 from fusegen.jit.cache import keep_within_size
-from fusegen.jit.host import ProcessResult, find_compiler, in_memory, is_ending, run
+from fusegen.jit.host import ARITHMETIC, ProcessResult, compile_object, find_compiler, in_memory, is_ending, run
+from fusegen.jit.nvrtc import cpus
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
 
 _SECONDS = 600
+
+OPERATOR_FLAGS = ("-O2", *ARITHMETIC)
+"""Flags of the C++ texts of operators."""
+
 # With -P: "-c" would put the current folder first, which may contain a json.py.
 _BUILDER = """
 import json, os, signal, sys, threading
@@ -56,11 +62,15 @@ class LibrarySources:
         name: for messages.
         files: C++ texts by file name.
         flags: of the compiler.
+        kernels: texts of CPU kernels by file name, without torch's headers.
+        kernel_flags: those of `kernels`; only these may name a processor.
     """
 
     name: str
     files: Mapping[str, str]
     flags: tuple[str, ...]
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    kernel_flags: tuple[str, ...] = ()
 
 
 def library_of(texts: LibrarySources) -> Path:
@@ -106,7 +116,7 @@ def build_library(texts: LibrarySources, folder: Path) -> bytes:
         "name": "extension",
         "sources": [str(folder / name) for name in texts.files if name.endswith(".cpp")],
         "extra_cflags": [*texts.flags, *_prefix_maps(folder)],
-        "extra_ldflags": ["-fopenmp"],
+        "extra_ldflags": [*map(shlex.quote, _objects(texts, folder)), "-fopenmp"],
         "build_directory": str(folder),
         "is_python_module": False,
         "with_cuda": False,
@@ -116,6 +126,14 @@ def build_library(texts: LibrarySources, folder: Path) -> bytes:
     if result.code != 0 or not library.is_file():
         raise _build_error(texts.name, result)
     return library.read_bytes()
+
+
+def _objects(texts: LibrarySources, folder: Path) -> list[str]:
+    """Compiles the CPU kernels. The linker reads them last, so that of equal functions those for every processor are kept."""
+    paths = [folder / f"{name}.o" for name in texts.kernels]
+    with ThreadPoolExecutor(settings().jobs() or cpus()) as pool:
+        built = pool.map(lambda text, path: compile_object(text, texts.kernel_flags, path), texts.kernels.values(), paths)
+        return [str(path) for path in built]
 
 
 def _prefix_maps(folder: Path) -> list[str]:
@@ -145,7 +163,9 @@ def _build_error(name: str, result: ProcessResult) -> CompileError | ToolNotFoun
 def key_of(texts: LibrarySources) -> str:
     """Returns the digest of the texts, the compiler and torch."""
     compiler = find_compiler(settings().cxx)
-    parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__, FORMAT)
+    sources = [part for some in (texts.files, texts.kernels) for part in (*some, *some.values(), "")]
+    flags = (*texts.flags, "", *texts.kernel_flags)
+    parts = (*sources, *flags, *compiler.command, compiler.version, torch.__version__, FORMAT)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

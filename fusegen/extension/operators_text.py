@@ -32,6 +32,7 @@ from fusegen.extension.unit import (
 )
 from fusegen.program.formula import Formula
 from fusegen.program.formula import FormulaKind as Sign
+from fusegen.runtime.devices import added_features, needed_features
 
 _TENSORS = ("tensor", "written")
 _SCHEMA_WORDS = (
@@ -69,6 +70,7 @@ class UnitText:
 
     Args:
         library: the namespace of the operators.
+        level: the level of x86-64 that CPU kernels are compiled for; "" for this machine's processor.
 
     Attributes:
         kernels: the CPU programs, whose C++ texts are compiled with the unit, and pairs of old and new entry names.
@@ -78,8 +80,8 @@ class UnitText:
         BundleError: two arguments of an operator would have the same name.
     """
 
-    def __init__(self, library: str, operators: Sequence[OperatorSpec]) -> None:
-        self._library = library
+    def __init__(self, library: str, operators: Sequence[OperatorSpec], level: str = "") -> None:
+        self._library, self._level = library, level
         self._kernels: list[dict[str, object]] = []
         self._programs: list[dict[str, object]] = []
         self.kernels: list[tuple[CompiledProgram, tuple[tuple[str, str], ...]]] = []
@@ -93,7 +95,12 @@ class UnitText:
             banner=f"operators of torch.ops.{self._library}: {', '.join(str(view['name']) for view in self._views)}",
             runtime=runtime_for(self._programs),
             numbers=header("numbers.h"),
+            processor_header=header("processor.h"),
             operators_header=header("operators.h"),
+            built_for=string_literal(self._level or "the processor of the machine that built them"),
+            needed=string_literal(" ".join(needed_features(self._level) if self.kernels else ())),
+            levels=[(string_literal(name), string_literal(" ".join(added))) for name, added in added_features()],
+            on_gpu=any(kernel["cubin"] for kernel in self._kernels),
             kernels=self._kernels,
             programs=self._programs,
             operators=self._views,

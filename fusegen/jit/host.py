@@ -186,13 +186,22 @@ def _build(compiler: HostCompiler, text: str, flags: tuple[str, ...], library: P
 
 
 def _built(compiler: HostCompiler, text: str, flags: tuple[str, ...], source: Path, where: str | None = None) -> bytes:
+    return _compiled(compiler, text, ("-shared", *flags), source.with_suffix(".so"), where).read_bytes()
+
+
+def compile_object(text: str, flags: tuple[str, ...], built: Path) -> Path:
+    """Compiles C++ to an object file, in a temporary folder, and returns its path; errors are those of `compile_shared`."""
+    return _compiled(find_compiler(settings().cxx), text, ("-c", *flags), built)
+
+
+def _compiled(compiler: HostCompiler, text: str, flags: tuple[str, ...], built: Path, where: str | None = None) -> Path:
     """Compiles a text. The source file does not exist yet; its folder is temporary."""
-    built = source.with_suffix(".so")
+    source = built.with_suffix(".cpp")
     source.write_text(text, encoding="utf-8")
-    command = [*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)]
+    command = [*compiler.command, "-fPIC", *flags, str(source), "-o", str(built)]
     result = run(command, _BUILD_SECONDS, {"TMPDIR": str(source.parent)})
     _check(result, command[0], where, built)
-    return built.read_bytes()
+    return built
 
 
 def _check(result: ProcessResult, compiler: str, where: str | None, built: Path) -> None:

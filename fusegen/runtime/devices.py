@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import platform
+import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -63,19 +64,42 @@ LEVELS = tuple(_ADDED_FEATURES)
 """The levels of x86-64."""
 
 
+_COMPILED = re.compile(r"avx|bmi|fma|pni|sse|ssse|tbm|xop|(abm|cx16|f16c|gfni|lahf_lm|movbe|popcnt)$")
+"""CPU features of x86-64 that compilers use in plain C++."""
+
+
+def needed_features(level: str) -> tuple[str, ...]:
+    """Returns the CPU features of a level; for "", those of this machine's processor that compilers use, if it is x86-64."""
+    if level:
+        return tuple(feature for each in LEVELS[: LEVELS.index(level) + 1] for feature in _ADDED_FEATURES[each])
+    return tuple(sorted(filter(_COMPILED.match, _feature_names()))) if platform.machine() in X86 else ()
+
+
+def added_features() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Returns the levels of x86-64, each with the CPU features that it adds to the one before."""
+    return tuple(_ADDED_FEATURES.items())
+
+
+def level_here() -> str:
+    """Returns the highest level of x86-64 that this processor has; "" for other processors."""
+    return next(filter(runs_here, reversed(LEVELS)), "")
+
+
 @lru_cache
 def runs_here(machine: str) -> bool:
     """True if this processor runs binaries for a level, or for the processor with this digest of its features."""
     if machine not in LEVELS:
         return machine == instruction_set()
-    features = {*_features().partition(":")[2].split()}
-    needed = (feature for level in LEVELS[: LEVELS.index(machine) + 1] for feature in _ADDED_FEATURES[level])
-    return platform.machine() in X86 and features.issuperset(needed)
+    return platform.machine() in X86 and _feature_names().issuperset(needed_features(machine))
 
 
 def instruction_set() -> str:
     """Returns a digest of the CPU features."""
     return "m" + hashlib.sha256(f"{platform.machine()} {_features()}".encode()).hexdigest()[:16]
+
+
+def _feature_names() -> frozenset[str]:
+    return frozenset(_features().partition(":")[2].split())
 
 
 def _features() -> str:

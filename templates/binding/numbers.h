@@ -3,6 +3,8 @@
 
 #include <stdexcept>
 
+#include "overflow.h"
+
 namespace {
 namespace py {
 
@@ -22,7 +24,7 @@ template <class A, class B>
 auto add(A a, B b) {
   if constexpr (both_ints<A, B>) {
     int64_t found;
-    if (__builtin_add_overflow(int64_t(a), int64_t(b), &found)) refuse();
+    if (add_overflows(a, b, &found)) refuse();
     return found;
   } else {
     return double(a) + double(b);
@@ -32,7 +34,7 @@ template <class A, class B>
 auto sub(A a, B b) {
   if constexpr (both_ints<A, B>) {
     int64_t found;
-    if (__builtin_sub_overflow(int64_t(a), int64_t(b), &found)) refuse();
+    if (sub_overflows(a, b, &found)) refuse();
     return found;
   } else {
     return double(a) - double(b);
@@ -42,7 +44,7 @@ template <class A, class B>
 auto mul(A a, B b) {
   if constexpr (both_ints<A, B>) {
     int64_t found;
-    if (__builtin_mul_overflow(int64_t(a), int64_t(b), &found)) refuse();
+    if (mul_overflows(a, b, &found)) refuse();
     return found;
   } else {
     return double(a) * double(b);

@@ -82,6 +82,7 @@ inline Tensors run(const char* name, at::ArrayRef<Program> programs, int kind, T
     TORCH_CHECK_TYPE(tensor.device() == device, name, ": tensors are on ", device.str(), " and on ", tensor.device().str(),
                      "\n  try: move them to one device");
   }
+  TORCH_CHECK(device.is_cuda() || refusal().empty(), name, ": ", refusal());
   const int wanted = device.is_cuda() ? capability(device.index()) : 0;
   Tensors out;
   for (bool is_copied : {false, true}) {

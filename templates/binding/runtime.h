@@ -2,10 +2,9 @@
 // with and without a GPU; the CUDA driver is loaded at the first launch.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -24,6 +23,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "library.h"
+#include "portable.h"
 
 namespace {
 namespace fg {
@@ -206,15 +206,15 @@ struct Driver {
 
 template <class Function>
 void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
+  function = reinterpret_cast<Function>(function_in(library, name));
   TORCH_CHECK(function, "the CUDA driver has no function ", name, "\n  try: install NVIDIA's driver for CUDA 12 or later");
 }
 
 inline const Driver& driver() {
   static const Driver found = [] {
     Driver made;
-    void* library = dlopen("libcuda.so.1", RTLD_NOW);
-    TORCH_CHECK(library, "the CUDA driver cannot be used: ", dlerror(), "\n  try: install NVIDIA's driver for CUDA 12 or later");
+    void* library = cuda_library();
+    TORCH_CHECK(library, "the CUDA driver cannot be used: ", loading_error(), "\n  try: install NVIDIA's driver for CUDA 12 or later");
     find(library, "cuLaunchKernelEx", made.launch);
     find(library, "cuLibraryLoadData", made.load);
     find(library, "cuLibraryGetKernel", made.kernel);
@@ -226,7 +226,7 @@ inline const Driver& driver() {
     find(library, "cuDevicePrimaryCtxRetain", made.retain);
     find(library, "cuCtxSetCurrent", made.make_current);
     find(library, "cuStreamGetCaptureInfo_v2", made.capture);
-    void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* torch = torch_cuda_library();
     TORCH_CHECK(torch, "a tensor is on a GPU, but libtorch_cuda.so is not loaded\n  try: import torch with CUDA support first");
     find(torch, "aoti_torch_get_current_cuda_stream", made.stream);
     return made;
@@ -285,12 +285,12 @@ struct Kernel {
   const char* entry;
   int shared_bytes, cluster;
   std::mutex mutex{};
-  std::array<void*, 64> handles{};
+  std::array<std::atomic<void*>, 64> handles{};
 
   void* on(int device) {
-    if (void* handle = __atomic_load_n(&handles[device], __ATOMIC_ACQUIRE)) return handle;
+    if (void* handle = handles[device].load(std::memory_order_acquire)) return handle;
     std::lock_guard<std::mutex> lock(mutex);
-    if (!handles[device]) {
+    if (!handles[device].load(std::memory_order_relaxed)) {
       void *library = nullptr, *handle = nullptr;
       check(driver().load(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0), std::string("the driver cannot load ") + entry);
       check(driver().kernel(&handle, library, entry), std::string("the driver cannot load ") + entry);
@@ -301,7 +301,7 @@ struct Kernel {
       if (cluster > 8) {
         check(driver().set(14, 1, handle, device), "the device refuses clusters of " + std::to_string(cluster) + " blocks");
       }
-      __atomic_store_n(&handles[device], handle, __ATOMIC_RELEASE);
+      handles[device].store(handle, std::memory_order_release);
     }
     return handles[device];
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 from fusegen.cli.load import load
 from fusegen.cli.main import main
+from fusegen.runtime import devices
 from tests.unit.eager import randn
 
 KERNELS = """
@@ -251,6 +253,33 @@ def test_a_process_without_fusegen_trains(block: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, program, block], capture_output=True, text=True, check=True)
     losses = [float(line) for line in done.stdout.split()]
     assert losses[0] > losses[1] > losses[2]
+
+
+ON_AN_OLD_PROCESSOR = """
+import ctypes, sys, torch
+torch.ops.load_library(sys.argv[1])
+operator, x, w = torch.ops.fgtest_edge.block, torch.ones(5, 32, requires_grad=True), torch.ones(32)
+refusal = ctypes.CDLL(sys.argv[1]).fg_refusal
+refusal.restype = ctypes.c_char_p
+for call in (lambda: operator(x, w), lambda: operator(x.detach(), w)):
+    try:
+        call()
+    except RuntimeError as error:
+        assert str(error).startswith("fgtest_edge::block: " + refusal().decode()), error
+    else:
+        raise AssertionError
+print(operator(x.to("meta"), w.to("meta"))[0].shape, refusal().decode())
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(platform.machine() not in devices.X86, reason="levels are of x86-64")
+def test_a_processor_without_the_instructions_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(devices._ADDED_FEATURES, "x86-64-v4", ("fgtest_none",))
+    library = build(tmp_path, "edge", "--cpu", "x86-64-v4")
+    done = subprocess.run([sys.executable, "-c", ON_AN_OLD_PROCESSOR, library], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([5, 32]) the CPU kernels were built for x86-64-v4" in done.stdout and "lacks fgtest_none" in done.stdout
 
 
 def test_names_that_cannot_be_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

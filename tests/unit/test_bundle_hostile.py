@@ -332,8 +332,11 @@ def test_a_kernel_is_read_when_it_is_looked_up(tmp_path: Path) -> None:
 
 def test_a_library_of_another_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.bundle.kernels.runs_here", lambda _: False)
-    with pytest.raises(BundleError, match="another kind of processor"):
-        load(folder).numbers(randn(4, 8), 0.5, 3)
+    for here, text in (("x86-64-v2", "has x86-64-v2"), ("", "has other instructions")):
+        monkeypatch.setattr("fusegen.bundle.kernels.level_here", lambda here=here: here)
+        with pytest.raises(BundleError, match=f"was built for another kind of processor; this processor {text}") as refused:
+            load(folder).numbers(randn(4, 8), 0.5, 3)
+        assert str(refused.value.hint).endswith("--cpu x86-64-v2" if here else "like this one")
 
 
 def test_a_named_tuple_needs_no_class_of_the_user_s(tmp_path: Path) -> None:

@@ -192,5 +192,8 @@ def test_an_extension_for_a_level(tmp_path: Path, run: Run, monkeypatch: pytest.
     build = ("build", "silu", "--arch", "cpu", "--format", "extension", "--library", "mine")
     for name, words, flag in (("level", ("--cpu", "x86-64-v3"), "-march=x86-64-v3"), ("native", (), "-march=native")):
         assert run(*build, *words, "--out", str(tmp_path / name)).code == 0
-        assert [each for each in seen[-1].flags if each.startswith("-march")] == [flag]
+        assert [each for each in seen[-1].kernel_flags if each.startswith("-march")] == [flag]
+        assert not [each for each in seen[-1].flags if each.startswith("-m")], "code of torch's headers runs at load"
+        needed = devices.needed_features(flag.removeprefix("-march=").replace("native", ""))
+        assert f'"{" ".join(needed)}", cpu_features()' in seen[-1].files["binding.cpp"]
         assert json.loads((tmp_path / name / "extension.json").read_text())["cpu"] == flag.removeprefix("-march=")

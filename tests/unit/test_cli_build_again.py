@@ -205,6 +205,23 @@ def test_kernels_of_two_files_with_one_name(run: Run, user_file: Path, out: Path
     assert done.code == 1 and "has a kernel norm already, of mine.py:norm" in done.err and contents(out) == before
 
 
+def test_a_folder_that_was_moved_gets_calls_after_it_is_moved_back(run: Run, user_file: Path, out: Path, tmp_path: Path) -> None:
+    own = (f"{user_file}:norm", "--shape", "x=7x16", "weight=16", "--arch", "cpu")
+    build(run, *own, "--out", out)
+    moved = tmp_path / "elsewhere" / "built"
+    moved.parent.mkdir()
+    out.rename(moved)
+    x, weight = torch.randn(5, 16), torch.ones(16)
+    torch.testing.assert_close(fg.load(moved).norm(x, weight), F.rms_norm(x, (16,), weight, 1e-5))
+    before = contents(moved)
+    done = run("build", *own, "--out", str(moved))
+    assert done.code == 1 and "or the folder or the file was moved: a folder knows a file by the path" in done.err
+    assert "restore the path from the folder to the file" in done.err and contents(moved) == before
+    moved.rename(out)
+    build(run, *own[:1], "--shape", "x=2x7x16", "weight=16", "--out", out)
+    assert len(kernels_in(out)[0].variants) > 1
+
+
 def test_files_of_one_name_in_two_folders(run: Run, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, factor in (("a", 1), ("b", 3)):
         (tmp_path / name).mkdir()

@@ -5,11 +5,13 @@ A test with the package itself is skipped where it is missing; ``.ci/deep hub`` 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from fusegen.jit.nvrtc import nvrtc_version
 from tests.naming import case
 from tests.unit.commands import Run
 from tests.unit.test_reproducible import files
+from tests.unit.test_wheel import Refusal
 
 LIBRARY = b"library"
 TORCH = "torch" + "".join(torch.__version__.split(".")[:2])
@@ -115,13 +118,18 @@ def test_a_module_without_fusegen(here: Path, run: Run, monkeypatch: pytest.Monk
     metadata = json.loads((folder / "metadata.json").read_text())
     assert (metadata["version"], metadata["license"]) == (7, "MIT")
     assert " --version 7 " in (here / "hub" / "build.txt").read_text()
-    loaded: list[Path] = []
+    loaded: list[str] = []
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    refusal = {str(folder / f"{metadata['id']}.so"): Refusal("")}
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(fg_refusal=refusal[path]))
     text = (folder / "__init__.py").read_text()
     assert "Not the prebuilt one." in text and "fusegen" not in text.partition("\n")[2]
     with pytest.raises(AttributeError, match="silu"):  # the library has no operators
         exec(text, {"__file__": str(folder / "__init__.py")})
-    assert loaded == [folder / f"{metadata['id']}.so"]
+    assert loaded == [*refusal]
+    refusal[loaded[0]] = Refusal("built for another processor")
+    with pytest.raises(ImportError, match="my_kernels: built for another processor"):
+        exec(text, {"__file__": str(folder / "__init__.py")})
 
 
 def test_equal_kernels_are_equal_bytes(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,3 +102,20 @@ def check(name: str, given: list[tuple[Any, ...]]) -> None:
 
 def _both_nan(*found: tuple[int, int] | None) -> bool:
     return all(each and each[0] == 2 and math.isnan(struct.unpack("d", struct.pack("q", each[1]))[0]) for each in found)
+
+
+@pytest.mark.parametrize("name", ("add", "sub", "mul"))
+def test_overflow_without_builtins_of_the_compiler(name: str) -> None:
+    """The text for compilers that have none, compiled by one that has them."""
+    entry = f"""
+extern "C" int overflows(int64_t a, int64_t b, int64_t* place) {{ return py::{name}_overflows(a, b, place); }}
+"""
+    text = "\n".join(["#include <cstdint>", "#define _MSC_VER 1940", header("overflow.h"), entry])
+    library = load_shared(compile_shared(text, ("-std=c++17", "-O1"), cache_folder("cpu")))
+    exact = {"add": int.__add__, "sub": int.__sub__, "mul": int.__mul__}[name]
+    for a, b in itertools.product((*INTS, -(2**62), 2**62, 2**32, -(2**31), 2**63 - 2, -(2**63) + 1), repeat=2):
+        place = ctypes.c_int64()
+        overflows = library.overflows(ctypes.c_int64(a), ctypes.c_int64(b), ctypes.byref(place))
+        wanted = exact(a, b)
+        assert bool(overflows) is not (-(2**63) <= wanted < 2**63), (a, b)
+        assert overflows or place.value == wanted, (a, b)

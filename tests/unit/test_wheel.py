@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import csv
+import ctypes
 import hashlib
 import io
 import os
+import platform
+import re
 import subprocess
 import sys
+import sysconfig
 import threading
 import zipfile
 from collections.abc import Callable
@@ -16,11 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from email.parser import Parser
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
+from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
@@ -29,6 +35,8 @@ from fusegen.bundle.cpp import BuiltExtension
 from fusegen.bundle.wheel import PackageSpec, Wheel, store, wheel_of_extension
 from fusegen.cli.main import main
 from fusegen.errors import BundleError
+from fusegen.jit.host import compile_shared
+from fusegen.settings import cache_folder
 from tests.naming import case
 from tests.unit.commands import Run
 from tests.unit.test_packaging import PROJECT
@@ -143,6 +151,42 @@ def test_it_lists_its_files_and_needs(here: Path, run: Run) -> None:
     digests = {path: base64.urlsafe_b64encode(hashlib.sha256(content).digest()) for path, content in contents.items()}
     wanted = [[path, f"sha256={digests[path].decode().rstrip('=')}", str(len(content))] for path, content in contents.items()]
     assert rows == wanted[:-1] and wanted[-1][0] == last[0]
+
+
+USES_LIBRARIES = """
+#include <string>
+extern "C" double added(const char* text) {
+  double sum = 0;
+#pragma omp parallel for reduction(+ : sum)
+  for (int n = 0; n < 100; ++n) sum += std::stod(std::string(text));
+  return sum;
+}
+"""
+
+
+def test_the_tag_names_the_oldest_systems_that_have_the_needed_libraries(tmp_path: Path) -> None:
+    pytest.importorskip("auditwheel")
+    library = compile_shared(USES_LIBRARIES, ("-O1", "-fopenmp"), cache_folder("cpu")).read_bytes()
+    (tmp_path / "fgtest_ops.so").write_bytes(library)
+    built = BuiltExtension("fgtest_ops.so", ("added(str text) -> float",), "", "2.13.1")
+    wheel = wheel_of_extension(PackageSpec("fgtest_ops", "1.0", {}), tmp_path, built)
+    _, _, _, (tag,) = parse_wheel_filename(wheel.file)
+    match = re.fullmatch(r"manylinux_2_(\d+)_" + platform.machine(), tag.platform)
+    assert match and tag in set(sys_tags()) and not wheel.warning
+    needed = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library)]
+    assert max(needed) <= int(match[1]) and b"libgomp.so.1" in library
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / wheel.file).write_bytes(wheel.content)
+    described = Parser().parsestr(text_of(tmp_path / "dist" / wheel.file, ".dist-info/WHEEL"))
+    assert (described["Tag"], described["Root-Is-Purelib"]) == (str(tag), "false")
+
+
+def test_a_tag_that_pypi_refuses_is_said(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "auditwheel.error", None)
+    done = run(*WORDS, *NAMED, "--arch", "cpu", "--out", "dist")
+    assert done.code == 0 and "pip install auditwheel, then build again for a manylinux tag" in done.out
+    _, _, _, (tag,) = parse_wheel_filename(the_wheel(here / "dist").name)
+    assert tag.platform == re.sub(r"\W", "_", sysconfig.get_platform())
 
 
 def test_kernels_of_gpus_run_on_every_host(here: Path, run: Run) -> None:
@@ -291,11 +335,11 @@ def test_the_version_of_the_project(here: Path, run: Run) -> None:
             assert done.code == 2 and "the wheel has no version" in done.err
 
 
-def extension_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], object]:
+def extension_module(monkeypatch: pytest.MonkeyPatch, folder: Path, cpu: str = "") -> Callable[[str], object]:
     """Executes the module of a wheel of an extension as under another torch."""
     (folder / "fgtest_ops.so").write_bytes(b"library")
     (folder / "extension.json").write_bytes(b"{}")
-    built = BuiltExtension("fgtest_ops.so", ("affine(Tensor x) -> Tensor",), "", "2.13.1")
+    built = BuiltExtension("fgtest_ops.so", ("affine(Tensor x) -> Tensor",), cpu, "2.13.1")
     wheel = wheel_of_extension(PackageSpec("fgtest_ops", "1.0", {"affine": "x + 1"}), folder, built)
     path = folder / wheel.file
     path.write_bytes(wheel.content)
@@ -323,6 +367,29 @@ def test_an_extension_needs_one_torch_and_no_fusegen(tmp_path: Path, monkeypatch
     assert "affine.__doc__ = 'affine(Tensor x) -> Tensor\\n\\nx + 1'" in text_of(path, "fgtest_ops/__init__.py")
     assert metadata_of(path).requires_dist == [Requirement("torch==2.13.*")]
     assert str(next(iter(parse_wheel_filename(path.name)[3]))).startswith("py3-none-") and not path.stem.endswith("any")
+
+
+class Refusal:
+    """The function of a built library that says why it does not run here."""
+
+    def __init__(self, text: str) -> None:
+        self.restype: object = None
+        self._text = text
+
+    def __call__(self) -> bytes:
+        assert self.restype is ctypes.c_char_p
+        return self._text.encode()
+
+
+def test_an_extension_for_another_processor_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = extension_module(monkeypatch, tmp_path, cpu="x86-64-v4")
+    monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
+    for text, error in (("…, but this processor has x86-64-v2", ImportError), ("", AttributeError)):
+        with case(text):
+            loaded = SimpleNamespace(fg_refusal=Refusal(text))
+            monkeypatch.setattr(ctypes, "CDLL", lambda path, loaded=loaded: loaded if path.endswith("fgtest_ops.so") else None)
+            with pytest.raises(error, match=f"fgtest_ops: {text}" if text else "affine"):
+                execute("2.13.0")
 
 
 TRAIN = """
