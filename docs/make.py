@@ -1,4 +1,4 @@
-"""Builds the documentation site: ``python docs/make.py FOLDER`` writes it, with search, as pages that need no server.
+"""Builds the documentation site: ``python -m docs.make FOLDER`` writes it, with search, as pages that need no server.
 
 The Markdown files stay where GitHub shows them, with links that work there. A build copies them into one temporary folder, adds
 the pages that are generated from the code, and runs Sphinx on it; any warning, such as a link that leads nowhere, is an error.
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import inspect
 import io
+import itertools
 import os
 import posixpath
 import re
@@ -274,14 +275,28 @@ def _help(name: str) -> str:
     return printed.getvalue().strip()
 
 
+SECTIONS = {
+    "creation": "New tensors",
+    "elementary": "Further elementwise functions",
+    "orders": "Sorting and look-ups",
+    "pointwise": "Further elementwise functions",
+    "products": "Matrix products",
+    "random": "Random tensors",
+    "writes": "Writes",
+}
+"""Titles of the parts of the table of functions, where they are not the names of the modules that trace them."""
+
+
 def operations() -> str:
     """The functions of torch that can be traced, from the table of operations and that of the functions that trace them."""
     rows = [op for op in Op if op.family is Family.POINTWISE and op.row.torch_names]
-    by_module: dict[str, set[str]] = {}
-    for function, handler in HANDLERS.items():
-        by_module.setdefault(handler.__module__, set()).add(name_of(function))
-    for function, handler in CREATORS.items():
-        by_module.setdefault(handler.__module__, set()).add(function.__name__)
+    listed = {name for op in rows for name in op.row.torch_names}
+    sections: dict[str, set[str]] = {}
+    for function, handler in itertools.chain(HANDLERS.items(), CREATORS.items()):
+        name = re.sub(r"^(special|linalg)_", r"\1.", name_of(function))
+        if not name.startswith("_") and name.removeprefix("special.") not in listed:
+            module = handler.__module__.rpartition(".")[2]
+            sections.setdefault(SECTIONS.get(module, module.capitalize()), set()).add(name)
     parts = [
         "# Traced operations",
         "The functions of torch that a kernel can call, by their names in `torch`, `torch.special`, `torch.nn.functional` or"
@@ -291,12 +306,8 @@ def operations() -> str:
         "*Floats* and *integers* are the dtypes of the result for operands of such dtypes; – stands for an error.",
         "\n".join(["| functions | floats | integers | gradient |", "|---|---|---|---|", *map(_row, rows)]),
     ]
-    listed = {name for op in rows for name in op.row.torch_names}
-    for module, names in sorted(by_module.items()):
-        public = sorted(name for name in names - listed if not name.startswith("_"))
-        title = module.rpartition(".")[2].capitalize()
-        title = "Further elementwise functions" if title == "Pointwise" else title
-        parts += [f"## {title}", f"{_first_line(sys.modules[module].__doc__)}", _listed(public)]
+    for title in sorted(sections):
+        parts += [f"## {title}", _listed(sorted(sections[title]))]
     return "\n\n".join(parts)
 
 

@@ -37,7 +37,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation site, built strictly; in half a minute."""
     folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run([sys.executable, ROOT / "docs" / "make.py", folder], capture_output=True, text=True)
+    built = subprocess.run([sys.executable, "-m", "docs.make", folder], cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
