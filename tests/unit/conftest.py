@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from fusegen.settings import settings
 from tests.unit.commands import Result, Run
 from tests.unit.tapes import Tapes
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
@@ -27,6 +31,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Result(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site, built strictly; in half a minute."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run([sys.executable, "-m", "docs.make", folder], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
 
 
 @pytest.fixture

@@ -5,40 +5,22 @@ Skipped where there is no Chromium; ``.ci/deep browser`` installs it.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 
 from fusegen.bench.report import write_report
 from tests.unit.bench_records import everything
+from tests.unit.chromium import LACKING, browser, open_page
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.deep,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="no chromium or no chromedriver: apt-get install chromium chromium-driver"
-    ),
-]
+pytestmark = [pytest.mark.deep, pytest.mark.skipif(LACKING is not None, reason=LACKING or "")]
 
 PHONE, DESK = 360, 1280
 LEAST_CONTRAST, LEAST_PIXELS = 4.5, 12.0
 
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+__all__ = ["browser"]  # a fixture
 
 # Every text that is shown: its colour, what it lies on, and its size.
 _TEXTS = """
@@ -101,31 +83,11 @@ def _luminance(colour: tuple[float, ...]) -> float:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """A browser with a profile of its own."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*_FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options, Service(DRIVER))
-    yield driver
-    driver.quit()
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of a report."""
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_report(everything(), path)
     return path.as_uri()
-
-
-def _open(browser: webdriver.Chrome, address: str, width: int, scheme: str) -> None:
-    size = {"width": width, "height": 800, "deviceScaleFactor": 2, "mobile": width == PHONE}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    wish = {"media": "screen", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
-    browser.get(address)
 
 
 def _texts(browser: webdriver.Chrome) -> list[Text]:
@@ -139,7 +101,7 @@ def _run(browser: webdriver.Chrome, script: str) -> Any:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_the_page_is_legible(browser: webdriver.Chrome, page: str, width: int, scheme: str) -> None:
-    _open(browser, page, width, scheme)
+    open_page(browser, page, width, scheme)
     assert _run(browser, "return window.innerWidth") == width
     assert _run(browser, "return document.scrollingElement.scrollWidth <= window.innerWidth")
     texts = _texts(browser)

@@ -1,0 +1,333 @@
+"""Builds the documentation site: ``python -m docs.make FOLDER`` writes it, with search, as pages that need no server.
+
+The Markdown files stay where GitHub shows them, with links that work there. A build copies them into one temporary folder, adds
+the pages that are generated from the code, and runs Sphinx on it; any warning, such as a link that leads nowhere, is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import io
+import itertools
+import os
+import posixpath
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import fusegen
+from fusegen import errors, nn, ops
+from fusegen.autodiff.rules import RULES
+from fusegen.autodiff.rules.primitives import no_gradient
+from fusegen.cli import main as cli
+from fusegen.dtypes import DType
+from fusegen.errors import TraceError
+from fusegen.ir.infer import Operand, result_dtype
+from fusegen.ir.ops import DtypeRule, Family, Op
+from fusegen.specs import FAMILIES, SPECS
+from fusegen.specs.spec import Spec
+from fusegen.trace.registry import _HANDLERS as HANDLERS
+from fusegen.trace.registry import CREATORS, name_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+NAVIGATION = {
+    "Start": ("README.md",),
+    "Write": ("docs/reference.md", "operations", "docs/limits.md"),
+    "Understand": ("docs/promises.md", "docs/architecture.md"),
+    "Use": (
+        "docs/catalogue.md",
+        "docs/modules.md",
+        "docs/patching.md",
+        "docs/training.md",
+        "docs/decoding.md",
+        "docs/layers.md",
+        "docs/find.md",
+    ),
+    "Ship": ("docs/shipping.md", "docs/security.md"),
+    "Measured": ("docs/benchmarks.md",),
+    "Reference": ("api", "functions", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
+    "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
+}
+"""The pages of each section: files of the repository, and names of generated pages."""
+
+TITLES = {"docs/reference.md": "Kernels"}
+"""Titles in the navigation that differ from those of the pages."""
+
+SETTINGS: dict[str, Any] = {
+    "project": "fusegen",
+    "html_title": f"fusegen {fusegen.__version__}",
+    "copyright": "the fusegen maintainers",
+    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
+    "root_doc": "index",
+    "html_theme": "furo",
+    "html_copy_source": False,
+    "html_show_sphinx": False,
+    "html_show_search_summary": False,  # it fetches pages, which a browser refuses for files
+    "myst_heading_anchors": 4,
+    "myst_enable_extensions": {"alert"},
+    "autodoc_typehints": "none",
+    "autodoc_member_order": "bysource",
+    "default_role": "literal",
+}
+
+_FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"^<!--.*?-->\n?", re.MULTILINE)
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<file>[^)#\s]+)(?P<section>#[^)\s]+)?\)")
+
+
+def main() -> int:
+    """Builds the site and returns the exit code."""
+    parser = argparse.ArgumentParser(description="Build the documentation site.")
+    parser.add_argument("folder", type=Path, help="the folder to write")
+    out = parser.parse_args().folder.resolve()
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "source")
+        write_sources(source)
+        trees = Path(work, "trees")
+        app = Sphinx(source, None, out, trees, "html", SETTINGS, status=None, freshenv=True, warningiserror=True, parallel=2)
+        app.connect("autodoc-process-docstring", _escape_docstring, priority=1)
+        app.build()
+        if app.statuscode == 0:
+            (out / "llms.txt").write_text(overview(source), encoding="utf-8")
+    return int(app.statuscode)
+
+
+# The pages.
+
+
+def page_of(name: str) -> str:
+    """The name of a page on the site, without suffix."""
+    return "index" if name == "README.md" else Path(name).stem.lower()
+
+
+def pages() -> Iterator[str]:
+    """The files of the repository and generated pages, in the order of the navigation."""
+    return (name for section in NAVIGATION.values() for name in section)
+
+
+def write_sources(folder: Path) -> None:
+    """Writes the sources of all pages, and the files that they link to."""
+    folder.mkdir()
+    for name in pages():
+        text = GENERATED[name]() if name in GENERATED else _moved(name, folder)
+        (folder / f"{page_of(name)}.md").write_text(text + (_navigation() if name == "README.md" else ""), encoding="utf-8")
+
+
+def _moved(name: str, folder: Path) -> str:
+    """A file's text with links to pages of the site, without the comments that tests read. Other files are copied."""
+
+    def moved(link: re.Match[str]) -> str:
+        target = posixpath.normpath((Path(name).parent / link["file"]).as_posix())
+        if (ROOT / target).is_dir():
+            return link["text"]
+        if target in pages():
+            return f"[{link['text']}]({page_of(target)}.md{link['section'] or ''})"
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / target, folder / target)
+        return f"[{link['text']}]({target})"
+
+    parts = _FENCE.split((ROOT / name).read_text(encoding="utf-8"))
+    return "".join(part if part.startswith("```") else _LINK.sub(moved, _COMMENT.sub("", part)) for part in parts)
+
+
+def _navigation() -> str:
+    """The navigation, as Sphinx reads it from the first page."""
+    lists = []
+    for section, names in NAVIGATION.items():
+        entries = ("Overview <self>" if name == "README.md" else _entry(name) for name in names)
+        lists.append("\n".join(["```{toctree}", ":hidden:", f":caption: {section}", "", *entries, "```"]))
+    return "\n\n" + "\n\n".join(lists) + "\n"
+
+
+def _entry(name: str) -> str:
+    return f"{TITLES[name]} <{page_of(name)}>" if name in TITLES else page_of(name)
+
+
+def overview(folder: Path) -> str:
+    """The site for language models: a title, and a line for each page."""
+    lines = [f"# fusegen {fusegen.__version__}", "", f"> {_first_line(fusegen.__doc__)}"]
+    for section, names in NAVIGATION.items():
+        lines += ["", f"## {section}", ""]
+        for name in names:
+            text = (folder / f"{page_of(name)}.md").read_text(encoding="utf-8")
+            title = re.search(r"^# (.+)$", text, re.MULTILINE)
+            assert title, f"{name} has no title"
+            lines.append(f"- [{title[1]}]({page_of(name)}.html): {_first_sentence(text[title.end() :])}")
+    return "\n".join(lines) + "\n"
+
+
+def _first_sentence(text: str) -> str:
+    paragraphs = (part for part in _FENCE.sub("", text).split("\n\n") if re.match(r"\s*[\w`*\[]", part))
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(next(paragraphs).split()))
+    return re.split(r"(?<=[.!?:]) ", plain, maxsplit=1)[0].rstrip(":")
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
+# Pages from docstrings.
+
+
+def _escape_docstring(*event: Any) -> None:
+    """Keeps the formulas of docstrings: outside of code, reStructuredText reads ``*``, ``|`` and a final ``_`` as markup."""
+    lines: list[str] = event[-1]
+    lines[:] = [_escaped(line) for line in lines]
+
+
+def _escaped(line: str) -> str:
+    parts = re.split(r"(``.+?``|`[^`]+`)", line)
+    return "".join(part if part.startswith("`") else re.sub(r"[*|]|(?<=\w)_(?!\w)", r"\\\g<0>", part) for part in parts)
+
+
+def api() -> str:
+    """The public names with their docstrings."""
+    public = [name for name in fusegen.__all__ if not name.startswith("__")]
+    classes = [name for name in public if inspect.isclass(getattr(fusegen, name)) and name != "FusegenError"]
+    functions = [name for name in public if inspect.isroutine(getattr(fusegen, name))]
+    mistakes = [name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)]
+    parts = [
+        "# Python API",
+        "The public names, from their docstrings. The [prebuilt fusions](functions.md) have a page of their own.",
+        "## Functions",
+        *(_auto("function", "fusegen", name) for name in functions),
+        "## Classes",
+        *(_auto("class", "fusegen", name, "members") for name in classes),
+        "`fusegen.Static[T]` annotates a parameter whose value is part of the code.",
+        "## Modules",
+        "The prebuilt fusions as torch modules, in `fusegen.nn`; [examples](modules.md).",
+        *(_auto("class", "fusegen.nn", name) for name in nn.__all__),
+        "## Errors",
+        "Every error that fusegen raises on purpose, in `fusegen.errors`. `fusegen.FusegenError` is the base of all.",
+        *(_auto("exception", "fusegen.errors", name, "show-inheritance") for name in mistakes),
+        "## Settings",
+        "The environment variables and their part in the keys of the cache; the [values](reference.md#settings) of each.",
+        _auto("class", "fusegen.settings", "Settings"),
+    ]
+    return "\n\n".join(parts)
+
+
+def _auto(kind: str, module: str, name: str, *flags: str) -> str:
+    options = "".join(f"\n   :{flag}:" for flag in flags)
+    return f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}{options}\n```"
+
+
+def functions() -> str:
+    """The prebuilt fusions by family, with signatures, formulas, variants, dtypes and gradients."""
+    head = "# Prebuilt fusions\n\nThe functions of `fusegen.ops`, from their declarations; [examples](catalogue.md)."
+    parts = [head]
+    for family in FAMILIES:
+        parts += [f"## {family.capitalize()}", *(_function(spec) for spec in SPECS.values() if spec.family == family)]
+    return "\n\n".join(parts)
+
+
+def _function(spec: Spec) -> str:
+    document, gradients = _plain(inspect.getdoc(spec.kernel) or ""), spec.gradients
+    facts = {
+        "Dtypes": _listed(str(dtype.torch).removeprefix("torch.") for dtype in spec.dtypes),
+        "Gradients": _listed(gradients) if isinstance(gradients, tuple) else "all float tensors" if gradients else "none",
+        "Variants": _listed(spec.variants),
+        "Other names": _listed(spec.aliases),
+    }
+    lines = [f"- {name}: {value}" for name, value in facts.items() if value]
+    signature = inspect.signature(getattr(ops, spec.name))
+    untyped = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    parameters = signature.replace(parameters=untyped, return_annotation=signature.empty)
+    return "\n".join([f"````{{py:function}} fusegen.ops.{spec.name}{parameters}", "", document, "", *lines, "````"])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _plain(text: str) -> str:
+    """A docstring as Markdown: outside of code, signs that Markdown reads as markup are escaped."""
+    parts = re.split(r"(``.+?``|`[^`]+`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"[*_|<\\\[]", r"\\\g<0>", part) for part in parts)
+
+
+# Pages from tables and parsers.
+
+
+def options() -> str:
+    """The help of each command, as the parser prints it."""
+    os.environ["COLUMNS"] = "88"
+    intro = "The help of each command, as `fusegen COMMAND --help` prints it; [their use](command-line.md)."
+    parts = ["# Options of commands", intro]
+    for name in cli.COMMANDS:
+        parts += [f"## `fusegen {name}`", f"```text\n{_help(name)}\n```"]
+    return "\n\n".join(parts)
+
+
+def _help(name: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        cli.main([name, "--help"])
+    return printed.getvalue().strip()
+
+
+SECTIONS = {
+    "creation": "New tensors",
+    "elementary": "Further elementwise functions",
+    "orders": "Sorting and look-ups",
+    "pointwise": "Further elementwise functions",
+    "products": "Matrix products",
+    "random": "Random tensors",
+    "writes": "Writes",
+}
+"""Titles of the parts of the table of functions, where they are not the names of the modules that trace them."""
+
+
+def operations() -> str:
+    """The functions of torch that can be traced, from the table of operations and that of the functions that trace them."""
+    rows = [op for op in Op if op.family is Family.POINTWISE and op.row.torch_names]
+    listed = {name for op in rows for name in op.row.torch_names}
+    sections: dict[str, set[str]] = {}
+    for function, handler in itertools.chain(HANDLERS.items(), CREATORS.items()):
+        name = re.sub(r"^(special|linalg)_", r"\1.", name_of(function))
+        if not name.startswith("_") and name.removeprefix("special.") not in listed:
+            module = handler.__module__.rpartition(".")[2]
+            sections.setdefault(SECTIONS.get(module, module.capitalize()), set()).add(name)
+    parts = [
+        "# Traced operations",
+        "The functions of torch that a kernel can call, by their names in `torch`, `torch.special`, `torch.nn.functional` or"
+        " `torch.Tensor`, from the tables that the trace uses. Python's operators and subscripts are traced too. Dtypes and"
+        " gradients are those of torch; [limits](limits.md#operations) lists the exceptions.",
+        "## Elementwise",
+        "*Floats* and *integers* are the dtypes of the result for operands of such dtypes; – stands for an error.",
+        "\n".join(["| functions | floats | integers | gradient |", "|---|---|---|---|", *map(_row, rows)]),
+    ]
+    for title in sorted(sections):
+        parts += [f"## {title}", _listed(sorted(sections[title]))]
+    return "\n\n".join(parts)
+
+
+def _row(op: Op) -> str:
+    floats, integers = _result(op, DType.FLOAT32), _result(op, DType.INT64)
+    has_gradient = op.row.result is not DtypeRule.BOOL and RULES.get(op) is not no_gradient
+    return f"| {_listed(op.row.torch_names)} | {floats} | {integers} | {'yes' if has_gradient else 'none'} |"
+
+
+def _result(op: Op, dtype: DType) -> str:
+    """The dtype of a result in words, for operands of one dtype."""
+    try:
+        found = result_dtype(op, [Operand((), dtype)] * (op.row.arity or 1), {})
+    except TraceError:
+        return "–"
+    return "same" if found is dtype else str(found.torch).removeprefix("torch.")
+
+
+GENERATED = {"api": api, "functions": functions, "operations": operations, "options": options}
+"""The function that writes each generated page."""
+
+if __name__ == "__main__":
+    sys.exit(main())
