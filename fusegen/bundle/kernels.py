@@ -26,7 +26,9 @@ from fusegen.bundle.manifest import (
     check_program,
     mark_of,
     passes_mark_of,
+    read_kernel,
     read_kernels,
+    read_manifest,
 )
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
@@ -60,6 +62,11 @@ class Kernels:
         self._mark, self._machine = mark, machine
         self._loaded: dict[int | None, tuple[LaunchBackend, list[Any]]] = {}
         self._lock = new_lock()
+
+    def check(self) -> None:
+        """Checks the digests of the binaries."""
+        for code in self.program.code:
+            binary(self.folder, code, self._mark())
 
     def serves(self, sizes: Mapping[str, int]) -> bool:
         """Returns True if the program is built for sizes of its graph."""

@@ -237,7 +237,7 @@ class StoredKernel:
     """
 
     def __init__(self, file: KernelFile, text: bytes, where: str) -> None:
-        self.file, self.text, self._where = file, text, where
+        self.file, self.text, self.where = file, text, where
         self._first, _, rest = text.partition(b"\n")
         self._lines = Lines(rest.splitlines(), where)
         self._kernel = digest(rest.partition(b"\n")[0])
@@ -245,7 +245,7 @@ class StoredKernel:
     @cached_property
     def summary(self) -> KernelSummary:
         """The summary. Raises `BundleError` if it is invalid."""
-        summary: KernelSummary = _decoded(_parsed(self._first, self._where), KernelSummary, self._where)
+        summary: KernelSummary = _decoded(_parsed(self._first, self.where), KernelSummary, self.where)
         return summary
 
     @property
@@ -262,7 +262,7 @@ class StoredKernel:
         """
         kernel: BuiltKernel = self._lines.read(BuiltKernel, self._kernel)
         if (kernel.name, kernel.model) != (self.file.name, self.file.model):
-            raise BundleError(f"{self._where} describes the kernel {kernel.name}, not {self.file.name}", hint=REBUILD_HINT)
+            raise BundleError(f"{self.where} describes the kernel {kernel.name}, not {self.file.name}", hint=REBUILD_HINT)
         return kernel
 
     @cached_property
@@ -274,11 +274,11 @@ class StoredKernel:
         """
         kernel = self.deferred
         if summary_of(kernel) != self.summary:
-            raise BundleError(f"{self._where}: its summary is that of another kernel", hint=REBUILD_HINT)
+            raise BundleError(f"{self.where}: its summary is that of another kernel", hint=REBUILD_HINT)
         for variant in kernel.variants:
-            results_of(variant, self._where)
+            results_of(variant, self.where)
         for program in kernel.programs:
-            check_program(program, f"{self._where}: {kernel.name}")
+            check_program(program, f"{self.where}: {kernel.name}")
         return kernel
 
 
