@@ -27,7 +27,9 @@ def peak(run: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
         torch.autograd.grad(run(*inputs), inputs, torch.ones_like(inputs[0]))
 
     step()
-    torch.cuda.synchronize()  # releases the GIL, which the thread of the backward pass needs to free its gradients
+    small = torch.ones(1, device="cuda", requires_grad=True)
+    torch.autograd.grad(2 * small, small)  # the thread of the backward pass frees the step's gradients before it starts another
+    torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
