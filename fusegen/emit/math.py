@@ -24,7 +24,8 @@ _LOCATION_COLUMN = 84
 _LINE_WIDTH = 96  # characters of a line of the user's code that are shown
 _MARK = "\x1f"
 """Separates the fields of a location in a text, whose printable characters do not contain it."""
-_PLACE = re.compile(_MARK.join([r"//", *(rf"(?P<{field}>[^{_MARK}\n]*)" for field in ("file", "function", "line", "text"))]))
+_FIELDS = ("file", "function", "first", "line", "text")
+_PLACE = re.compile(_MARK.join(["//", *(rf"(?P<{field}>[^{_MARK}\n]*)" for field in _FIELDS)]))
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,33 @@ def _with_locations(lines: Sequence[_Line]) -> list[str]:
     last: Location | None = None
     for line in lines:
         text = f"    {line.text}"
-        if line.location is not None and line.location != last:
+        if line.location is not None and line.location.text and line.location != last:
             place = line.location
-            fields = _plain(PurePath(place.file).name), _plain(place.function), str(place.line), _shortened(place.text)
+            function = _plain(place.function.rpartition("<locals>.")[2])
+            fields = _plain(PurePath(place.file).name), function, str(place.first), str(place.line), _shortened(place.text)
             text = f"{text:<{_LOCATION_COLUMN}}  //{_MARK}{_MARK.join(fields)}"
         last = line.location or last
-        shown.append(text.rstrip())
+        shown.append(text)
     return shown
 
 
 def with_quotes(text: str) -> str:
     """Replaces the source locations in a text by line numbers, below a comment that quotes each of these lines once."""
-    by_function: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    by_function: dict[tuple[str, ...], dict[int, str]] = defaultdict(dict)
     for match in _PLACE.finditer(text):
-        by_function[match["file"], match["function"]][int(match["line"])] = match["text"]
+        by_function[match.group("file", "function", "first")][int(match["line"])] = match["text"]
+    names, count = dict[tuple[str, ...], str](), Counter[str]()
     quoted: list[str] = []
-    for (file, function), lines in by_function.items():
-        quoted.append(f"// {function} in {file}; its first line is 0:")
+    for (file, function, first), lines in by_function.items():
+        count[function] += 1
+        name = names[file, function, first] = function if count[function] == 1 else f"{function} {count[function]}"
+        quoted.append(f"// {name} in {file}; its first line is 0:")
         quoted += (f"// {number:>4}: {lines[number]}" for number in sorted(lines))
-    label = r"// line \g<line>" if len(by_function) == 1 else r"// \g<function>, line \g<line>"
+
+    def label(match: re.Match[str]) -> str:
+        line = f"line {match['line']}"
+        return f"// {line}" if len(names) == 1 else f"// {names[match.group('file', 'function', 'first')]}, {line}"
+
     return "\n".join([*quoted, *([""] if quoted else []), _PLACE.sub(label, text)])
 
 

@@ -29,10 +29,18 @@ it."""
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the user's code: the function and its file, the line relative to the function's first one, and the line's text."""
+    """A line of the user's code.
+
+    Attributes:
+        function: the function's qualified name.
+        first: the function's first line in its file.
+        line: the line relative to it.
+        text: empty if the code has no source.
+    """
 
     file: str
     function: str
+    first: int
     line: int
     text: str
 

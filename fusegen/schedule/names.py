@@ -20,6 +20,9 @@ _KEYWORDS = """
 """Keywords of C and C++."""
 
 _PRAGMAS = "main half omp parallel pragma schedule simd unroll"
+_BUILTINS = "threadIdx blockIdx blockDim gridDim warpSize dim3 size_t"
+"""Names that CUDA declares for every kernel; its functions may be declared again with other types."""
+
 _MACROS = r"NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|i386|assert|errno|std\w+|I|complex|\w+_(MAX|MIN|BIT)|BUFSIZ|E[A-Z]{3,}"
 """Macros of the C library and of compilers."""
 
@@ -72,7 +75,7 @@ _MATH = """
 """Names that math functions and their wrappers give to their variables."""
 
 _FIXED = frozenset(_MATH.split())
-_TAKEN = frozenset((_KEYWORDS + _PRAGMAS + _SHARED + _PIPELINES + _PRIMITIVES).split())
+_TAKEN = frozenset((_KEYWORDS + f"{_PRAGMAS} {_BUILTINS} " + _SHARED + _PIPELINES + _PRIMITIVES).split())
 _RESERVED = frozenset([*_KEYWORDS.split(), "int64_t"])
 
 

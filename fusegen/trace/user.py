@@ -54,7 +54,8 @@ def location() -> Location | None:
     written = linecache.getline(code.co_filename, frame.f_lineno)
     printable = "".join(c if c.isprintable() else " " for c in written)  # no second line, and no reversed text, in a C comment
     text = printable.strip().rstrip("\\ ")  # a backslash would continue the comment
-    return Location(code.co_filename, code.co_name, frame.f_lineno - code.co_firstlineno, text)
+    first = code.co_firstlineno
+    return Location(code.co_filename, code.co_qualname, first, frame.f_lineno - first, text)
 
 
 def user_line() -> str | None:

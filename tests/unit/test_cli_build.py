@@ -92,7 +92,7 @@ def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, caps
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*.*"))
     programs = ("gated/cpu-0-0", "gated/cpu-0-0-backward-0", "gated/cpu-0-0-forward-0")
     wanted = [f"{program}/kernels.{kind}" for program in programs for kind in ("cpp", "so")]
-    wanted += ["gated/kernel.json", "manifest.json"]
+    wanted += ["gated/kernel.jsonl", "manifest.json"]
     assert sorted(re.sub("-[0-9a-f]{16}", "", file) for file in files) == sorted(wanted)
     x, gate = torch.randn(2, 5, 32)
     torch.testing.assert_close(fg.load(out).gated(x, gate, scale=0.5), F.silu(gate) * x * 0.5)

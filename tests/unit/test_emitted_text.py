@@ -178,3 +178,30 @@ def test_a_value_of_a_line_whose_last_is_of_another_kernel() -> None:
     low = fg.kernel(space["f"]).lower(*arguments, target="sm_90a")
     (name,) = re.findall(r"const float (\w+) = (\w+)_of_f_0", low.sources[0].pipeline)
     assert name == ("larger", "larger")
+
+
+class Exponential(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.exp(x) + x
+        return y * torch.cos(y)
+
+
+class Tangent(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        return y - y * y
+
+
+def test_equal_lines_of_two_functions_are_quoted_apart() -> None:
+    one, other = Exponential(), Tangent()
+    text = fg.kernel(lambda x: one(x).abs() + other(x)).lower(torch.ones(4, 64)).sources[0].math
+    quoted = re.findall(r"^// (\S+) in test_emitted_text\.py; its first line is 0:\n//    1: (.*)$", text, re.MULTILINE)
+    assert quoted == [("Exponential.forward", "y = torch.exp(x) + x"), ("Tangent.forward", "y = torch.tanh(x)")]
+    assert {"// Exponential.forward, line 1", "// Tangent.forward, line 1"} <= set(re.findall(r"// \S+, line 1", text))
+
+
+def test_code_without_source_has_no_quotes() -> None:
+    space: dict[str, Callable[..., object]] = {}
+    exec("def f(x):\n    return x * 2 + 1", space)
+    text = fg.kernel(space["f"]).lower(torch.ones(4, 64)).sources[0].math
+    assert "line" not in text and text.isascii() and all(c.isprintable() or c == "\n" for c in text)

@@ -125,6 +125,14 @@ def of_names(names: Sequence[str], body: str) -> fg.Kernel[..., Tensor]:
     return fg.kernel(space["f"])
 
 
+@pytest.mark.parametrize("name", ["threadIdx", "gridDim", "warpSize", "dim3", "size_t"])
+def test_a_kernel_named_like_a_builtin_compiles(name: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"def {name}(x):\n    return x * 2 + 1", space)
+    low = fg.kernel(space[name]).lower(torch.empty(4, 64, device="meta"), target="sm_90a")
+    assert ".entry" in compile_ptx(low.sources[0], "sm_90a")
+
+
 def refusal(text: str) -> str:
     """What the host compiler says of a text."""
     command = ["g++", "-std=c++20", "-fopenmp", "-fsyntax-only", "-x", "c++", "-"]
