@@ -97,7 +97,7 @@ def test_they_are_moved(dtype: torch.dtype) -> None:
 @DTYPES
 def test_an_access_moves_sixteen_of_them(dtype: torch.dtype) -> None:
     text = fg.kernel(lambda x: x[1:]).lower(torch.zeros(8, 64).to(dtype), target="sm_90a").asm["cuda"]
-    assert "load_lanes<16>(x_raw" in text and "store_lanes<16>(out_ptr" in text
+    assert "LANES = 16;" in text and "load_lanes<LANES>(x_raw" in text and "store_lanes<LANES>(out_ptr" in text
 
 
 def test_closed_over_and_widened() -> None:

@@ -60,7 +60,7 @@ def large(target: str) -> fg.Lowered:
 
 def test_rows_are_read_by_wide_accesses_and_their_index_once() -> None:
     (source,) = large("sm_90a").sources
-    assert "load_lanes<8>(wte_raw[c], wte_ptr, wte_at * 768 + column)" in source.pipeline
+    assert "LANES = 8;" in source.pipeline and "load_lanes<LANES>(wte_raw[c], wte_ptr, wte_at * 768 + column)" in source.pipeline
     assert source.pipeline.count("ids_ptr,") == 2  # the parameter, and one load
 
 
