@@ -65,8 +65,9 @@ class Kernels:
 
     def check(self) -> None:
         """Checks the digests of the binaries."""
+        mark = self._mark()
         for code in self.program.code:
-            binary(self.folder, code, self._mark())
+            binary(self.folder, code, mark)
 
     def serves(self, sizes: Mapping[str, int]) -> bool:
         """Returns True if the program is built for sizes of its graph."""

@@ -393,7 +393,7 @@ def _changed(path: Path) -> BundleError:
 def _check_files(files: Iterable[str], path: Path) -> None:
     """Rejects names of files that are outside of the folder, or the manifest's: builds into the folder may remove these files."""
     folder, manifest = os.path.realpath(path.parent), os.path.realpath(path.parent / NAME)
-    resolved_folder = cache(os.path.realpath)  # of thousands of files, in few folders
+    resolved_folder = cache(os.path.realpath)  # thousands of files are in few folders
     for file in files:
         try:
             parent, _, name = f"{folder}/{file}".rpartition("/") if not file.startswith("/") else file.rpartition("/")

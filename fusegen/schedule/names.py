@@ -131,7 +131,7 @@ def scalar_identifier(name: str) -> str:
 def kernel_functions(kernel: str) -> re.Pattern[str]:
     """Returns the pattern of the names of functions that a kernel's text declares."""
     return re.compile(
-        rf"(\w+_of_)?{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_row_\d+|_of|_once|_segment|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
+        rf"(\w+_of_)?{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 
