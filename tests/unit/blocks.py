@@ -132,7 +132,7 @@ class NeoXLayer(nn.Module):
     """Black et al., GPT-NeoX-20B (arXiv 2204.06745): q, k and v of each head together, a quarter of it rotated; branches side by
     side."""
 
-    steps, products = 7, 4
+    steps, products = 6, 3
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -426,7 +426,8 @@ def test_a_build_ends_with_its_process(is_killed: bool, tmp_path: Path) -> None:
     found, _ = _asks(begun + ends, tmp_path, f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 60").communicate()
     assert found == ("" if is_killed else "it is being built\n")
     _wait_until(lambda: _has_ended(pid.read_text().strip()))
-    assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir() if path.is_file()] == [".lock"]
+    left = {path.suffix for path in (tmp_path / "cache" / "native").iterdir() if path.is_file()}
+    assert left <= {".lock"}  # it is gone where the thread of the build saw its compiler end
 
 
 @pytest.mark.deep

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from fusegen.extension.native import LibrarySources, key_of, library_of
+from fusegen.extension.native import LibrarySources, build_library, key_of
 from fusegen.extension.unit import header
 from fusegen.jit.host import load_compiled
 from fusegen.runtime import devices
@@ -70,13 +71,15 @@ def test_this_processor_runs_its_own_kernels(library: ctypes.CDLL, refused: Call
         assert refused(" ".join(devices.needed_features(level)), features) == ""
 
 
-def test_only_kernels_are_compiled_for_a_processor() -> None:
+def test_only_kernels_are_compiled_for_a_processor(tmp_path: Path) -> None:
     """Code that runs before the check, also a function that kernels have too, is that for every processor."""
     inline = "inline __attribute__((noinline, weak)) int flag() {\n#ifdef FOR_KERNELS\n  return 1;\n#else\n  return 0;\n#endif\n}\n"
     binding = f'{inline}extern "C" int kernel();\nextern "C" int both() {{ return flag() + 2 * kernel(); }}\n'
     kernel = f'{inline}extern "C" int kernel() {{ return flag() + FOR_KERNELS; }}\n'
     texts = LibrarySources("two", {"binding.cpp": binding}, (), {"kernel": kernel}, ("-DFOR_KERNELS=4",))
-    assert ctypes.CDLL(str(library_of(texts))).both() == 8
+    library = tmp_path / "two.so"
+    library.write_bytes(build_library(texts, tmp_path))
+    assert ctypes.CDLL(str(library)).both() == 8
 
 
 def test_a_library_belongs_to_its_kernels_and_their_flags() -> None:

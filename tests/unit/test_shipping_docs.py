@@ -56,7 +56,7 @@ def test_the_commands_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     command, install = block("Wheels", "sh").splitlines()
     assert main(shlex.split(command)[1:]) == 0
-    run(sys.executable, "-m", *shlex.split(install), "--no-deps", "--no-index", "--target", "site")
+    run("sh", "-c", f"{shlex.quote(sys.executable)} -m {install} --no-deps --no-index --target site")
     monkeypatch.syspath_prepend("site")
     found: dict[str, torch.Tensor] = {"x": torch.randn(3, 4096)}
     exec(block("Wheels", "py"), found)
