@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import inspect
 import io
 import itertools
+import json
+import math
 import os
 import posixpath
 import re
@@ -27,6 +30,8 @@ import fusegen
 from fusegen import errors, nn, ops
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.primitives import no_gradient
+from fusegen.bench.record import TimedCase, read
+from fusegen.bench.table import heading, judge
 from fusegen.cli import main as cli
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
@@ -40,9 +45,9 @@ from fusegen.trace.registry import CREATORS, name_of
 ROOT = Path(__file__).resolve().parents[1]
 
 NAVIGATION = {
-    "Start": ("README.md",),
-    "Write": ("docs/reference.md", "operations", "docs/limits.md"),
-    "Understand": ("docs/promises.md", "docs/architecture.md"),
+    "Start": ("README.md", "docs/start.md", "docs/migrating.md"),
+    "Write": ("docs/reference.md", "operations", "docs/limits.md", "docs/troubleshooting.md"),
+    "Understand": ("docs/fusion.md", "docs/profiling.md", "docs/promises.md", "docs/architecture.md"),
     "Use": (
         "docs/catalogue.md",
         "docs/modules.md",
@@ -53,7 +58,7 @@ NAVIGATION = {
         "docs/find.md",
     ),
     "Ship": ("docs/shipping.md", "docs/security.md"),
-    "Measured": ("docs/benchmarks.md",),
+    "Measured": ("measured", "docs/benchmarks.md"),
     "Reference": ("api", "functions", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
     "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
 }
@@ -98,6 +103,7 @@ def main() -> int:
         app.build()
         if app.statuscode == 0:
             (out / "llms.txt").write_text(overview(source), encoding="utf-8")
+            _write_tables(out)
     return int(app.statuscode)
 
 
@@ -326,7 +332,98 @@ def _result(op: Op, dtype: DType) -> str:
     return "same" if found is dtype else str(found.torch).removeprefix("torch.")
 
 
-GENERATED = {"api": api, "functions": functions, "operations": operations, "options": options}
+# Measurements.
+
+RUNS = sorted(ROOT.glob("docs/bench/*.json"))
+COLUMNS = ("case", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "speed-up", "TB/s", "TFLOP/s", "group", "GPU")
+
+TABLE = """<style>
+.measured { overflow-x: auto; max-height: 80vh }
+.measured table { white-space: nowrap; font-size: 0.8em; border-spacing: 0.5em 0.1em; text-align: left }
+.measured button { all: unset; cursor: pointer; font-weight: bold }
+.measured button:focus-visible { outline: 2px solid }
+.choices label { margin-right: 1em; display: inline-block }
+</style>
+<p class="choices"></p>
+<p><output class="count"></output> · all as <a href="measured.csv">CSV</a>, <a href="measured.json">JSON</a></p>
+<div class="measured" tabindex="0"><table></table></div>
+<script>
+const columns = COLUMNS, rows = ROWS, chosen = new Map(), find = name => document.querySelector(name);
+let order = columns.indexOf("speed-up"), sign = 1;
+function show() {
+  const fits = (value, wanted, i) => !wanted || (i === 0 ? value.includes(wanted) : value === wanted);
+  const seen = rows.filter(row => [...chosen].every(([i, wanted]) => fits(row[i], wanted, i)));
+  const key = row => row[order] ?? (typeof rows[0][order] === "string" ? "" : Infinity * sign);
+  seen.sort((a, b) => sign * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
+  const body = document.createElement("tbody");
+  for (const row of seen) {
+    const line = body.insertRow();
+    line.title = "fusegen bench " + row[0] + " --group " + row[9];
+    for (const value of row) line.insertCell().textContent = value ?? "–";
+  }
+  find(".measured table").replaceChildren(head, body);
+  find(".count").textContent = seen.length + " of " + rows.length + " cases";
+}
+const head = document.createElement("thead"), titles = head.insertRow();
+columns.forEach((name, i) => {
+  const cell = document.createElement("th"), button = document.createElement("button");
+  button.textContent = name;
+  button.onclick = () => { sign = order === i ? -sign : 1; order = i; show(); };
+  cell.append(button);
+  titles.append(cell);
+});
+for (const i of [10, 9, 2, 0]) {
+  const label = document.createElement("label"), input = document.createElement(i === 0 ? "input" : "select");
+  label.append(columns[i] + " ", input);
+  if (i !== 0) input.append(...["", ...new Set(rows.map(row => row[i]))].map(value => new Option(value || "all", value)));
+  input.oninput = () => { chosen.set(i, input.value); show(); };
+  find(".choices").append(label);
+}
+show();
+</script>"""
+"""A table that sorts and filters without a server. COLUMNS and ROWS stand for JSON."""
+
+
+def measured() -> str:
+    """The stored runs as one table, losses first."""
+    texts = {"COLUMNS": COLUMNS, "ROWS": _rows()}
+    table = re.sub("COLUMNS|ROWS", lambda name: json.dumps(texts[name[0]]).replace("</", r"<\/"), TABLE)
+    runs = (f"- {path.name}: {heading(read(path).environment)}" for path in RUNS)
+    parts = [
+        "# Measured",
+        "Every case of every stored run of `fusegen bench`. *Speed-up* compares with the fastest other implementation; below 1 is a"
+        " loss. A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each"
+        " row has its command. [Benchmarks](benchmarks.md) has the method, and host times.",
+        f"```{{raw}} html\n{table}\n```",
+        "The runs:",
+        "\n".join(runs),
+    ]
+    return "\n\n".join(parts)
+
+
+def _rows() -> list[tuple[str | float | None, ...]]:
+    records = map(read, RUNS)
+    rows = (_figures(record.environment.device, row) for record in records for row in record.rows)
+    return sorted(rows, key=lambda row: row[COLUMNS.index("speed-up")] or math.inf)
+
+
+def _write_tables(folder: Path) -> None:
+    """Writes all cases as CSV and JSON."""
+    rows = _rows()
+    (folder / "measured.json").write_text(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows]), encoding="utf-8")
+    with (folder / "measured.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def _figures(device: str, row: TimedCase) -> tuple[str | float | None, ...]:
+    found = judge(row)
+    ours, theirs = (None if time is None else round(time, 1) for time in (found.ours, found.theirs))
+    speedup = None if found.speedup is None else round(found.speedup, 2)
+    rates = (round(amount / found.ours / 1e6, 2) if found.ours and amount else None for amount in (row.bytes, row.flops))
+    return (row.case, row.shape, row.dtype, ours, found.peer or None, theirs, speedup, *rates, row.group, device)
+
+
+GENERATED = {"api": api, "measured": measured, "functions": functions, "operations": operations, "options": options}
 """The function that writes each generated page."""
 
 if __name__ == "__main__":

@@ -157,15 +157,11 @@ def _cell(value: object) -> str:
 
 
 _CHOSEN = (
-    ("gelu_new", "8x1024x3072"),
     ("gelu_dropout_add", "16384x8192"),
-    ("layer_norm", "32768x1024"),
     ("layer_norm_gelu_add", "16384x8192"),
     ("softmax", "4096x16384"),
-    ("layer_norm_backward", "16384x4096"),
     ("linear_bias_gelu", "8192x16384x4096"),
     ("flash_attention_causal", "4x16x4096x128"),
-    ("flash_attention_causal", "4x16x4096x64"),
     ("flash_attention_alibi", "4x16x4096x128"),
 )
 """Cases for a short table: those that are fastest and slowest beside their peers, and one of each kind between."""

@@ -5,6 +5,7 @@ The gate runs this in a step of its own, because one build serves all tests.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ import torch
 
 import fusegen as fg
 from fusegen import errors, nn, ops
+from fusegen.bench.record import read as read_record
 from fusegen.cli.main import COMMANDS
 from fusegen.ir.ops import Family, Op
 from fusegen.trace.modes import functions_named
@@ -129,3 +131,11 @@ def test_language_models_get_a_line_for_each_page(site: Path, pages: dict[str, P
     text = (site / "llms.txt").read_text(encoding="utf-8")
     lines = re.findall(r"^- \[.+\]\((.+)\.html\): .+$", text, re.MULTILINE)
     assert text.startswith("# fusegen") and sorted(lines) == sorted(pages.keys() - SPHINX_PAGES)
+
+
+def test_all_stored_cases_are_listed_with_losses_first(site: Path) -> None:
+    rows = json.loads((site / "measured.json").read_text(encoding="utf-8"))
+    speedups = [row["speed-up"] for row in rows if row["speed-up"] is not None]
+    assert len(rows) == sum(len(read_record(path).rows) for path in ROOT.glob("docs/bench/*.json"))
+    assert speedups == sorted(speedups) and speedups[0] < 1
+    assert (site / "measured.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
