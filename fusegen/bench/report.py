@@ -19,6 +19,7 @@ from fusegen.bench.table import (
     FUSEGEN,
     LEVEL_MICROSECONDS,
     LEVEL_SHARE,
+    NOTHING,
     JudgedCase,
     PeerResult,
     group_timers,
@@ -29,10 +30,12 @@ from fusegen.bench.table import (
     losses,
     mebibytes,
     name_of,
+    precise,
     providers,
     rate,
     ratio_text,
     speedup_order,
+    spread,
     tally,
     times,
 )
@@ -88,8 +91,6 @@ def _breakable(name: str) -> Markup:
 
 
 # The contents of the page's tables, as text: the template only adds elements.
-
-NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def losses_table(lost: Sequence[JudgedCase]) -> Page:
 
 def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
     longer = 1 / verdict.speedup - 1 if verdict.speedup else 0.0
-    return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
+    return Cell(precise(verdict.ours)), Cell(precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
 
 
 def failures_table(verdicts: Sequence[JudgedCase]) -> Page:
@@ -245,13 +246,7 @@ def _time_cell(verdict: JudgedCase, name: str) -> Cell:
         return Cell("wrong" if is_wrong(timing) else "failed", _reason(timing), "bad")
     fastest = min((time for provider, time in times(verdict.row).items() if provider != COPY), default=None)
     best = name != COPY and timing.microseconds is not None and timing.microseconds == fastest
-    return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
-
-
-def _spread(timing: ProviderTiming) -> str:
-    if timing.low is None or timing.high is None:
-        return ""
-    return f"{_precise(timing.low)}–{_precise(timing.high)}"
+    return Cell(precise(timing.microseconds), spread(timing), "best" if best else "number")
 
 
 def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -267,9 +262,3 @@ def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, 
 
 def _about(row: TimedCase) -> str:
     return f"{row.shape} {row.dtype}"
-
-
-def _precise(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -111,6 +111,14 @@ def _differs_in_kind(left: Tensor, right: Tensor) -> Tensor:
     return ~((left == right) | (left.isfinite() & right.isfinite()) | (left.isnan() & right.isnan()))
 
 
+def relative_error(got: Tensor, exact: Tensor) -> float:
+    """The greatest error of a result over elements where both are finite, relative to the root mean square of the exact result."""
+    got, exact = got.double(), exact.double()
+    finite = got.isfinite() & exact.isfinite()
+    error, scale = _greatest((got[finite] - exact[finite]).abs()), _rms(exact[finite])
+    return error / scale if scale else error
+
+
 class _Comparison:
     def __init__(
         self, dtype: torch.dtype, got: Tensor, eager: Tensor, exact: Tensor, rounded: Tensor, through: torch.dtype | None

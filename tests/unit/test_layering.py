@@ -62,6 +62,7 @@ ORDER = (
     ("parallel",),
     ("bench",),
     ("verify",),
+    ("own",),
     ("cli",),
     ("__main__",),
 )
