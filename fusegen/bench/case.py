@@ -111,6 +111,11 @@ class BenchCase:
         return self.baseline or Implementation("the declaration", lambda arguments: self.call(self.kernel.function, arguments))
 
     @property
+    def reproducer(self) -> str | None:
+        """A program that repeats the measurement."""
+        return None
+
+    @property
     def is_detailed(self) -> bool:
         """True if launches, bytes, memory and the distance from float64 are measured for each provider."""
         return False

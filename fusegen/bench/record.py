@@ -102,6 +102,7 @@ class TimedCase:
         timings: one for each provider with an implementation, in the order of the providers.
         timer: the timer of this row; None if it is the one in the environment.
         note: the figures that are missing, with the reasons; None if there is nothing to say.
+        reproducer: a program that repeats the measurement of a user's kernel.
     """
 
     group: str
@@ -114,6 +115,7 @@ class TimedCase:
     timings: tuple[ProviderTiming, ...]
     timer: str | None = None
     note: str | None = None
+    reproducer: str | None = None
 
     @property
     def key(self) -> CaseKey:
@@ -202,9 +204,9 @@ _POSITIVE = ("microseconds", "low", "high", "flops")
 
 
 def _is_valid(name: str, value: object) -> bool:
-    """True if numbers are in range and text is one printable line."""
+    """True if numbers are in range and text is printable; only a program has several lines."""
     if isinstance(value, str):
-        return value.isprintable()
+        return (value.replace("\n", "") if name == "reproducer" else value).isprintable()
     if isinstance(value, (int, float)):
         return value > 0 if name in _POSITIVE else value >= 0
     return True

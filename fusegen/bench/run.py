@@ -74,6 +74,7 @@ def run_case(
         timings=measured.timings,
         timer=_timer_of(case, device, quick),
         note="; ".join(map(_printable, measured.missing)) or None,
+        reproducer=case.reproducer,
     )
 
 

@@ -155,10 +155,33 @@ def comparison_table(comparison: Comparison) -> Table:
     return columns, [_change(change) for change in comparison.changes]
 
 
+_FIGURES = ("provider", "µs", "fastest–slowest", "launches", "moved", "peak MiB", "max error", "speed-up")
+
+
 def own_table(rows: Sequence[TimedCase]) -> Table:
     """The figures of a user's own kernels, a line for each provider; the first line of a case names it."""
-    figures = ("µs", "fastest–slowest", "launches", "moved", "peak MiB", "max error", "speed-up")
-    return ("case", "shape", "dtype", "provider", *figures), [line for row in rows for line in own_lines(row)]
+    heads = [head for row in rows for head in [(row.case, row.shape, row.dtype)] + [("", "", "")] * (len(row.timings) - 1)]
+    lines = [line for row in rows for line in figures_table(row)[1]]
+    return ("case", "shape", "dtype", *_FIGURES), [(*head, *line) for head, line in zip(heads, lines, strict=True)]
+
+
+def figures_table(row: TimedCase) -> Table:
+    """The figures of a case, a line for each provider."""
+    return _FIGURES, [_figures(row, timing) for timing in row.timings]
+
+
+def text_lines(table: Table) -> list[str]:
+    """A table as aligned lines; the first column is on the left."""
+    lines = [table[0], *table[1]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first, *others = widths
+    return ["  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines]
+
+
+def worst_of_own(record: BenchRecord) -> TimedCase | None:
+    """The case of a user's kernel with a reproducer in which fusegen does worst against its fastest peer."""
+    rows = [row for row in record.rows if row.reproducer]
+    return min(rows, key=lambda row: judge(row).speedup or 0.0, default=None)
 
 
 def notes(record: BenchRecord) -> list[str]:
@@ -169,11 +192,6 @@ def notes(record: BenchRecord) -> list[str]:
             cases.setdefault(row.note, []).append(name_of(row))
     own = sum(row.is_own for row in record.rows)
     return [note if len(names) == own else f"{', '.join(names)}: {note}" for note, names in cases.items()]
-
-
-def own_lines(row: TimedCase) -> list[tuple[str, ...]]:
-    heads = [(row.case, row.shape, row.dtype)] + [("", "", "")] * len(row.timings)
-    return [(*head, *_figures(row, timing)) for head, timing in zip(heads, row.timings, strict=False)]
 
 
 def _figures(row: TimedCase, timing: ProviderTiming) -> tuple[str, ...]:

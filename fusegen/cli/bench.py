@@ -13,7 +13,7 @@ import torch
 from fusegen.bench import latency
 from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.providers import PROVIDERS, ChosenProviders, Provider, choose
+from fusegen.bench.providers import PROVIDERS, Provider, choose
 from fusegen.bench.record import (
     FORMAT,
     BenchRecord,
@@ -28,14 +28,15 @@ from fusegen.bench.record import (
 )
 from fusegen.bench.report import write_report
 from fusegen.bench.run import earlier_record, is_measured, run_case, with_row
-from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table, notes
-from fusegen.cli.arguments import add_calls, add_inputs, are_user_kernels, chosen_device, kernel_calls, shapes_of_calls
-from fusegen.cli.load import load_all
+from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table, notes, worst_of_own
+from fusegen.cli.arguments import KernelCall, add_calls, add_inputs, are_user_kernels, chosen_device, kernel_calls, shapes_of_calls
+from fusegen.cli.load import file_of, load_all, location_of
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
-from fusegen.own.case import OWN_PROVIDERS, UserKernelCase, user_kernel_case
+from fusegen.own.case import UserKernelCase, own_providers, user_kernel_case
+from fusegen.own.reproducer import reproducer
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
@@ -128,7 +129,7 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
     if are_user_kernels(options.names, options, _CASE_OPTIONS):
-        chosen = _choose_for_own(providers, device)
+        chosen = own_providers(providers, device)
         cases: tuple[BenchCase, ...] = _own_cases(options, device)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
@@ -202,6 +203,9 @@ def _print(record: BenchRecord, comparison: Comparison | None, terminal: Termina
         _print_errors(row, terminal)
     for note in notes(record):
         terminal.line(note)
+    if worst := worst_of_own(record):
+        terminal.title(f"to repeat {worst.case} {worst.shape} in this folder")
+        terminal.code(worst.reproducer or "", "python")
     if comparison is not None:
         _print_comparison(comparison, terminal)
 
@@ -234,25 +238,30 @@ _CASE_OPTIONS = ("group", "latency")
 
 
 def _own_cases(options: argparse.Namespace, device: torch.device) -> tuple[UserKernelCase, ...]:
+    """A case for each kernel and call.
+
+    Raises:
+        ArgumentError: as for `kernel_calls` and `user_kernel_case`.
+    """
     kernels = load_all(options.names, options)
     calls = [
         call
         for shapes in shapes_of_calls(options)
         for call in kernel_calls(kernels, argparse.Namespace(**vars(options) | {"shape": shapes}), options.dtype, target_of(device))
     ]
-    return tuple(user_kernel_case(c.name, c.kernel, c.arguments, device, backward=options.backward) for c in calls)
+    return tuple(
+        replace(
+            user_kernel_case(call.name, call.kernel, call.arguments, device, backward=options.backward),
+            reproducer=_reproducer(call, kernels[call.name].name, device, backward=options.backward),
+        )
+        for call in calls
+    )
 
 
-def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
-    """The named providers; by default all on this device that can compute any kernel.
-
-    Raises:
-        ArgumentError: as for `choose`; or a provider computes only certain prebuilt kernels.
-    """
-    chosen = choose(names, device)
-    if names is None:
-        missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
-        return ChosenProviders(tuple(provider for provider in chosen.providers if provider.name in OWN_PROVIDERS), missing)
-    if unfit := [provider.name for provider in chosen.providers if provider.name not in OWN_PROVIDERS]:
-        raise ArgumentError(f"{unfit[0]} cannot compute your own kernels", hint=f"--providers {','.join(OWN_PROVIDERS)}")
-    return chosen
+def _reproducer(call: KernelCall, only: str, device: torch.device, *, backward: bool) -> str:
+    """The program that repeats a measurement; ``only`` is the name of a file's only kernel."""
+    location, attribute = location_of(call.name)
+    file = file_of(call.name)
+    folder, module = (".", location) if file is None else (str(file.parent), file.stem)
+    imported = folder, module, attribute or only
+    return reproducer(imported, call.kernel.function, call.arguments, device, backward=backward)

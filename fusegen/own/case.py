@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen.api import Method
 from fusegen.bench.case import BenchCase, ErrorMeasure, Implementation
+from fusegen.bench.providers import ChosenProviders, choose
 from fusegen.bench.record import OWN, OWN_BACKWARD
 from fusegen.bench.run import listed
 from fusegen.compiler.backends import target_of
@@ -41,14 +43,18 @@ class UserKernelCase(BenchCase):
 
     Attributes:
         own_arguments: the arguments; meta tensors stand for random ones.
-        passes: the stages of the forward pass, and of the backward pass if gradients are computed.
+        forward: the stages of a call without gradients.
+        passes: the stages of all passes that a call runs.
         wrt: inputs that get a gradient, by the names in `Lowered.traced`; empty without a backward pass.
+        reproducer: a program that repeats the measurement.
     """
 
     declared: fg.Kernel[..., Any]
     own_arguments: Arguments
+    forward: Lowered
     passes: tuple[Lowered, ...]
     wrt: tuple[str, ...] = ()
+    reproducer: str | None = None
 
     @cached_property
     def kernel(self) -> fg.Kernel[..., Any]:
@@ -68,7 +74,7 @@ class UserKernelCase(BenchCase):
     def bytes(self) -> int:
         """The fewest bytes that a call can move. With gradients, both passes read the arguments, the forward pass writes the
         results, the backward pass reads their gradients and writes those of the arguments."""
-        forward = self.passes[0]
+        forward = self.forward
         inputs = [spec for spec in forward.traced.inputs if spec.name in self.wrt]
         sizes = ([formula(dim)(forward.sizes) for dim in spec.shape] for spec in inputs)
         gradients = sum(math.prod(shape) * spec.dtype.itemsize for shape, spec in zip(sizes, inputs, strict=True))
@@ -178,14 +184,16 @@ def user_kernel_case(
         TraceError: the kernel does something that cannot be traced.
     """
     kernel = kernel.fresh()
+    arguments = {n: arguments[n] for n in inspect.signature(kernel.function).parameters if n in arguments}  # drawn in this order
     args, kwargs = by_position(kernel.function, arguments)
     target = target_of(device).name
     first = next(iter(_tensors(arguments).values()))
     sizes = tuple(first.shape)
-    passes: tuple[Lowered, ...] = (kernel.lower(*args, target=target, **kwargs),)
-    is_random, wrt = any(key.source is None for key in passes[0].program.call.keys), tuple[str, ...]()
+    forward = kernel.lower(*args, target=target, **kwargs)
+    passes: tuple[Lowered, ...] = (forward,)
+    wrt = tuple[str, ...]()
     if backward:
-        if passes[0].traced.writes:
+        if forward.traced.writes:
             what = f"{name} writes to {', '.join(kernel.options.mutates)}, and fusegen times gradients of kernels without writes"
             raise ArgumentError(what, hint="time the forward pass alone, or return the new value instead of writing it")
         vjp = fg.vjp(kernel, *args, target=target, **kwargs)
@@ -198,12 +206,28 @@ def user_kernel_case(
         group=OWN_BACKWARD if backward else OWN,
         dtype=first.dtype,
         cpu_dtype=first.dtype,
-        is_random=is_random,
+        is_random=any(key.source is None for key in forward.program.call.keys),
         declared=kernel,
         own_arguments=arguments,
+        forward=forward,
         passes=passes,
         wrt=wrt,
     )
+
+
+def own_providers(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
+    """The named providers; by default all on this device that can compute any kernel.
+
+    Raises:
+        ArgumentError: as for `choose`; or a provider computes only certain prebuilt kernels.
+    """
+    chosen = choose(names, device)
+    if names is None:
+        missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
+        return ChosenProviders(tuple(provider for provider in chosen.providers if provider.name in OWN_PROVIDERS), missing)
+    if unfit := [provider.name for provider in chosen.providers if provider.name not in OWN_PROVIDERS]:
+        raise ArgumentError(f"{unfit[0]} cannot compute your own kernels", hint=f"--providers {','.join(OWN_PROVIDERS)}")
+    return chosen
 
 
 def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:

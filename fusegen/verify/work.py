@@ -41,7 +41,7 @@ def require_minute(name: str, graph: Graph, program: Program, sizes: Mapping[str
     if seconds <= LIMIT:
         return
     what = f"comparing {name} with float64 at these sizes takes about {seconds / 60:.0f} min on this CPU"
-    if seconds < 2 * LIMIT:
+    if seconds < 120:
         what = f"comparing {name} with float64 at these sizes takes about {seconds:.0f} s on this CPU"
     smaller = _smaller(graph, program, sizes)
     if smaller is None:
