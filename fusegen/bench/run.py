@@ -107,7 +107,7 @@ def _measured(
         return _Measured(timings)
     missing += [] if device.type == "cuda" else ["no peak memory: torch does not count it on a CPU"]
     costs = {name: _cost(case, name, call, device) for name, call in computing.items()}  # after the timing, which a profiler slows
-    missing += [f"no {figures} of {name}: torch does not report them" for name, cost in costs.items() if (figures := cost.missing)]
+    missing += [f"no {figures} of {name}: they cannot be counted here" for name, cost in costs.items() if (figures := cost.missing)]
     return _Measured(tuple(_with_cost(timing, costs.get(timing.provider)) for timing in timings), tuple(missing))
 
 

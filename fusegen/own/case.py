@@ -105,6 +105,8 @@ class UserKernelCase(BenchCase):
         if not self.is_step:
             return eager_cost(function, self.own_arguments)
         names = [name for name in self.wrt if name in self.own_arguments]
+        if len(names) < len(self.wrt):
+            return None  # gradients of captured tensors, which are not on the meta device
         cost = eager_cost(partial(_meta_step, function, names), self.own_arguments)
         is_known = cost is not None and SINGLE_KERNELS.isdisjoint(cost.operations)
         return cost if is_known else None  # on meta tensors, the gradients of these operations take other launches than on a GPU

@@ -133,7 +133,7 @@ class CheckedCall:
     def require_time(self) -> None:
         """Raises `ArgumentError` if the float64 reference would take more than a minute on a CPU."""
         if self.device.type == "cpu" and self.variant is not None:
-            require_minute(self.name, self.traced, self.variant.planned.program, self.sizes)
+            require_minute(self.name, self.traced, self.variant.planned.program, self.sizes, self.given)
 
     def exact_results(self) -> list[Tensor]:
         """The results in float64, before they are rounded, then the final contents of the arguments that it mutates."""

@@ -27,12 +27,13 @@ _FASTEST = 4.0  # elements gain no more from many cores: memory limits them
 _NEGLIGIBLE = 1.0  # seconds at the fitted rate, below which the rate of this machine is not measured
 
 
-def require_minute(name: str, graph: Graph, program: Program, sizes: Mapping[str, int]) -> None:
+def require_minute(name: str, graph: Graph, program: Program, sizes: Mapping[str, int], parameters: Mapping[str, str]) -> None:
     """Refuses a call whose verification would take more than `LIMIT` seconds on this CPU.
 
     Args:
         graph: the call as traced.
         sizes: the symbolic sizes of the call.
+        parameters: the user's names of the inputs that are arguments; other inputs are captured tensors, which keep their shapes.
 
     Raises:
         ArgumentError: it would take longer; the hint has shapes that take less.
@@ -40,22 +41,23 @@ def require_minute(name: str, graph: Graph, program: Program, sizes: Mapping[str
     seconds = _seconds(graph, program, sizes)
     if seconds <= LIMIT:
         return
-    what = f"comparing {name} with float64 at these sizes takes about {seconds / 60:.0f} min on this CPU"
-    if seconds < 120:
-        what = f"comparing {name} with float64 at these sizes takes about {seconds:.0f} s on this CPU"
-    smaller = _smaller(graph, program, sizes)
+    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    what = f"comparing {name} with float64 at these sizes takes about {time} on this CPU"
+    smaller = _smaller(graph, program, sizes, parameters)
     if smaller is None:
         raise ArgumentError(what, hint=f"give leading dims that are {math.ceil(2 * seconds / LIMIT)} times smaller, or use a GPU")
-    shapes = " ".join(f"{spec.name}={'x'.join(map(str, _shape(spec.shape, smaller)))}" for spec in graph.inputs)
-    raise ArgumentError(what, hint=f"--shape {shapes}, or use a GPU")
+    shapes = {parameters[s.name]: (_shape(s.shape, smaller), s.dtype.short) for s in graph.inputs if s.name in parameters}
+    words = " ".join(f"{parameter}={'x'.join(map(str, shape))}:{dtype}" for parameter, (shape, dtype) in shapes.items())
+    raise ArgumentError(what, hint=f"--shape {words}, or use a GPU")
 
 
-def _smaller(graph: Graph, program: Program, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
+def _smaller(graph: Graph, program: Program, sizes: Mapping[str, int], parameters: Mapping[str, str]) -> Mapping[str, int] | None:
     """Halves the sizes of leading dims, first to last, until the verification takes half of the limit; None if that is not enough,
     as where the example's equal dims are literal."""
     found = dict(sizes)
+    fixed = {str(dim) for spec in graph.inputs for dim in spec.shape if spec.name not in parameters}
     names = dict.fromkeys(str(dim) for spec in graph.inputs for dim in spec.shape if str(dim) in found)
-    for name in names:
+    for name in (name for name in names if name not in fixed):
         while found[name] > 1:
             if _seconds(graph, program, found) <= LIMIT / 2:
                 return found
