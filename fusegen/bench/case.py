@@ -21,8 +21,8 @@ from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
 from fusegen.timing import TimedCall
 
-ErrorMeasure: TypeAlias = Callable[[Sequence[Tensor]], float | None]
-"""Takes results; returns the greatest error relative to the root mean square of the exact result; None without floats."""
+ErrorMeasure: TypeAlias = Callable[[Sequence[Tensor]], Sequence[float | None]]
+"""Takes results; returns the greatest error of each, relative to the root mean square of the exact result; None for integers."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class BenchCase:
         return False
 
     def measure_of_errors(self, arguments: Arguments) -> ErrorMeasure:
-        """Computes the results of `call` in float64, and returns the greatest error of other results; only for detailed cases.
+        """Computes the results of `call` in float64; returns the measure of other results against them. Only for detailed cases.
 
         Raises:
             ArgumentError: float64 would take too long.

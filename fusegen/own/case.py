@@ -30,7 +30,7 @@ from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
 from fusegen.timing import TimedCall
 from fusegen.trace import inlined
-from fusegen.verify.accuracy import relative_error
+from fusegen.verify.accuracy import relative_errors
 from fusegen.verify.check import own_call
 
 OWN_PROVIDERS = ("fusegen", "eager", "compile", "copy")
@@ -117,11 +117,11 @@ class UserKernelCase(BenchCase):
         with torch.no_grad():
             results = call.exact_results()
         if self.is_step:
-            return partial(_max_error, [*results, *call.exact_gradients(self.wrt, call.seeds(self.wrt))])
+            return partial(relative_errors, exact=[*results, *call.exact_gradients(self.wrt, call.seeds(self.wrt))])
         count = len(call.traced.outputs)
         unchanged = {name: arguments[name].double() for name in self._written(arguments)}
         written = dict(zip(call.written, results[count:], strict=True))
-        return partial(_max_error, [*results[:count], *(unchanged | written).values()])
+        return partial(relative_errors, exact=[*results[:count], *(unchanged | written).values()])
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """A call on copies of the tensors that the kernel writes to, which returns its results and these tensors; or a call and
@@ -153,11 +153,6 @@ def _step(
     outputs, given = zip(*pairs, strict=True)
     gradients = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
     return (*results, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)))
-
-
-def _max_error(exact: Sequence[Tensor], results: Sequence[Tensor]) -> float | None:
-    errors = [relative_error(r, e) for r, e in zip(results, exact, strict=True) if r.is_floating_point()]
-    return max(errors, default=None)
 
 
 def _meta_step(function: Callable[..., Any], names: Sequence[str], **arguments: Any) -> None:

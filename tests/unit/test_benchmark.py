@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -50,6 +51,18 @@ def test_tensors_that_a_kernel_writes_to_stay() -> None:
     x = torch.ones(8, 64)
     result = fg.benchmark(added, x, x.clone(), quick=True)
     assert result.fusegen and result.fusegen.max_error == 0 and bool((x == 1).all())
+
+
+@fg.kernel
+def attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k + bias, v)
+
+
+def test_a_gradient_of_rounding_errors_is_not_wrong() -> None:
+    q, k, v = (torch.randn(1, 2, 64, 32) for _ in range(3))
+    result = fg.benchmark(attended, q, k, v, torch.randn(32), backward=True, quick=True)
+    assert result.fusegen and result.fusegen.microseconds
+    assert result.fusegen.max_error is not None and result.fusegen.max_error < 1e-4
 
 
 def test_a_module_and_a_method() -> None:
