@@ -23,6 +23,7 @@ __all__ = [
     "Vjp",
     "Workspace",
     "__version__",
+    "benchmark",
     "cuda_graph",
     "dropout",
     "find",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from fusegen.integrations.find import find
     from fusegen.integrations.patch.replacement import patch, unpatch
     from fusegen.lowered import Lowered
+    from fusegen.own.benchmark import benchmark
     from fusegen.runtime.workspace import Workspace
     from fusegen.trace.functions.normalization import invertible_layer_norm
     from fusegen.trace.functions.random import dropout
@@ -60,6 +62,7 @@ else:
         "Static": "fusegen.compiler.parameters",
         "Vjp": "fusegen.gradients",
         "Workspace": "fusegen.runtime.workspace",
+        "benchmark": "fusegen.own.benchmark",
         "cuda_graph": "fusegen.graphs.graphed",
         "dropout": "fusegen.trace.functions.random",
         "find": "fusegen.integrations.find",

@@ -37,6 +37,9 @@ _SINGLE_KERNEL: Mapping[Any, str] = {
 }
 """Functions that decompose on meta tensors, but run as one kernel on a GPU."""
 
+SINGLE_KERNELS = frozenset(_SINGLE_KERNEL.values())
+"""The operations in `EagerCost.operations` that stand for a whole function."""
+
 
 @dataclass(frozen=True)
 class EagerCost:

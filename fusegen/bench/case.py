@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,16 +13,16 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.declarations import OWN, Build, CaseSizes, arguments_by_name
 from fusegen.bench.record import CaseKey
-from fusegen.compiler.backends import target_of
-from fusegen.dtypes import from_torch
+from fusegen.eager_cost import EagerCost
 from fusegen.lowered import Lowered
-from fusegen.program.call import Role
 from fusegen.runtime.callables import by_position
 from fusegen.specs import find, materialize
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
 from fusegen.timing import TimedCall
-from fusegen.trace import inlined
+
+ErrorMeasure: TypeAlias = Callable[[Sequence[Tensor]], Sequence[float | None]]
+"""Takes results; returns the greatest error of each, relative to the root mean square of the exact result; None for integers."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,28 @@ class BenchCase:
     @property
     def eager(self) -> Implementation:
         return self.baseline or Implementation("the declaration", lambda arguments: self.call(self.kernel.function, arguments))
+
+    @property
+    def reproducer(self) -> str | None:
+        """A program that repeats the measurement."""
+        return None
+
+    @property
+    def is_detailed(self) -> bool:
+        """True if launches, bytes, memory and the distance from float64 are measured for each provider."""
+        return False
+
+    def measure_of_errors(self, arguments: Arguments) -> ErrorMeasure:
+        """Computes the results of `call` in float64; returns the measure of other results against them. Only for detailed cases.
+
+        Raises:
+            ArgumentError: float64 would take too long.
+        """
+        raise NotImplementedError
+
+    def eager_cost(self) -> EagerCost | None:
+        """The launches and bytes of the declaration in torch eager; None if they cannot be counted. Only for detailed cases."""
+        raise NotImplementedError
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """Returns the call to time for an implementation of the declaration."""
@@ -204,102 +225,3 @@ def _step(
 
 def _as_tuple(results: Any) -> tuple[Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
-
-
-# A user's own kernel as a case.
-
-OWN_PROVIDERS = ("fusegen", "eager", "compile", "copy")
-"""Providers that compute any declaration."""
-
-_GROUP = "own"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserKernelCase(BenchCase):
-    """A case of a user's own kernel. Each provider gets copies of the tensors that the kernel writes to.
-
-    Attributes:
-        own_arguments: the arguments, with meta tensors in place of tensors.
-        moved: the fewest bytes that a call can move.
-    """
-
-    declared: fg.Kernel[..., Any]
-    own_arguments: Arguments
-    moved: int
-
-    @cached_property
-    def kernel(self) -> fg.Kernel[..., Any]:
-        return self.declared
-
-    @property
-    def shape(self) -> str:
-        """All arguments as text, as on the command line; a tensor's dtype is shown if it differs from the first tensor's."""
-        values = [f"{name}={value}" for name, value in self.own_arguments.items() if not isinstance(value, Tensor)]
-        return " ".join(values + [f"{name}={self._sizes(tensor)}" for name, tensor in _tensors(self.own_arguments).items()])
-
-    def _sizes(self, tensor: Tensor) -> str:
-        text = "x".join(map(str, tensor.shape))
-        return text if tensor.dtype is self.dtype else f"{text}:{from_torch(tensor.dtype).short}"
-
-    @cached_property
-    def bytes(self) -> int:
-        return self.moved
-
-    @property
-    def is_compared_with_eager(self) -> bool:
-        return True
-
-    @property
-    def eager(self) -> Implementation:
-        """The function with all kernels that it calls, run by torch."""
-        return Implementation("the declaration", lambda arguments: self.call(inlined(self.declared.function), arguments))
-
-    def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
-        """A call on copies of the tensors that the kernel writes to; returns its results and these tensors."""
-        mutates = self.declared.options.mutates
-        if not mutates:
-            return super().call(function, arguments)
-        written = {name: arguments[name].clone() for name in mutates if isinstance(arguments.get(name), Tensor)}
-        own = arguments | written
-        return lambda: (function(**own), *written.values())
-
-
-def user_kernel_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> UserKernelCase:
-    """The case of a user's kernel.
-
-    Args:
-        name: the name in the table.
-        kernel: a kernel that was not called before.
-        arguments: values by parameter; tensors are meta tensors.
-
-    Raises:
-        TraceError: the kernel does something that cannot be traced.
-    """
-    args, kwargs = by_position(kernel.function, arguments)
-    low = kernel.lower(*args, target=target_of(device).name, **kwargs)
-    first = next(iter(_tensors(arguments).values()))
-    sizes = tuple(first.shape)
-    return UserKernelCase(
-        name,
-        sizes,
-        sizes,
-        lambda *_: arguments,
-        group=_GROUP,
-        dtype=first.dtype,
-        cpu_dtype=first.dtype,
-        is_random=any(key.source is None for key in low.program.call.keys),
-        declared=kernel,
-        own_arguments=arguments,
-        moved=_moved(low),
-    )
-
-
-def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-
-
-def _moved(low: Lowered) -> int:
-    """The bytes of a call's inputs, captured tensors and results, or those that its steps move if these are fewer (gathers)."""
-    buffers = [buffer for buffer in low.program.buffers if buffer.role in (Role.INPUT, Role.OUTPUT)]
-    buffer_bytes = sum(math.prod(size(low.sizes) for size in buffer.shape) * buffer.dtype.itemsize for buffer in buffers)
-    return min(buffer_bytes, sum(step.traffic.moved(low.sizes) for step in low.program.steps))

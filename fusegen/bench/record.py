@@ -33,6 +33,10 @@ TRAINING = "training"
 """The group of training steps; a step makes several calls."""
 
 
+OWN, OWN_BACKWARD = "own", "own backward"
+"""The groups of a user's own kernels: calls, and calls with their gradients."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """The machine and software of a record; a field is None if the machine has no such part."""
@@ -67,6 +71,10 @@ class ProviderTiming:
         difference: relative RMS error of the result; None for random results.
         error: the reason why it has no time.
         peak_bytes: peak device memory of a call beyond its arguments; None if it is not measured, as on a CPU.
+        launches: the kernels that a call launches, as a profiler counts them on a GPU, else as they are expected; None if unknown.
+        moved_bytes: the bytes that these kernels are expected to read and write; None if unknown, as for torch.compile.
+        max_error: the greatest error of the floating-point results against float64, relative to the root mean square of the
+            float64 result; None without such a reference.
     """
 
     provider: str
@@ -77,6 +85,9 @@ class ProviderTiming:
     difference: float | None
     error: str | None
     peak_bytes: int | None = None
+    launches: int | None = None
+    moved_bytes: int | None = None
+    max_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ class TimedCase:
         launches: the kernels that fusegen launches, as text.
         timings: one for each provider with an implementation, in the order of the providers.
         timer: the timer of this row; None if it is the one in the environment.
+        note: the figures that are missing, with the reasons; None if there is nothing to say.
+        reproducer: a program that repeats the measurement of a user's kernel.
     """
 
     group: str
@@ -101,6 +114,8 @@ class TimedCase:
     launches: str
     timings: tuple[ProviderTiming, ...]
     timer: str | None = None
+    note: str | None = None
+    reproducer: str | None = None
 
     @property
     def key(self) -> CaseKey:
@@ -109,7 +124,11 @@ class TimedCase:
     @property
     def is_step(self) -> bool:
         """True for a training step, for which tables show no rate."""
-        return self.group == TRAINING
+        return self.group in (TRAINING, OWN_BACKWARD)
+
+    @property
+    def is_own(self) -> bool:
+        return self.group in (OWN, OWN_BACKWARD)
 
     def timing(self, provider: str) -> ProviderTiming | None:
         return next((t for t in self.timings if t.provider == provider), None)
@@ -185,9 +204,9 @@ _POSITIVE = ("microseconds", "low", "high", "flops")
 
 
 def _is_valid(name: str, value: object) -> bool:
-    """True if numbers are in range and text is one printable line."""
+    """True if numbers are in range and text is printable; only a program has several lines."""
     if isinstance(value, str):
-        return value.isprintable()
+        return (value.replace("\n", "") if name == "reproducer" else value).isprintable()
     if isinstance(value, (int, float)):
         return value > 0 if name in _POSITIVE else value >= 0
     return True

@@ -6,7 +6,7 @@ import datetime
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,8 +19,10 @@ from fusegen.bench.table import (
     FUSEGEN,
     LEVEL_MICROSECONDS,
     LEVEL_SHARE,
+    NOTHING,
     JudgedCase,
     PeerResult,
+    figures_table,
     group_timers,
     has_memory,
     is_wrong,
@@ -29,10 +31,13 @@ from fusegen.bench.table import (
     losses,
     mebibytes,
     name_of,
+    notes,
+    precise,
     providers,
     rate,
     ratio_text,
     speedup_order,
+    spread,
     tally,
     times,
 )
@@ -61,11 +66,36 @@ def report(record: BenchRecord) -> str:
             losses=losses_table(losses(verdicts)),
             trouble=failures_table(verdicts),
             rows=record.rows,
-            groups=[(group, speedup_bars(judged), full_table(judged)) for group, judged in _groups(verdicts).items()],
+            groups=[_group(group, judged) for group, judged in _groups(verdicts).items()],
+            notes=notes(record),
             timers=group_timers(record),
             latency=latency_table(record),
         )
     )
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of cases.
+
+    Attributes:
+        bars: speed-ups; empty for a user's own kernels, which have plots.
+        programs: for each case that can be repeated, its name and the program.
+    """
+
+    name: str
+    bars: list[Bar]
+    plots: list[Plot]
+    page: Page
+    programs: list[tuple[str, str]]
+
+
+def _group(name: str, judged: Sequence[JudgedCase]) -> Group:
+    rows = [verdict.row for verdict in judged]
+    programs = [(name_of(row), row.reproducer) for row in rows if row.reproducer]
+    if rows[0].is_own:
+        return Group(name, [], [plot_of(row) for row in rows], own_page(rows), programs)
+    return Group(name, speedup_bars(judged), [], full_table(judged), programs)
 
 
 def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
@@ -88,8 +118,6 @@ def _breakable(name: str) -> Markup:
 
 
 # The contents of the page's tables, as text: the template only adds elements.
-
-NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -153,6 +181,68 @@ def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
     ]
 
 
+@dataclass(frozen=True)
+class TimeBar:
+    """The bar of a provider's time, in the units of a `Plot`.
+
+    Attributes:
+        text: the time, or the reason why there is none.
+        top: the distance from the plot's top.
+        width: the length; 0 without a time.
+        low, high: the ends of the line from the fastest to the slowest round.
+    """
+
+    provider: str
+    text: str
+    top: int
+    width: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The times of a case's providers, as bars from zero to the slowest round of all."""
+
+    title: str
+    height: int
+    bars: tuple[TimeBar, ...]
+
+
+_BAR_STEP, _BAR_ROOM = 26, 400.0  # units of a plot, which is 640 wide: 80 for names before the bars, 160 for times after them
+
+
+def plot_of(row: TimedCase) -> Plot:
+    slowest = max((t.high or t.microseconds or 0.0 for t in row.timings), default=0.0)
+    bars = tuple(_time_bar(timing, number * _BAR_STEP, _BAR_ROOM / (slowest or 1.0)) for number, timing in enumerate(row.timings))
+    return Plot(f"{name_of(row)} {row.dtype}", len(bars) * _BAR_STEP, bars)
+
+
+def _time_bar(timing: ProviderTiming, top: int, scale: float) -> TimeBar:
+    if timing.microseconds is None or timing.error:
+        return TimeBar(timing.provider, "wrong" if is_wrong(timing) else "failed", top, 0.0, 0.0, 0.0)
+    low, high = timing.low or timing.microseconds, timing.high or timing.microseconds
+    text = f"{precise(timing.microseconds)} µs"
+    return TimeBar(timing.provider, text, top, scale * timing.microseconds, scale * low, scale * high)
+
+
+def own_page(rows: Sequence[TimedCase]) -> Page:
+    """The figures of a user's own kernels, a line for each provider."""
+    titles = (*figures_table(rows[0])[0][1:], "why")
+    lines = [
+        Line(row.case, f"{_about(row)}: {timing.provider}", (*map(Cell, figures[1:]), _why(timing)))
+        for row in rows
+        for timing, figures in zip(row.timings, figures_table(row)[1], strict=True)
+    ]
+    if not any(timing.error for row in rows for timing in row.timings):
+        titles, lines = titles[:-1], [replace(line, cells=line.cells[:-1]) for line in lines]
+    return Page(titles, tuple(lines), _notes(rows, providers(rows)))
+
+
+def _why(timing: ProviderTiming) -> Cell:
+    return Cell(_reason(timing) if timing.error else "", kind="words")
+
+
 def facts(environment: Environment) -> list[tuple[str, str]]:
     """The facts of a record's environment, without unknown ones."""
     threads = str(environment.threads) if environment.kind == "cpu" else None
@@ -193,7 +283,7 @@ def losses_table(lost: Sequence[JudgedCase]) -> Page:
 
 def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
     longer = 1 / verdict.speedup - 1 if verdict.speedup else 0.0
-    return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
+    return Cell(precise(verdict.ours)), Cell(precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
 
 
 def failures_table(verdicts: Sequence[JudgedCase]) -> Page:
@@ -245,13 +335,7 @@ def _time_cell(verdict: JudgedCase, name: str) -> Cell:
         return Cell("wrong" if is_wrong(timing) else "failed", _reason(timing), "bad")
     fastest = min((time for provider, time in times(verdict.row).items() if provider != COPY), default=None)
     best = name != COPY and timing.microseconds is not None and timing.microseconds == fastest
-    return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
-
-
-def _spread(timing: ProviderTiming) -> str:
-    if timing.low is None or timing.high is None:
-        return ""
-    return f"{_precise(timing.low)}–{_precise(timing.high)}"
+    return Cell(precise(timing.microseconds), spread(timing), "best" if best else "number")
 
 
 def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -267,9 +351,3 @@ def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, 
 
 def _about(row: TimedCase) -> str:
     return f"{row.shape} {row.dtype}"
-
-
-def _precise(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import fusegen as fg
-from fusegen.bench.case import BenchCase, Implementation, minimum_bytes
+from fusegen.bench.case import BenchCase, ErrorMeasure, Implementation, minimum_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase, read
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import device_name, recorded_plans
 from fusegen.errors import ArgumentError, FusegenError, one_line
-from fusegen.schedule.program import Launch, LoopStep
+from fusegen.schedule.program import Launch, LoopStep, Step
 from fusegen.specs.spec import Arguments
 from fusegen.timing import RoundTimes, TimedCall, attempt, interleaved, timer_name
 
@@ -29,10 +29,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Checked:
-    """A call whose result has been checked, and its relative error."""
+    """A call whose result has been checked, its relative error, and its greatest error against float64."""
 
     call: TimedCall
     difference: float | None
+    max_error: float | None = None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The timings of a case, and the reasons why figures are missing."""
+
+    timings: tuple[ProviderTiming, ...]
+    missing: tuple[str, ...] = ()
 
 
 def run_case(
@@ -50,8 +59,10 @@ def run_case(
     }
     with torch.no_grad():
         moved = attempt(lambda: case.bytes)
-        timings = attempt(lambda: _measured(case, implementations, device, quick, tuned))
+        measured = attempt(lambda: _measured(case, implementations, device, quick, tuned))
         launches = attempt(lambda: _launches(case, device)) if any(p.name == "fusegen" for p in implementations) else ""
+    if isinstance(measured, Exception):
+        measured = _Measured(tuple(_failed(p, implementation, measured) for p, implementation in implementations.items()))
     return TimedCase(
         group=case.group,
         case=case.name,
@@ -60,10 +71,10 @@ def run_case(
         bytes=minimum_bytes(case.meta_arguments(), ()) if isinstance(moved, Exception) else moved,
         flops=case.flops(case.sizes) if case.flops else None,
         launches="" if isinstance(launches, Exception) else launches,
-        timings=tuple(_failed(p, implementation, timings) for p, implementation in implementations.items())
-        if isinstance(timings, Exception)
-        else timings,
+        timings=measured.timings,
         timer=_timer_of(case, device, quick),
+        note="; ".join(map(_printable, measured.missing)) or None,
+        reproducer=case.reproducer,
     )
 
 
@@ -74,22 +85,51 @@ def _timer_of(case: BenchCase, device: torch.device, quick: bool) -> str | None:
 
 def _measured(
     case: BenchCase, implementations: Mapping[Provider, Implementation], device: torch.device, quick: bool, tuned: bool
-) -> tuple[ProviderTiming, ...]:
+) -> _Measured:
     arguments = case.arguments(device)
     tuning = attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
-    expected = reference(case, arguments)
-    calls = {p: attempt(partial(_checked, p, way, arguments, expected)) for p, way in implementations.items()}
+    expected = attempt(lambda: reference(case, arguments))
+    missing = []
+    if case.is_detailed and isinstance(expected, torch.OutOfMemoryError):
+        missing.append("results are not compared with eager's, which needs more memory than the device has")
+        expected = None
+        torch.cuda.empty_cache()
+    if isinstance(expected, Exception):
+        raise expected
+    errors = _measure_of_errors(case, arguments)
+    known = None if isinstance(errors, str) else errors
+    calls = {p: attempt(partial(_checked, p, way, arguments, expected, known)) for p, way in implementations.items()}
     if isinstance(tuning, Exception):
         calls |= {p: tuning for p in implementations if p.name == "fusegen"}
-    del expected  # memory that the graphs may need
+    missing += [errors] if isinstance(errors, str) else []
+    del expected, errors, known  # memory that the graphs may need
     passed = {p.name: checked.call for p, checked in calls.items() if isinstance(checked, _Checked)}
-    peaks = (
-        _peaks({p.name: passed[p.name] for p in implementations if p.computes and p.name in passed}, device) if case.is_step else {}
-    )
+    computing = {p.name: passed[p.name] for p in implementations if p.computes and p.name in passed}
+    peaks = _peaks(computing, device) if case.is_step or case.is_detailed else {}
     times = interleaved(passed, device, quick=quick, with_host=case.is_step)
-    return tuple(
+    timings = tuple(
         replace(_timing(p, implementations[p], checked, times), peak_bytes=peaks.get(p.name)) for p, checked in calls.items()
     )
+    if not case.is_detailed:
+        return _Measured(timings)
+    missing += [] if device.type == "cuda" else ["no peak memory: torch does not count it on a CPU"]
+    costs = {name: _cost(case, name, call, device) for name, call in computing.items()}  # after the timing, which a profiler slows
+    return _Measured(tuple(_with_cost(timing, costs.get(timing.provider)) for timing in timings), (*missing, *_unknown(costs)))
+
+
+def _measure_of_errors(case: BenchCase, arguments: Arguments) -> ErrorMeasure | str | None:
+    """The measure of a detailed case, or the reason why it has none; None for other cases."""
+    if not case.is_detailed:
+        return None
+    if case.is_random:
+        return "no error: the results are random"
+    measure = attempt(lambda: case.measure_of_errors(arguments))
+    if isinstance(measure, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return "no error: the results in float64 need more memory than the device has"
+    if isinstance(measure, FusegenError):
+        return f"no error: {measure.what}"
+    return f"no error: {one_line(measure)}" if isinstance(measure, Exception) else measure
 
 
 def _peaks(calls: Mapping[str, TimedCall], device: torch.device) -> dict[str, int | None]:
@@ -106,17 +146,36 @@ class _WrongError(FusegenError):
 
 
 def _checked(
-    provider: Provider, implementation: Implementation, arguments: Arguments, expected: Sequence[Tensor] | None
+    provider: Provider,
+    implementation: Implementation,
+    arguments: Arguments,
+    expected: Sequence[Tensor] | None,
+    errors: ErrorMeasure | None,
 ) -> _Checked:
     """Returns the call, after a check of its first result: later calls of an in-place implementation have changed inputs."""
     call = implementation.prepare(arguments)
     results = listed(call())
     if expected is None or not provider.computes:
-        return _Checked(call, None)
+        return _Checked(call, None, _greatest_error(results, errors if provider.computes else None))
     difference, error = compare(results, expected)
-    if error is not None:
+    if error is not None and not (errors is not None and difference is not None and _are_as_exact(results, expected, errors)):
         raise _WrongError(error, difference)
-    return _Checked(call, difference)
+    return _Checked(call, difference, _greatest_error(results, errors))
+
+
+def _greatest_error(results: Sequence[Tensor], errors: ErrorMeasure | None) -> float | None:
+    measured = [] if errors is None else [error for error in errors(results) if error is not None]
+    return max(measured) if measured and all(map(math.isfinite, measured)) else None
+
+
+def _are_as_exact(results: Sequence[Tensor], expected: Sequence[Tensor], errors: ErrorMeasure) -> bool:
+    """True if each result is near eager's, or at most twice as far from float64. A gradient that is zero but for rounding, such as
+    that of a bias of attention's keys, differs from eager's by all of its size."""
+    pairs = zip(results, expected, errors(results), errors(expected), strict=True)
+    return all(
+        compare([ours], [eager])[1] is None or (error is not None and allowed is not None and error <= 2 * allowed)
+        for ours, eager, error, allowed in pairs
+    )
 
 
 def _timing(
@@ -127,25 +186,86 @@ def _timing(
     round_times = times[provider.name]
     if isinstance(round_times, Exception):
         return replace(_failed(provider, implementation, round_times), difference=checked.difference)
-    return ProviderTiming(
-        provider.name, implementation.what, round_times.median, round_times.low, round_times.high, checked.difference, None
-    )
+    spread = round_times.low, round_times.high
+    timing = ProviderTiming(provider.name, implementation.what, round_times.median, *spread, checked.difference, None)
+    return replace(timing, max_error=checked.max_error)
 
 
 def _failed(provider: Provider, implementation: Implementation, error: Exception) -> ProviderTiming:
     difference = error.difference if isinstance(error, _WrongError) else None
-    line = "".join(letter if letter.isprintable() else " " for letter in one_line(error))
-    return ProviderTiming(provider.name, implementation.what, None, None, None, difference, line)
+    return ProviderTiming(provider.name, implementation.what, None, None, None, difference, _printable(one_line(error)))
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _steps(case: BenchCase, device: torch.device) -> list[tuple[Step, Mapping[str, int]]]:
+    """The steps of fusegen's passes, each with the sizes of its pass."""
+    target = target_of(device)
+    measured = recorded_plans(device_name(target, device))
+    return [(step, low.sizes) for low in case.lowered(target.name) for step in low.program_by(measured).steps]
 
 
 def _launches(case: BenchCase, device: torch.device) -> str:
-    target = target_of(device)
-    measured = recorded_plans(device_name(target, device))
-    steps = [step for low in case.lowered(target.name) for step in low.program_by(measured).steps]
+    steps = [step for step, _ in _steps(case, device)]
     launches = sum(isinstance(step, Launch) and step.part <= 1 for step in steps)
     counts = {"library": sum(not isinstance(step, (Launch, LoopStep)) for step in steps)}
     counts["loop"] = sum(isinstance(step, LoopStep) for step in steps)
     return "+".join([str(launches), *(f"{count} {name}" for name, count in counts.items() if count)])
+
+
+# Launches and bytes of a call.
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """The launches of a call, and the bytes that they are expected to move; None if unknown."""
+
+    launches: int | None
+    moved: int | None
+
+    @property
+    def missing(self) -> str:
+        return " and ".join(name for name, figure in (("launches", self.launches), ("bytes", self.moved)) if figure is None)
+
+
+def _cost(case: BenchCase, provider: str, call: TimedCall, device: torch.device) -> _Cost:
+    counted = attempt(lambda: launches_of(call, device))
+    expected = attempt(lambda: _expected_cost(case, provider, device))
+    cost = _Cost(None, None) if isinstance(expected, Exception) else expected
+    return cost if counted is None or isinstance(counted, Exception) else replace(cost, launches=counted)
+
+
+def _expected_cost(case: BenchCase, provider: str, device: torch.device) -> _Cost:
+    if provider == "fusegen":
+        steps = _steps(case, device)
+        return _Cost(len(steps), sum(step.traffic.moved(sizes) for step, sizes in steps))
+    cost = case.eager_cost() if provider == "eager" else None
+    return _Cost(None, None) if cost is None else _Cost(cost.launches, cost.moved)
+
+
+def _unknown(costs: Mapping[str, _Cost]) -> list[str]:
+    """A sentence for each combination of missing figures."""
+    names: dict[str, list[str]] = {}
+    for name, cost in costs.items():
+        names.setdefault(cost.missing, []).append(name)
+    return [f"no {figures} of {' and '.join(names[figures])}: they cannot be counted here" for figures in names if figures]
+
+
+def _with_cost(timing: ProviderTiming, cost: _Cost | None) -> ProviderTiming:
+    return timing if cost is None else replace(timing, launches=cost.launches, moved_bytes=cost.moved)
+
+
+def launches_of(call: TimedCall, device: torch.device) -> int | None:
+    """The kernels that a call launches on a GPU, without copies and fills of memory; None if no profiler counts them."""
+    if device.type != "cuda":
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize(device)
+    kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    return sum(not event.name.startswith(("Mem", "Activity")) for event in kernels) or None
 
 
 # Device memory of a call beyond its arguments.

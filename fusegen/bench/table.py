@@ -9,10 +9,12 @@ from enum import Enum
 
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import BenchRecord, Change, Comparison, Environment, Latency, ProviderTiming, TimedCase
+from fusegen.units import human_bytes
 
 # The result of a case: fusegen against the fastest of the other providers.
 
 FUSEGEN, COPY = "fusegen", "copy"
+NOTHING = "–"
 
 LEVEL_SHARE = 0.02
 LEVEL_MICROSECONDS = 0.5
@@ -153,7 +155,76 @@ def comparison_table(comparison: Comparison) -> Table:
     return columns, [_change(change) for change in comparison.changes]
 
 
+_FIGURES = ("provider", "µs", "fastest–slowest", "launches", "moved", "peak MiB", "max error", "speed-up")
+
+
+def own_table(rows: Sequence[TimedCase]) -> Table:
+    """The figures of a user's own kernels, a line for each provider; the first line of a case names it."""
+    heads = [head for row in rows for head in [(row.case, row.shape, row.dtype)] + [("", "", "")] * (len(row.timings) - 1)]
+    lines = [line for row in rows for line in figures_table(row)[1]]
+    return ("case", "shape", "dtype", *_FIGURES), [(*head, *line) for head, line in zip(heads, lines, strict=True)]
+
+
+def figures_table(row: TimedCase) -> Table:
+    """The figures of a case, a line for each provider."""
+    return _FIGURES, [_figures(row, timing) for timing in row.timings]
+
+
+def text_lines(table: Table) -> list[str]:
+    """A table as aligned lines; the first column is on the left."""
+    lines = [table[0], *table[1]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first, *others = widths
+    return ["  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines]
+
+
+def worst_of_own(record: BenchRecord) -> TimedCase | None:
+    """The case of a user's kernel with a reproducer in which fusegen does worst against its fastest peer."""
+    rows = [row for row in record.rows if row.reproducer]
+    return min(rows, key=lambda row: judge(row).speedup or 0.0, default=None)
+
+
+def notes(record: BenchRecord) -> list[str]:
+    """The notes of all rows, each once; those of some of several rows name their cases."""
+    cases: dict[str, list[str]] = {}
+    for row in record.rows:
+        if row.note:
+            cases.setdefault(row.note, []).append(name_of(row))
+    own = sum(row.is_own for row in record.rows)
+    return [note if len(names) == own else f"{', '.join(names)}: {note}" for note, names in cases.items()]
+
+
+def _figures(row: TimedCase, timing: ProviderTiming) -> tuple[str, ...]:
+    moved = row.bytes if timing.provider == COPY else timing.moved_bytes
+    ours = times(row).get(FUSEGEN)
+    return (
+        timing.provider,
+        _time(timing),
+        spread(timing) or NOTHING,
+        NOTHING if timing.launches is None else str(timing.launches),
+        NOTHING if moved is None else human_bytes(moved),
+        mebibytes(timing),
+        NOTHING if timing.max_error is None else f"{timing.max_error:.1e}",
+        NOTHING if timing.provider in (FUSEGEN, COPY) else _ratio(times(row).get(timing.provider), ours, "{:.2f}×"),
+    )
+
+
+def spread(timing: ProviderTiming) -> str:
+    """The lowest and highest median of a round in µs; empty without a time."""
+    if timing.low is None or timing.high is None:
+        return ""
+    return f"{precise(timing.low)}–{precise(timing.high)}"
+
+
+def precise(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
 def _group_table(rows: Sequence[TimedCase]) -> Table:
+    if rows[0].is_own:
+        return own_table(rows)
     names = dict.fromkeys(timing.provider for row in rows for timing in row.timings)
     peers = [name for name in _ORDER if name in names]
     memory = [name for name in (FUSEGEN, *peers) if has_memory(rows, name)]
@@ -168,7 +239,7 @@ def has_memory(rows: Sequence[TimedCase], provider: str) -> bool:
 
 def mebibytes(timing: ProviderTiming | None) -> str:
     """The peak memory of a call in MiB."""
-    return "–" if timing is None or timing.peak_bytes is None else f"{timing.peak_bytes / 2**20:.0f}"
+    return NOTHING if timing is None or timing.peak_bytes is None else f"{timing.peak_bytes / 2**20:.0f}"
 
 
 def _row(row: TimedCase, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ...]:
@@ -178,20 +249,20 @@ def _row(row: TimedCase, peers: Sequence[str], memory: Sequence[str]) -> tuple[s
         row.case,
         row.shape,
         row.dtype,
-        row.launches or "–",
+        row.launches or NOTHING,
         _time(ours),
         rate(row, time),
         _ratio(row.microseconds(COPY), time, "{:.0%}"),
         *(_time(row.timing(name)) for name in peers),
         *(mebibytes(row.timing(name)) for name in memory),
         _ratio(None if best is None else best.microseconds, time, "{:.2f}×"),
-        "–" if ours is None or ours.difference is None else f"{ours.difference:.1e}",
-        "–" if best is None else f"{best.provider}: {best.what}",
+        NOTHING if ours is None or ours.difference is None else f"{ours.difference:.1e}",
+        NOTHING if best is None else f"{best.provider}: {best.what}",
     )
 
 
 def _latency(latency: Latency) -> tuple[str, ...]:
-    later = f"{latency.call_us:.1f}", "–" if latency.eager_us is None else f"{latency.eager_us:.1f}"
+    later = f"{latency.call_us:.1f}", NOTHING if latency.eager_us is None else f"{latency.eager_us:.1f}"
     ratio = _ratio(latency.call_us, latency.eager_us, "{:.2f}")
     return latency.case, _milliseconds(latency.cold_ms), _milliseconds(latency.warm_ms), *later, ratio
 
@@ -204,7 +275,7 @@ def _change(change: Change) -> tuple[str, ...]:
 def rate(row: TimedCase, microseconds: float | None) -> str:
     """Operations or bytes per second, as text."""
     if not microseconds:
-        return "–"
+        return NOTHING
     if row.flops is not None:
         speed = row.flops / microseconds
         return f"{speed / 1e6:.0f} TFLOP/s" if speed >= 1e6 else f"{speed / 1e3:.0f} GFLOP/s"
@@ -224,12 +295,12 @@ def _time(timing: ProviderTiming | None) -> str:
 
 
 def _milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    return NOTHING if value is None else f"{value:.1f}"
 
 
 def _microseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+    return NOTHING if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
 
 
 def _ratio(above: float | None, below: float | None, form: str) -> str:
-    return form.format(above / below) if above and below else "–"
+    return form.format(above / below) if above and below else NOTHING

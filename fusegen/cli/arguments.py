@@ -62,6 +62,16 @@ def add_inputs(parser: argparse.ArgumentParser, several: str = "") -> None:
     )
 
 
+def add_calls(parser: argparse.ArgumentParser, purpose: str) -> None:
+    call_help = f"argument shapes of one call to {purpose}; may be repeated (x=1x4096:bf16,w=4096); --shape applies to all calls"
+    parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
+
+
+def shapes_of_calls(options: argparse.Namespace) -> list[tuple[str, ...]]:
+    """The shapes of each ``--call``, after those of ``--shape``; one call without ``--call``."""
+    return [(*options.shape, *(call.split(",") if call else ())) for call in options.call or [None]]
+
+
 def lowered(options: argparse.Namespace) -> tuple[NamedKernel, dict[str, Any], Lowered]:
     """The kernel that the options name, its arguments, and the lowered kernel.
 
@@ -319,7 +329,8 @@ def are_user_kernels(names: Sequence[str], options: argparse.Namespace, of_prebu
     if own and prebuilt:
         what = f"{own[0]} is your own kernel, and {prebuilt[0]} is a prebuilt one with fixed cases"
         raise ArgumentError(what, hint="run the command once for each")
-    if not own and (option := next((option for option in ("shape", "arg") if getattr(options, option)), None)):
+    of_own = ("shape", "arg", "call", "backward")
+    if not own and (option := next((option for option in of_own if vars(options).get(option)), None)):
         what = f"--{option} applies to your own kernels: prebuilt ones have fixed cases"
         raise ArgumentError(what, hint="name your kernel, as in path/to/file.py:kernel")
     if own and (option := next((option for option in of_prebuilt if getattr(options, option)), None)):

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
-from fusegen.bench.case import OWN_PROVIDERS, BenchCase, user_kernel_case
+from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.providers import PROVIDERS, ChosenProviders, Provider, choose
+from fusegen.bench.providers import PROVIDERS, Provider, choose
 from fusegen.bench.record import (
     FORMAT,
     BenchRecord,
@@ -28,20 +28,22 @@ from fusegen.bench.record import (
 )
 from fusegen.bench.report import write_report
 from fusegen.bench.run import earlier_record, is_measured, run_case, with_row
-from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
-from fusegen.cli.arguments import add_inputs, are_user_kernels, chosen_device, kernel_calls
-from fusegen.cli.load import load_all
+from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table, notes, worst_of_own
+from fusegen.cli.arguments import KernelCall, add_calls, add_inputs, are_user_kernels, chosen_device, kernel_calls, shapes_of_calls
+from fusegen.cli.load import file_of, load_all, location_of
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
+from fusegen.own.case import UserKernelCase, own_providers, user_kernel_case
+from fusegen.own.reproducer import reproducer
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
-_TIMING_OPTIONS = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "dtype")
+_TIMING_OPTIONS = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "call", "backward", "dtype")
 """Options that select what is timed."""
 
-_TEXT_COLUMNS = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
+_TEXT_COLUMNS = ("group", "case", "shape", "dtype", "provider", "called", "best peer", "slower")
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +54,9 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     dtype_help = "dtype of your kernel's tensors without one in --shape (default: a module's own, else bf16; f32 on a CPU)"
     parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
     add_inputs(parser)
+    add_calls(parser, "time")
+    backward_help = "time your kernel and the gradients of its float arguments, forward and backward pass together"
+    parser.add_argument("--backward", action="store_true", help=backward_help)
     parser.add_argument("--providers", metavar="A,B,C", help=f"implementations to time, from {providers} (default: all available)")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record in this file, case by case")
     parser.add_argument("--resume", action="store_true", help="keep the cases that --out already stores, and time the others")
@@ -124,9 +129,8 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
     if are_user_kernels(options.names, options, _CASE_OPTIONS):
-        chosen = _choose_for_own(providers, device)
-        kernels = kernel_calls(load_all(options.names, options), options, options.dtype, target_of(device))
-        cases: tuple[BenchCase, ...] = tuple(user_kernel_case(call.name, call.kernel, call.arguments, device) for call in kernels)
+        chosen = own_providers(providers, device)
+        cases: tuple[BenchCase, ...] = _own_cases(options, device)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
@@ -197,6 +201,11 @@ def _print(record: BenchRecord, comparison: Comparison | None, terminal: Termina
     _print_table(terminal, *latency_table(record))
     for row in record.rows:
         _print_errors(row, terminal)
+    for note in notes(record):
+        terminal.line(note)
+    if worst := worst_of_own(record):
+        terminal.title(f"to repeat {worst.case} {worst.shape} in this folder")
+        terminal.code(worst.reproducer or "", "python")
     if comparison is not None:
         _print_comparison(comparison, terminal)
 
@@ -228,16 +237,31 @@ _CASE_OPTIONS = ("group", "latency")
 """Options that select the benchmark's own cases."""
 
 
-def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
-    """The named providers; by default all on this device that can compute any kernel.
+def _own_cases(options: argparse.Namespace, device: torch.device) -> tuple[UserKernelCase, ...]:
+    """A case for each kernel and call.
 
     Raises:
-        ArgumentError: as for `choose`; or a provider computes only certain prebuilt kernels.
+        ArgumentError: as for `kernel_calls` and `user_kernel_case`.
     """
-    chosen = choose(names, device)
-    if names is None:
-        missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
-        return ChosenProviders(tuple(provider for provider in chosen.providers if provider.name in OWN_PROVIDERS), missing)
-    if unfit := [provider.name for provider in chosen.providers if provider.name not in OWN_PROVIDERS]:
-        raise ArgumentError(f"{unfit[0]} cannot compute your own kernels", hint=f"--providers {','.join(OWN_PROVIDERS)}")
-    return chosen
+    kernels = load_all(options.names, options)
+    calls = [
+        call
+        for shapes in shapes_of_calls(options)
+        for call in kernel_calls(kernels, argparse.Namespace(**vars(options) | {"shape": shapes}), options.dtype, target_of(device))
+    ]
+    return tuple(
+        replace(
+            user_kernel_case(call.name, call.kernel, call.arguments, device, backward=options.backward),
+            reproducer=_reproducer(call, kernels[call.name].name, device, backward=options.backward),
+        )
+        for call in calls
+    )
+
+
+def _reproducer(call: KernelCall, only: str, device: torch.device, *, backward: bool) -> str:
+    """The program that repeats a measurement; ``only`` is the name of a file's only kernel."""
+    location, attribute = location_of(call.name)
+    file = file_of(call.name)
+    folder, module = (".", location) if file is None else (str(file.parent), file.stem)
+    imported = folder, module, attribute or only
+    return reproducer(imported, call.kernel.function, call.arguments, device, backward=backward)

@@ -22,7 +22,7 @@ from fusegen.bundle.manifest import BuiltKernel, BuiltVariant, Manifest, Request
 from fusegen.bundle.programs import temporary_folder
 from fusegen.bundle.update import OpenFolder, open_folder
 from fusegen.bundle.wheel import PackageSpec, store, wheel_of_bundle, wheel_of_extension
-from fusegen.cli.arguments import add_inputs, chosen_target
+from fusegen.cli.arguments import add_calls, add_inputs, chosen_target, shapes_of_calls
 from fusegen.cli.build_folder import FolderBuild, described, portable_name, request_of
 from fusegen.cli.build_model import BuiltModel, built_models, traced_model
 from fusegen.cli.load import is_location, load
@@ -77,8 +77,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", metavar="DTYPES", action="append", help=dtype_help)
     add_inputs(parser)
-    call_help = "argument shapes of one call to build for; may be repeated (x=1x4096:bf16,w=4096); --shape applies to all calls"
-    parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
+    add_calls(parser, "build for")
 
 
 @dataclass(frozen=True)
@@ -383,11 +382,11 @@ def _calls(options: argparse.Namespace, targets: Sequence[Target]) -> list[Reque
             kernel=name,
             target=target.name,
             dtype=dtype or "",
-            shapes=(*options.shape, *(call.split(",") if call else ())),
+            shapes=shapes,
             arguments=tuple(options.arg),
             cpu=(options.cpu or "") if target.backend is Backend.CPU else "",
         )
-        for name, target, dtype, call in product(options.kernel, targets, _words(options.dtype), options.call or [None])
+        for name, target, dtype, shapes in product(options.kernel, targets, _words(options.dtype), shapes_of_calls(options))
     ]
 
 

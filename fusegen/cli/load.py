@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import nn
 
-from fusegen.api import Kernel, Method
+from fusegen.api import Kernel
 from fusegen.cli.terminal import user_file_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError
+from fusegen.own.case import declared_kernel, fresh_kernel
 from fusegen.specs import Spec, find, is_prebuilt
 
 _SUFFIX = ".py"
@@ -57,8 +58,9 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Nam
     """
     imported = dict[str, ModuleType]()
     kernels = {name: load(name, imported) for name in dict.fromkeys(names)}
-    if len(kernels) > 1 and (options.shape or options.arg):
-        raise ArgumentError("--shape and --arg describe one kernel", hint="name one kernel per command")
+    given = next((option for option in ("shape", "arg", "call") if vars(options).get(option)), None)
+    if len(kernels) > 1 and given is not None:
+        raise ArgumentError(f"--{given} describes one kernel", hint="name one kernel per command")
     return kernels
 
 
@@ -136,18 +138,18 @@ def _import(location: str, action: Callable[[], ModuleType]) -> ModuleType:
 
 
 def _in_module(module: ModuleType, location: str, attribute: str) -> NamedKernel:
-    names = [name for name, value in vars(module).items() if _declared(value) is not None]
+    names = [name for name, value in vars(module).items() if declared_kernel(value) is not None]
     if not attribute and len(names) == 1:
         attribute = names[0]
     value = value_at(module, attribute) if attribute else None
-    kernel = _declared(value)
+    kernel = declared_kernel(value)
     owner, _, name = attribute.rpartition(".")
     if kernel is not None and owner and inspect.isclass(value_at(module, owner)):
         raise ArgumentError(
             f"{attribute} in {location} is a method of a class", hint=f"name the method of an object: {location}:OBJECT.{name}"
         )
     if kernel is not None:
-        return NamedKernel(name, _fresh(kernel))
+        return NamedKernel(name, fresh_kernel(kernel))
     if callable(value):
         what = f"{attribute} in {location} is a {type(value).__name__}, not a kernel"
         raise ArgumentError(what, hint=_how_to_declare(attribute, value))
@@ -159,20 +161,6 @@ def value_at(module: ModuleType, path: str) -> object:
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
-
-
-def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
-    """Returns the kernel in a value: a declared kernel, a method of an object, or a module's forward; else None."""
-    declared = getattr(value, "_kernel", None) if isinstance(value, nn.Module) else None
-    if isinstance(declared, Kernel):
-        return Method(declared, value)
-    return value if isinstance(value, (Kernel, Method)) else None
-
-
-def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
-    """Returns a kernel without the calls that the file made at import: these could turn further sizes into run-time values."""
-    kernel = declared.kernel if isinstance(declared, Method) else declared
-    return kernel.fresh(declared.function)
 
 
 def _how_to_declare(name: str, value: object) -> str:

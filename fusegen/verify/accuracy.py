@@ -12,7 +12,7 @@ against torch in float32, rounded once, or has no error where eager is right.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ _INVISIBLE = 1 / 64  # units in the last place: both results round alike, except
 _MEANINGLESS = 0.125  # fraction of the result's root mean square: with a larger error, the result is meaningless
 _MISROUNDED_RATIO = 1.25  # times eager's count: one scale of a tensor moves many numbers across a rounding boundary
 _MISROUNDED = 1e-3  # fraction of 8-bit elements that may be one step off, across a rounding boundary
+
+_ZERO = 1e-12  # fraction of the largest result below which one is only float64's rounding, such as a gradient that is zero
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,23 @@ def _repetitions(exact: Tensor) -> int:
 def _differs_in_kind(left: Tensor, right: Tensor) -> Tensor:
     """True at elements that differ in being NaN, infinite (with sign) or finite."""
     return ~((left == right) | (left.isfinite() & right.isfinite()) | (left.isnan() & right.isnan()))
+
+
+def relative_errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float | None]:
+    """The greatest error of each result over elements where both are finite, relative to the root mean square of the exact result;
+    None for integers. The error of a result that is zero but for rounding is relative to the largest one."""
+    scales = [_rms(e.double()[e.isfinite()]) for e in exact]
+    largest = max(scales, default=0.0)
+    scales = [scale if scale > _ZERO * largest else largest for scale in scales]
+    pairs = zip(results, exact, scales, strict=True)
+    return [_relative_error(r, e.double(), scale) if r.is_floating_point() else None for r, e, scale in pairs]
+
+
+def _relative_error(got: Tensor, exact: Tensor, scale: float) -> float:
+    got = got.double()
+    finite = got.isfinite() & exact.isfinite()
+    error = _greatest((got[finite] - exact[finite]).abs())
+    return error / scale if scale else error
 
 
 class _Comparison:

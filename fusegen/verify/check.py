@@ -31,6 +31,7 @@ from fusegen.trace import inlined
 from fusegen.verify.accuracy import Errors, Verdict, judge_any
 from fusegen.verify.cases import Case, DataValues, TensorLayout, draw
 from fusegen.verify.lowering import LoweredCase
+from fusegen.verify.work import require_minute
 
 TensorFunction = Callable[..., Any]
 
@@ -75,7 +76,7 @@ class Outcome:
 # Reference results by torch and the oracle.
 
 
-class _Call:
+class CheckedCall:
     """A call of a kernel, and its traced graph. An empty call, which torch handles, has no variant.
 
     Its operands are contiguous: strides do not affect the reference, and cuBLAS makes illegal accesses at strides of 2^30.
@@ -94,7 +95,7 @@ class _Call:
         self.device, self.function, self.approximate = device, inlined(kernel.function), kernel.options.fast_math
         self.name, parameters = kernel.function.__name__, dispatcher.parameters
         self.given = dict(zip(parameters.emitted_names, parameters.user_names, strict=True))
-        self.graph = None if variant is None else variant.traced
+        self.variant, self.graph = variant, None if variant is None else variant.traced
         self.written, self.puts = tuple(kernel.options.mutates), dict[str, int]()
         if variant is not None:
             self.captured = dict(zip(variant.state.names, captured, strict=True))
@@ -126,12 +127,46 @@ class _Call:
         if self.graph is None:
             return _Reference(eager, [result.double() for result in eager], values, is_empty=True)
         graph, positions = self.graph, (*self.graph.outputs, *self.puts.values())
+        ancestors = [[graph.nodes[p] for p in (*graph.ancestors[position], position)] for position in positions]
+        return _Reference(eager, self.exact_results(), values, ancestors, cache(self._wider), self.approximate)
+
+    def require_time(self) -> None:
+        """Raises `ArgumentError` if the float64 reference would take more than a minute on a CPU."""
+        if self.device.type == "cpu" and self.variant is not None:
+            require_minute(self.name, self.traced, self.variant.planned.program, self.sizes, self.given)
+
+    def exact_results(self) -> list[Tensor]:
+        """The results in float64, before they are rounded, then the final contents of the arguments that it mutates."""
+        graph = self.traced
         unrounded = replace(graph, outputs=tuple(_before_rounding(graph, p) for p in graph.outputs))
         values_by_node = evaluate(unrounded, self.inputs, self.scalars, sizes=self.sizes, device=self.device)
         exact = dict(zip((*unrounded.outputs, *unrounded.writes), values_by_node, strict=True))
-        ancestors = [[graph.nodes[p] for p in (*graph.ancestors[position], position)] for position in positions]
-        exacts = [exact[p] for p in (*unrounded.outputs, *self.puts.values())]
-        return _Reference(eager, exacts, values, ancestors, cache(self._wider), self.approximate)
+        return [exact[p] for p in (*unrounded.outputs, *self.puts.values())]
+
+    def exact_gradients(self, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """The gradients in float64 by the inputs ``wrt``, for the gradients ``seeds`` of the results."""
+        return differentiate(self.traced, self.inputs, self.scalars, wrt, seeds, sizes=self.sizes, device=self.device)
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """The inputs that get a gradient: float arguments, and captured tensors that require one."""
+        inputs = self.inputs
+        floats = [n for n in inputs if inputs[n].is_floating_point()]
+        wrt = [n for n in floats if n not in self.captured or self.captured[n].requires_grad]
+        return differentiated_inputs(self.traced, wrt)
+
+    def seeds(self, wrt: Sequence[str]) -> list[Tensor | None]:
+        """Random gradients of the results, always the same; None for results that do not depend on the inputs ``wrt``."""
+        generator = torch.Generator(self.device).manual_seed(1)
+        active = differentiated_results(self.traced, wrt)
+        nodes = [self.traced.nodes[position] for position in self.traced.outputs]
+        shapes = [tuple(formula(dim)(self.sizes) for dim in node.shape) for node in nodes]
+        return [
+            torch.randn(shape, dtype=node.dtype.compute.torch, device=self.device, generator=generator).to(node.dtype.torch)
+            if is_active
+            else None
+            for shape, node, is_active in zip(shapes, nodes, active, strict=True)
+        ]
 
     def _wider(self) -> list[Tensor]:
         widened = {n: v.float() if isinstance(v, Tensor) and _is_computed(v.dtype) else v for n, v in self.arguments.items()}
@@ -235,12 +270,12 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _measured(spec: Spec, case: Case, lowered: LoweredCase, device: torch.device) -> tuple[Arguments, _Call, _Reference]:
+def _measured(spec: Spec, case: Case, lowered: LoweredCase, device: torch.device) -> tuple[Arguments, CheckedCall, _Reference]:
     """The arguments and torch's results; retries after freeing memory of earlier cases."""
 
-    def measured() -> tuple[Arguments, _Call, _Reference]:
+    def measured() -> tuple[Arguments, CheckedCall, _Reference]:
         arguments = case_arguments(case, device)
-        call = _Call(spec.kernel, lowered.dispatcher, lowered.variant, arguments, (), device)
+        call = CheckedCall(spec.kernel, lowered.dispatcher, lowered.variant, arguments, (), device)
         return arguments, call, call.reference(call.results(call.function, call.arguments), case.values)
 
     try:
@@ -275,7 +310,7 @@ def case_arguments(case: Case, device: torch.device) -> Arguments:
     return {name: real(name, value) for name, value in case.arguments.items()}
 
 
-def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: _Call, reference: _Reference) -> Iterator[Outcome]:
+def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: CheckedCall, reference: _Reference) -> Iterator[Outcome]:
     known: dict[tuple[tuple[str, ...], str], Outcome] = {}
     for lowered in prepared:
         key = lowered.digests, lowered.launches
@@ -284,7 +319,7 @@ def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: _Call
         yield known[key]
 
 
-def _outcome(prepared: LoweredCase, arguments: Arguments, call: _Call, reference: _Reference) -> Outcome:
+def _outcome(prepared: LoweredCase, arguments: Arguments, call: CheckedCall, reference: _Reference) -> Outcome:
     try:
         results = call.results(lambda **named: prepared.run(named, call.device), arguments)
         _wait(call.device)
@@ -308,7 +343,7 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
         The outcome of each tensor, by name.
 
     Raises:
-        ArgumentError: the kernel draws random numbers, or has float64 results.
+        ArgumentError: the kernel draws random numbers, has float64 results, or would take more than a minute on a CPU.
         TraceError: the kernel cannot be traced.
         VerificationError: torch cannot run the function, or returns different results.
     """
@@ -320,17 +355,23 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
     return outcomes
 
 
-def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> dict[str, Outcome]:
+def own_call(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> CheckedCall:
+    """A call of a user's kernel; the arguments are on the device."""
     dispatcher = kernel._dispatcher
     variant, captured = kernel._variant(dispatcher, dispatcher.arguments((), arguments), target=None)
-    call = _Call(kernel, dispatcher, variant, arguments, captured, device)
-    _require_comparable(call, variant)
+    return CheckedCall(kernel, dispatcher, variant, arguments, captured, device)
+
+
+def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> dict[str, Outcome]:
+    call = own_call(kernel, arguments, device)
+    _require_comparable(call)
+    call.require_time()
     with without_tuning_records():
         return _own_results(kernel, call) | _own_gradients(kernel, call)
 
 
-def _require_comparable(call: _Call, variant: Variant) -> None:
-    if variant.program.call.draws:
+def _require_comparable(call: CheckedCall) -> None:
+    if call.variant is not None and call.variant.program.call.draws:
         message = f"{call.name} draws random numbers, which no other run reproduces"
         raise ArgumentError(message, hint="verify it without random numbers, or with fg.dropout(x, p, seed=…)")
     if any(call.traced.nodes[position].dtype.torch is torch.float64 for position in call.traced.outputs):
@@ -339,7 +380,7 @@ def _require_comparable(call: _Call, variant: Variant) -> None:
 
 
 @torch.no_grad()
-def _own_results(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
+def _own_results(kernel: TensorFunction, call: CheckedCall) -> dict[str, Outcome]:
     count = len(call.traced.outputs)
     names = ["result"] if count == 1 else [f"result {number}" for number in range(count)]
     names += [f"{name}, written to" for name in call.written]
@@ -347,38 +388,23 @@ def _own_results(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
     return _judged(call, names, call.results(kernel, call.arguments), reference)
 
 
-def _own_gradients(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
+def _own_gradients(kernel: TensorFunction, call: CheckedCall) -> dict[str, Outcome]:
     """Gradients of all float arguments, and of captured tensors that require one."""
-    graph, inputs = call.traced, call.inputs
-    floats = [n for n in inputs if inputs[n].is_floating_point()]
-    wrt = differentiated_inputs(graph, [n for n in floats if n not in call.captured or call.captured[n].requires_grad])
-    if not wrt or graph.writes:
+    wrt = call.differentiated
+    if not wrt or call.traced.writes:
         return {}
     names = [f"gradient by {call.given.get(name, name)}" for name in wrt]
-    seeds = _seeds(call, wrt)
+    seeds = call.seeds(wrt)
     try:
         got = _gradients_of(kernel, call, wrt, seeds)
     except (GradientError, TraceError) as error:
         return {"gradients": Outcome(skipped=error.one_line)}
     eager = _of_torch(call, lambda: _gradients_of(call.function, call, wrt, seeds))
-    exact = differentiate(graph, inputs, call.scalars, wrt, seeds, sizes=call.sizes, device=call.device)
+    exact = call.exact_gradients(wrt, seeds)
     return _judged(call, names, got, _Reference(eager, exact, approximate=call.approximate))
 
 
-def _seeds(call: _Call, wrt: Sequence[str]) -> list[Tensor | None]:
-    generator = torch.Generator(call.device).manual_seed(1)
-    active = differentiated_results(call.traced, wrt)
-    nodes = [call.traced.nodes[position] for position in call.traced.outputs]
-    shapes = [tuple(formula(dim)(call.sizes) for dim in node.shape) for node in nodes]
-    return [
-        torch.randn(shape, dtype=node.dtype.compute.torch, device=call.device, generator=generator).to(node.dtype.torch)
-        if is_active
-        else None
-        for shape, node, is_active in zip(shapes, nodes, active, strict=True)
-    ]
-
-
-def _gradients_of(function: TensorFunction, call: _Call, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> list[Tensor]:
+def _gradients_of(function: TensorFunction, call: CheckedCall, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> list[Tensor]:
     leaves = {name: call.inputs[name].detach().clone().requires_grad_() for name in wrt if name not in call.captured}
     arguments = {**call.arguments, **{call.given[name]: leaf for name, leaf in leaves.items()}}
     with torch.enable_grad():
@@ -390,7 +416,7 @@ def _gradients_of(function: TensorFunction, call: _Call, wrt: Sequence[str], see
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, computed, strict=True)]
 
 
-def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+def _of_torch(call: CheckedCall, run: Callable[[], list[Tensor]]) -> list[Tensor]:
     try:
         return run()
     except FusegenError:
@@ -400,7 +426,7 @@ def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
         raise VerificationError(message, hint="call the plain function with these arguments") from error
 
 
-def _judged(call: _Call, names: list[str], got: Sequence[Tensor], reference: _Reference) -> dict[str, Outcome]:
+def _judged(call: CheckedCall, names: list[str], got: Sequence[Tensor], reference: _Reference) -> dict[str, Outcome]:
     if not len(names) == len(got) == len(reference.eager) == len(reference.exact):
         message = f"{call.name} returns {len(got)} tensors, torch {len(reference.eager)}"
         raise VerificationError(message, hint="please report the declaration and its shapes")

@@ -17,8 +17,7 @@ from typing import TypeAlias
 from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS, TALL, moved_bytes
 from fusegen.bench.record import BenchRecord, CaseKey, read
-from fusegen.bench.report import NOTHING
-from fusegen.bench.table import COPY, JudgedCase, PeerResult, Table, heading, judge, name_of, times
+from fusegen.bench.table import COPY, NOTHING, JudgedCase, PeerResult, Table, heading, judge, name_of, times
 from fusegen.cli.terminal import Terminal
 
 Measured: TypeAlias = tuple[float, JudgedCase]

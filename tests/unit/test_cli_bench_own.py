@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def untraceable(x):
 @fg.kernel
 def number(n: int):
     return n
+
+@fg.kernel
+def scaled(x, w, by: float = 2.0):
+    return F.layer_norm(x, x.shape[-1:], w) * by
+
+@fg.kernel
+def total(a, b, c, d, e, f, g, h, i, j, k):
+    return a + b + c + d + e + f + g + h + i + j + k
 """
 
 QUICK = ("bench", "--quick", "--device", "cpu", "--providers", "fusegen,eager,copy")
@@ -135,7 +144,7 @@ def test_a_record_is_stored_where_it_is_asked_for(run: Run, tmp_path: Path) -> N
     assert run(*words).code == 0
     stored = path.read_text()
     assert run(*words, "--resume").code == 0 and path.read_text() == stored
-    assert run("bench", "--show", str(path)).out.count("mine.py:drop") == 1
+    assert run("bench", "--show", str(path)).out.partition("== to repeat")[0].count("mine.py:drop") == 1
 
 
 def test_torch_compile_takes_part_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +159,14 @@ MISTAKES = [
     (("mine.py:drop",), ("x of drop", "--shape x=")),
     (("mine.py:dorp", "--shape", "x=8"), ("no kernel 'dorp'", "mine.py:drop")),
     (("mine.py:number", "--arg", "n=3"), ("mine.py:number takes no tensor",)),
-    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape and --arg describe one kernel", "one kernel per command")),
+    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape describes one kernel", "one kernel per command")),
     (("mine.py:drop", "gelu", "--shape", "x=8"), ("mine.py:drop is your own kernel, and gelu is a prebuilt one", "for each")),
     (("gelu", "--shape", "x=8"), ("--shape applies to your own kernels", "path/to/file.py:kernel")),
     (("--arg", "x=8"), ("--arg applies to your own kernels",)),
+    (("gelu", "--call", "x=8"), ("--call applies to your own kernels",)),
+    (("gelu", "--backward"), ("--backward applies to your own kernels",)),
+    (("mine.py:drop", "mine.py:add", "--call", "x=8"), ("--call describes one kernel", "one kernel per command")),
+    (("mine.py:add", "--shape", "x=8x64", "y=8x64", "--backward"), ("mine.py:add writes to x", "forward pass alone")),
     (("gelu", "--dtype", "f32"), ("--dtype applies to your own kernels",)),
     (("mine.py:drop", "--shape", "x=8", "--dtype", "f31"), ("f31", "bf16")),
     (("mine.py:drop", "--shape", "x=8", "--group", "public"), ("--group", "leave it out")),
@@ -184,3 +197,66 @@ def test_a_provider_of_other_kernels_is_refused(run: Run, monkeypatch: pytest.Mo
 def test_what_cannot_be_traced_is_said_as_by_show(run: Run) -> None:
     refused = run(*QUICK, "mine.py:untraceable", "--shape", "x=8x64")
     assert refused.code == 1 and refused.err == run("show", "mine.py:untraceable", "--shape", "x=8x64", "--target", "cpu").err
+
+
+def test_each_call_is_a_row(run: Run) -> None:
+    words = ("mine.py:scaled", "--shape", "w=64", "--call", "x=8x64", "--call", "x=16x64:f16", "--json")
+    rows = json.loads(run(*QUICK, *words).out)["rows"]
+    assert [row["shape"] for row in rows] == ["x=8x64 w=64", "x=16x64 w=64:f32"]
+
+
+def test_a_provider_has_launches_bytes_and_an_error(run: Run) -> None:
+    row = row_of(run, "mine.py:scaled", "--shape", "x=512x64", "w=64")
+    ours, eager, _ = row["timings"]
+    assert (ours["launches"], eager["launches"]) == (1, 2), "a norm and a product"
+    assert ours["moved_bytes"] == row["bytes"] < eager["moved_bytes"]
+    assert 0 < ours["max_error"] < 1e-5 and 0 < eager["max_error"] < 1e-5
+    assert ours["peak_bytes"] is None and "no peak memory: torch does not count it on a CPU" in row["note"]
+
+
+def test_gradients_are_timed_and_compared(run: Run) -> None:
+    row = row_of(run, "mine.py:scaled", "--shape", "x=512x64", "w=64", "--backward")
+    ours, eager, _ = row["timings"]
+    assert row["group"] == "own backward" and row["bytes"] == 2 * (2 * 512 * 64 + 64) * 4 + (512 * 64 + 64) * 4
+    assert 1 < ours["launches"] < eager["launches"] and ours["difference"] < 1e-5 and ours["max_error"] < 1e-5
+
+
+def test_captured_tensors_have_gradients(run: Run) -> None:
+    (Path("layer.py")).write_text("import torch, fusegen as fg\nnorm = fg.kernel(torch.nn.LayerNorm(64))\n")
+    assert row_of(run, "layer.py", "--shape", "input=8x64", "--backward")["timings"][0]["max_error"] < 1e-5
+
+
+def test_integers_alone_have_no_gradients(run: Run) -> None:
+    refused = run(*QUICK, "mine.py:scaled", "--shape", "x=8x64:i32", "w=64:i32", "--backward")
+    assert refused.code and refused.err.count("\n") == 1 and "·" in refused.err
+
+
+def test_random_results_have_no_error(run: Run) -> None:
+    row = row_of(run, "mine.py:drop", "--shape", "x=8x64")
+    assert "no error: the results are random" in row["note"] and row["timings"][0]["max_error"] is None
+
+
+def test_a_reproducer_repeats_the_measurement(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.compile", lambda function, dynamic: function)
+    scaled = ("mine.py:scaled", "--shape", "x=8x64", "w=64", "--arg", "by=0.5", "--backward")
+    for words in (scaled, ("mine.py:total", "--shape", *(f"{letter}=8x64" for letter in "abcdefghijk"))):
+        with case(words):
+            row = row_of(run, *words)
+            program = row["reproducer"]
+            assert len(program.splitlines()) <= 15
+            monkeypatch.syspath_prepend(".")
+            sys.modules.pop("mine", None)
+            exec(program, {})
+            assert f"{row['timings'][0]['max_error']:.1e}" in capsys.readouterr().out
+    sys.modules.pop("mine", None)
+
+
+def test_figures_stay_in_the_record_and_its_page(run: Run) -> None:
+    words = ("mine.py:scaled", "--call", "x=8x64,w=64", "--call", "x=16x64,w=64", "--out", "run.json")
+    assert run(*QUICK, *words).code == 0
+    shown = run("bench", "--show", "run.json", "--report", "run.html").out
+    assert shown.count("importlib.import_module('mine').scaled") == 1, "one is printed, for the worst case"
+    page = Path("run.html").read_text()
+    assert page.count("<svg") == 2 and page.count("<pre>") == 2 and "script" not in page

@@ -167,7 +167,7 @@ def test_mistakes(run: Run) -> None:
         ((), "no kernel is named"),
         (("sotfmax",), "softmax"),
         (("mine.py:soft",), "--shape x="),
-        (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape and --arg describe one kernel"),
+        (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape describes one kernel"),
         ((*WORDS[1:], "--shape", "y=1,2,3", "z=1,2"), "different lengths"),
         ((*WORDS[1:], "--target", "sm_90a"), "--list and --pin"),
         ((*LISTED[1:], "--pin", "a plan"), "no candidate 'a plan'"),

@@ -12,6 +12,7 @@ import torch
 from fusegen.cli import verify
 from fusegen.ir.graph import Graph
 from fusegen.ir.reference import differentiate
+from fusegen.verify import work
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -207,3 +208,12 @@ def test_what_fails_is_one_line(run: Run) -> None:
         with case(words):
             refused = run("verify", *words)
             assert refused.code == 1 and refused.out == "" and part in refused.err.splitlines()[-1]
+
+
+def test_sizes_that_take_too_long_are_refused_with_smaller_ones(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "LIMIT", 1.0)
+    refused = run("verify", "mine.py:seeded", "--shape", "x=65536x64")
+    assert refused.code == 2 and "comparing seeded with float64 at these sizes takes about" in refused.err
+    smaller = refused.err.partition("--shape ")[2].partition(",")[0]
+    assert smaller.startswith("x=") and smaller.endswith("x64:f32")
+    assert run("verify", "mine.py:seeded", "--shape", smaller).code == 0

@@ -17,6 +17,7 @@ NAMES = [
     "Vjp",
     "Workspace",
     "__version__",
+    "benchmark",
     "cuda_graph",
     "dropout",
     "find",
