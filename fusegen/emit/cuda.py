@@ -160,6 +160,8 @@ _APART = "__device__ __noinline__"
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
     """Returns the source of a launch's kernel, with the primitives that its math and pipeline use."""
     kernel = launch.kernel
+    if len(re.findall(r"\bblocks\b", code_of(pipeline))) == 1:
+        pipeline = pipeline.replace(f"{_BLOCKS}, ", "", 1)  # a part that does not read the number of its blocks
     return Source(
         name=kernel.name,
         entry=entry(kernel),
@@ -181,13 +183,17 @@ def math_text(functions: Sequence[MathFunction]) -> str:
 PART = "run"
 """The name of a part's function, inside the part's namespace."""
 
+_BLOCKS = "i32 blocks"
+"""The parameter of a part that takes the number of its blocks."""
+
 
 def head(launch: Launch) -> dict[str, Any]:
     """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
-    bounds; ``leading`` are a part's first parameters; ``block`` and ``blocks`` are the block's number and the number of blocks."""
+    bounds; ``leading`` are a part's first parameters, of which `assemble` removes the number of blocks if nothing reads it;
+    ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
-    leading = ["i32 block", "i32 blocks"] if is_part else []
+    leading = ["i32 block", _BLOCKS] if is_part else []
     leading += ["u32* counter", "u32 ready", "u32 end"] if launch.waits else []
     return {
         "entry": entry(launch.kernel),
@@ -272,7 +278,10 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
             *kernel_parameters(whole.kernel),
             *(["i64 counter"] if whole.waits else []),
         ],
-        parts=[(name, PART, [*extra, *_arguments(part)]) for name, part, extra in zip(names, parts, sizes, strict=True)],
+        parts=[
+            (name, PART, [*extra, *_arguments(part)], _BLOCKS in source.pipeline)
+            for name, part, extra, source in zip(names, parts, sizes, sources, strict=True)
+        ],
         counters=COUNTERS if whole.waits else 0,
     )
     text = "\n".join([*own, pipeline])

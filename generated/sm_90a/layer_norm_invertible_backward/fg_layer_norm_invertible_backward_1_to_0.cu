@@ -8,7 +8,6 @@
 // registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/shared_address.cuh"
@@ -92,7 +91,7 @@ __device__ __forceinline__ i64 row_amax_i64_meet(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_ptr, bool* out_3_ptr) {
+__device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out_3_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block);
 
@@ -210,9 +209,9 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, const bf16* weight_ptr,
-        const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
-        float* partial_22_ptr, i64 y_dim0) {
+__device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr,
+        const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr,
+        i64 y_dim0) {
     const Index row_count = y_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
@@ -358,10 +357,9 @@ extern "C" __global__ void __launch_bounds__(128, 2)
 fg_layer_norm_invertible_backward_1_to_0(i64 blocks_1, const bf16* weight_ptr, bool* out_3_ptr, const bf16* dy_ptr,
         const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
         float* partial_22_ptr, i64 y_dim0) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), weight_ptr, out_3_ptr);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, weight_ptr, out_3_ptr);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr,
-            partial_22_ptr, y_dim0);
+    part_2::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr, partial_22_ptr,
+            y_dim0);
 }

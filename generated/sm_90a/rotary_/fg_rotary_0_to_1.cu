@@ -5,7 +5,6 @@
 // Grid ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -37,8 +36,8 @@ __device__ __forceinline__ void rotary_0(float q, float cos_, float q_other, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr,
-        i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+__device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, i64 q_dim0,
+        i64 q_dim1, i64 q_dim2) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 64;
@@ -106,8 +105,8 @@ __device__ __forceinline__ void rotary_1(float k_, float cos_, float k_other, fl
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* k_ptr,
-        i64 k_dim1, i64 q_dim0, i64 q_dim2) {
+__device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* sin_ptr, bf16* k_ptr, i64 k_dim1,
+        i64 q_dim0, i64 q_dim2) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = k_dim1 * q_dim0 * q_dim2 * 64;
@@ -163,10 +162,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* cos_ptr, 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_rotary_0_to_1(i64 blocks_1, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0,
         i64 q_dim1, i64 q_dim2, i64 k_dim1) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), cos_ptr, sin_ptr, q_ptr, q_dim0,
-            q_dim1, q_dim2);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, cos_ptr, sin_ptr, q_ptr, q_dim0, q_dim1, q_dim2);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, cos_ptr, sin_ptr, k_ptr, k_dim1, q_dim0, q_dim2);
+    part_2::run(block, cos_ptr, sin_ptr, k_ptr, k_dim1, q_dim0, q_dim2);
 }
