@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
+from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import BANKS, LoweredKernel
@@ -45,7 +48,9 @@ def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, bo
     return assemble(launch, target, math, pipeline)
 
 
-def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
+def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: RowBody) -> Source:
+    repeats = rolled(whole)
+    body = replace(whole, phases=repeats.phases)
     touched = [*row_accesses(body), *write_accesses(body)]
     offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
@@ -69,6 +74,8 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
         checks=checks.vec,
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
+        titles=repeats.titles,
+        loops=repeats.loops,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=kinds(r for p in body.phases for r in p.reductions),
         segment_kinds=kinds(of_segments),
