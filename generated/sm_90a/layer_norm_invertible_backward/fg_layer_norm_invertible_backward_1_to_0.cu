@@ -72,6 +72,7 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 largest_offset = 0;  // in shared memory, in bytes
 
 // Writes a warp's partial result to shared memory; after a barrier, row_amax_i64_meet combines those of all warps.
 template <typename Scratch>
@@ -118,9 +119,9 @@ __device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_i64_combine(largest_of[k], largest_of[k + half]);
     }
     i64 largest = largest_of[0];
-    row_amax_i64_leave(largest, shared_array<i64>(0));
+    row_amax_i64_leave(largest, shared_array<i64>(largest_offset));
     block_sync();
-    largest = row_amax_i64_meet(shared_array<i64>(0));
+    largest = row_amax_i64_meet(shared_array<i64>(largest_offset));
 
     // Phase 2 of 2: computes rounded; writes out_3.
     const bool rounded = rounded_2_of_layer_norm_invertible_backward_1(largest);
@@ -190,6 +191,10 @@ constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 64;
+constexpr i32 dy_offset = 128;
+constexpr i32 y_offset = 32896;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -224,8 +229,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
-    auto dy_staged = shared_array<bf16>(128);
-    auto y_staged = shared_array<bf16>(32896);
+    auto dy_staged = shared_array<bf16>(dy_offset);
+    auto y_staged = shared_array<bf16>(y_offset);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -301,11 +306,11 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
-        row_sum_f32_leave(total_2, shared_array<float>(64) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
+        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
-        total_2 = row_sum_f32_meet(shared_array<float>(64) + turn * WARPS);
+        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
+        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset) + turn * WARPS);
 
         // Phase 2 of 2: computes mean, mean_2; writes out_0.
         float mean;
