@@ -96,7 +96,7 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 input_dim0) {
+fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 

@@ -79,8 +79,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_18_ptr,
-        i64 input_dim0) {
+fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_18_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 

@@ -86,8 +86,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 input_dim0,
-        double eps) {
+fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 

@@ -93,7 +93,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(256, 4)
 fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr,
-        bf16* out_ptr, i64 x_dim0, double eps) {
+        bf16* out_ptr, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 

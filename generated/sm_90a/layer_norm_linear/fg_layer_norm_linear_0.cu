@@ -88,7 +88,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* value_17_ptr,
-        i64 x_dim0, double eps) {
+        double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 

@@ -99,7 +99,7 @@ __device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass
 
 extern "C" __global__ void __launch_bounds__(128, 1)
 fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_ptr, bf16* result_0_ptr,
-        i64 block_rows_0, i64 block_start_0) {
+        i64 block_start_0) {
     wait_for_previous();
     const Index column_count = 32000;
     const i32 thread = thread_id();

@@ -109,7 +109,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_log_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
+fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 

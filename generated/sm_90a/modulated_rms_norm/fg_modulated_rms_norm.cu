@@ -85,8 +85,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(192, 5)
-fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0,
-        double eps) {
+fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, double eps) {
     const Index column_count = 4096;
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
