@@ -266,7 +266,11 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
     large = [part for part in parts if not has_one_block(part)]  # registers must leave room for their blocks
     names = [f"part_{part.part}" for part in parts]
     sizes = [[f"size_{part.part}_{number}" for number in range(len(part.extra))] for part in parts]
-    own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
+    texts: dict[str, str] = {}
+    for number, source in enumerate(sources):  # a part with the text of an earlier one takes its namespace
+        names[number] = next((name for name, text in texts.items() if _is_alike(text, source.kernel_text)), names[number])
+        texts.setdefault(names[number], source.kernel_text)
+    own = [f"namespace {name} {{\n{text}}}  // {name}\n" for name, text in texts.items()]
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
@@ -295,6 +299,22 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         math="\n".join(own),
         pipeline=section("Parts", fitted(pipeline)),
     )
+
+
+_TOKEN = re.compile(r"\w+|\S")
+_DECLARED = re.compile(r"\b(?:void|bool|float|double|auto|Index|[iu]\d+|b?f\d\w*)(?:\s*\(?[*&]\s*|\s+)(\w+)")
+_QUOTE = re.compile(r"// +\d+: .*")
+
+
+def _is_alike(text: str, other: str) -> bool:
+    """True if two parts quote the same source lines and differ only in names that they declare."""
+    tokens, others = (_TOKEN.findall(code_of(part)) for part in (text, other))
+    if len(tokens) != len(others) or _QUOTE.findall(text) != _QUOTE.findall(other):
+        return False
+    declared = {*zip(_DECLARED.findall(code_of(text)), _DECLARED.findall(code_of(other)), strict=False)}
+    pairs = {*zip(tokens, others, strict=True)}
+    is_bijective = len(dict(pairs)) == len({new for _, new in pairs}) == len(pairs)
+    return is_bijective and all(old == new or (old, new) in declared for old, new in pairs)
 
 
 def _arguments(part: Launch) -> list[str]:
