@@ -160,6 +160,8 @@ _APART = "__device__ __noinline__"
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
     """Returns the source of a launch's kernel, with the primitives that its math and pipeline use."""
     kernel = launch.kernel
+    if len(re.findall(r"\bblocks\b", code_of(pipeline))) == 1:
+        pipeline = pipeline.replace(f"{_BLOCKS}, ", "", 1)  # a part that does not read the number of its blocks
     return Source(
         name=kernel.name,
         entry=entry(kernel),
@@ -181,13 +183,17 @@ def math_text(functions: Sequence[MathFunction]) -> str:
 PART = "run"
 """The name of a part's function, inside the part's namespace."""
 
+_BLOCKS = "i32 blocks"
+"""The parameter of a part that takes the number of its blocks."""
+
 
 def head(launch: Launch) -> dict[str, Any]:
     """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
-    bounds; ``leading`` are a part's first parameters; ``block`` and ``blocks`` are the block's number and the number of blocks."""
+    bounds; ``leading`` are a part's first parameters, of which `assemble` removes the number of blocks if nothing reads it;
+    ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
-    leading = ["i32 block", "i32 blocks"] if is_part else []
+    leading = ["i32 block", _BLOCKS] if is_part else []
     leading += ["u32* counter", "u32 ready", "u32 end"] if launch.waits else []
     return {
         "entry": entry(launch.kernel),
@@ -260,7 +266,11 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
     large = [part for part in parts if not has_one_block(part)]  # registers must leave room for their blocks
     names = [f"part_{part.part}" for part in parts]
     sizes = [[f"size_{part.part}_{number}" for number in range(len(part.extra))] for part in parts]
-    own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
+    texts: dict[str, str] = {}
+    for number, source in enumerate(sources):  # a part with the text of an earlier one takes its namespace
+        names[number] = next((name for name, text in texts.items() if _is_alike(text, source.kernel_text)), names[number])
+        texts.setdefault(names[number], source.kernel_text)
+    own = [f"namespace {name} {{\n{text}}}  // {name}\n" for name, text in texts.items()]
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
@@ -272,7 +282,10 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
             *kernel_parameters(whole.kernel),
             *(["i64 counter"] if whole.waits else []),
         ],
-        parts=[(name, PART, [*extra, *_arguments(part)]) for name, part, extra in zip(names, parts, sizes, strict=True)],
+        parts=[
+            (name, PART, [*extra, *_arguments(part)], _BLOCKS in source.pipeline)
+            for name, part, extra, source in zip(names, parts, sizes, sources, strict=True)
+        ],
         counters=COUNTERS if whole.waits else 0,
     )
     text = "\n".join([*own, pipeline])
@@ -286,6 +299,22 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         math="\n".join(own),
         pipeline=section("Parts", fitted(pipeline)),
     )
+
+
+_TOKEN = re.compile(r"\w+|\S")
+_DECLARED = re.compile(r"\b(?:void|bool|float|double|auto|Index|[iu]\d+|b?f\d\w*)(?:\s*\(?[*&]\s*|\s+)(\w+)")
+_QUOTE = re.compile(r"// +\d+: .*")
+
+
+def _is_alike(text: str, other: str) -> bool:
+    """True if two parts quote the same source lines and differ only in names that they declare."""
+    tokens, others = (_TOKEN.findall(code_of(part)) for part in (text, other))
+    if len(tokens) != len(others) or _QUOTE.findall(text) != _QUOTE.findall(other):
+        return False
+    declared = {*zip(_DECLARED.findall(code_of(text)), _DECLARED.findall(code_of(other)), strict=False)}
+    pairs = {*zip(tokens, others, strict=True)}
+    is_bijective = len(dict(pairs)) == len({new for _, new in pairs}) == len(pairs)
+    return is_bijective and all(old == new or (old, new) in declared for old, new in pairs)
 
 
 def _arguments(part: Launch) -> list[str]:

@@ -301,12 +301,6 @@ def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples:
 # Text.
 
 
-def _scratch(body: ScanBody) -> list[list[int]]:
-    """Returns the scratch offsets of each scan's components; empty if a warp works alone."""
-    offsets = iter(body.shared.scratch)
-    return [[next(offsets) for _ in scan.components] if body.shared.scratch else [] for scan in body.scans]
-
-
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, ScanBody)
@@ -331,8 +325,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         kinds=kinds(body.scans),
         lift=call_view(body.lift, offsets, lane_axis),
         finish=call_view(body.finish, offsets, lane_axis),
-        scratch=_scratch(body),
-        shared=body.shared,
+        arrays=dict(zip((c.name for r in body.scans for c in r.components), body.shared.scratch, strict=False)),  # none in a warp
         plan=body.plan,
     )
     math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])

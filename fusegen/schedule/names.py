@@ -81,7 +81,7 @@ _RESERVED = frozenset([*_KEYWORDS.split(), "int64_t"])
 
 _SUFFIXES = (
     "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
-    "|pivot|levels|chunks?"
+    "|pivot|levels|chunks?|each"
 )
 """Suffixes that templates and emitters append to names."""
 

@@ -205,3 +205,18 @@ def test_code_without_source_has_no_quotes() -> None:
     exec("def f(x):\n    return x * 2 + 1", space)
     text = fg.kernel(space["f"]).lower(torch.ones(4, 64)).sources[0].math
     assert "line" not in text and text.isascii() and all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_the_text_of_topk_does_not_grow_with_k() -> None:
+    few, more = (fg.kernel(lambda x, k=k: x.topk(k)).lower(torch.ones(32, 64), target="sm_90a") for k in (4, 8))
+    assert len(few.sources) == len(more.sources) == 1
+    assert more.sources[0].kernel_text.count("\n") == few.sources[0].kernel_text.count("\n")
+
+
+def test_parts_that_differ_in_names_alone_are_written_once() -> None:
+    inputs = torch.ones(8, 64), torch.ones(24, 64)
+    equal = fg.kernel(lambda x, y: (x.exp() * 2, y.exp() * 2)).lower(*inputs, target="sm_90a")
+    different = fg.kernel(lambda x, y: (x.sin() * 2, y.cos() * 2)).lower(*inputs, target="sm_90a")
+    for low, count in ((equal, 1), (different, 2)):
+        (source,) = low.sources
+        assert "Parts" in source.pipeline and len(re.findall(r"^namespace ", source.text, re.MULTILINE)) == count

@@ -81,14 +81,12 @@ class TileView:
         fragment: its read, along the axis of rows.
         groups: accesses per thread.
         exact: whether no access extends past the last row.
-        staged: offset of its tile in shared memory, in bytes.
         pitch: elements between columns of the tile.
     """
 
     fragment: FragmentView
     groups: int
     exact: bool
-    staged: int
     pitch: int
 
 
@@ -106,7 +104,8 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         row_count=c_text(extents[body.row_axis]),
         column_count=c_text(extents[body.column_axis]),
         decode=decode(body.tiles, "tile", "Index"),
-        transposed=[_tile(a, at, body, offsets) for a, at in zip(body.transposed, body.shared.staged, strict=True)],
+        transposed=[_tile(a, body, offsets) for a in body.transposed],
+        arrays=dict(zip((a.name for a in body.transposed), body.shared.staged, strict=True)),
         reads=[fragment(a, offsets, body.column_axis) for a in body.reads],
         writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
         whole=" && ".join(f"{c_text(Modulo(size, body.plan.vec))} == 0" for size in body.multiples),
@@ -116,9 +115,9 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     return assemble(launch, target, math_text([body.call.function]), pipeline)
 
 
-def _tile(access: Access, staged: int, body: TileBody, offsets: Offsets) -> TileView:
+def _tile(access: Access, body: TileBody, offsets: Offsets) -> TileView:
     plan, itemsize = body.plan, offsets.pointers[access.buffer].dtype.itemsize
     rows = literal(body.axes.extents[body.axes.symbols.index(body.row_axis)])
     groups = plan.rows * plan.columns // (plan.threads * access.width)
     exact = rows is not None and rows % access.width == 0
-    return TileView(fragment(access, offsets, body.row_axis), groups, exact, staged, plan.pitch(itemsize))
+    return TileView(fragment(access, offsets, body.row_axis), groups, exact, plan.pitch(itemsize))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
+from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import BANKS, LoweredKernel
+from fusegen.schedule.math import Reduction
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -36,7 +41,7 @@ def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, bo
         column_decode=decode(body.column_axes, "column", "Index"),
         phase=phase,
         sums=[column_sum(s, offsets, body.column_axes.symbols[-1]) for s in body.sums],
-        shared=body.shared,
+        arrays=dict(zip(_components(s.reduction for s in body.sums), body.shared.sums, strict=False)),
         banks=BANKS,
         plan=body.plan,
         anchor=_anchor(body, offsets),
@@ -45,7 +50,9 @@ def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, bo
     return assemble(launch, target, math, pipeline)
 
 
-def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
+def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: RowBody) -> Source:
+    repeats = rolled(whole)
+    body = replace(whole, phases=repeats.phases)
     touched = [*row_accesses(body), *write_accesses(body)]
     offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
@@ -53,7 +60,6 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
     phases = phase_views(body, offsets)
     of_segments = [s.reduction for p in body.phases for s in p.segments]
     reductions = [*of_segments, *(r for p in body.phases for r in (*p.reductions, *p.column_sums))]
-    components = [c.name for p in body.phases for r in p.reductions for c in r.components]
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         f"cuda/rows/{_pipeline(body.plan)}.cu.jinja",
@@ -69,6 +75,8 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
         checks=checks.vec,
         column_decode=decode(body.column_axes, "column", "Index"),
         phases=phases,
+        titles=repeats.titles,
+        loops=repeats.loops,
         last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
         kinds=kinds(r for p in body.phases for r in p.reductions),
         segment_kinds=kinds(of_segments),
@@ -77,12 +85,29 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
         kept=[fragment(a, offsets, lane_axis) for a in body.cached],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
-        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # empty if warps shuffle instead
+        arrays=_arrays(body),
         plan=body.plan,
         anchor=_anchor(body, offsets),
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
+
+
+def _components(reductions: Iterable[Reduction]) -> list[str]:
+    return [c.name for r in reductions for c in r.components]
+
+
+def _arrays(body: RowBody) -> dict[str, int]:
+    """Returns the offset of each array in shared memory by the name of its values; empty if warps shuffle instead."""
+    shared = body.shared
+    arrays = [
+        (_components(r for p in body.phases for r in p.reductions), shared.scratch),
+        ([a.name for a in body.partials], shared.sums),
+        ([a.name for a in staged_accesses(body)], shared.staged),
+        (["put_in_order"], shared.ordered),
+        (["arrived"], shared.barriers),
+    ]
+    return {name: offset for names, offsets in arrays for name, offset in zip(names, offsets, strict=False)}
 
 
 def _pipeline(plan: RowPlan) -> str:
@@ -112,7 +137,7 @@ def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Sourc
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
         parts=body.parts,
         row_blocks=None if body.row_blocks is None else c_text(body.row_blocks),
-        shared=body.shared,
+        arrays=dict(zip(_components(s.reduction for s in body.sums), body.shared.scratch, strict=True)),
         plan=body.plan,
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))

@@ -124,10 +124,16 @@ class RowKernelBuilder:
             segment=self.math.segment,
         )
         writes = [a for p in phases for a in (*p.writes, *p.segment_writes, *(w for w, _ in p.row_writes))]
-        axes = [self.math.row_axes, self.math.column_axes]
+        axes = [self._rows_in_text(), self.math.column_axes]
         kernel = self.fragments.kernel(body, [*writes, *partials, *(w for s in sums for w in s.writes)], axes, [PART])
         context, layout = self.context, (self._grid(), self.plan.block, body.shared.bytes)
         return Launch(kernel, context.group, (), *layout, context.traffic(), candidates=context.candidates)
+
+    def _rows_in_text(self) -> Axes:
+        """Returns the row axes with the extents that the text mentions: without the first one if the grid has one team per row."""
+        rows, plan = self.math.row_axes, self.plan
+        counts = not self.context.target.warp or plan.warps == 1 or plan.persistent_blocks or plan.unaligned or plan.tiled
+        return rows if counts else Axes(rows.symbols, (1, *rows.extents[1:]))
 
     # Names and accesses.
 

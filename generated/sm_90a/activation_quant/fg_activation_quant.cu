@@ -75,6 +75,7 @@ constexpr i32 THREADS = 256;  // per row
 constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 largest_offset = 0;  // in shared memory, in bytes
 
 // Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -95,7 +96,7 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 input_dim0) {
+fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -128,9 +129,9 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, 
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_leave(largest, shared_array<float>(0));
+    row_amax_f32_leave(largest, shared_array<float>(largest_offset));
     block_sync();
-    largest = row_amax_f32_meet(shared_array<float>(0));
+    largest = row_amax_f32_meet(shared_array<float>(largest_offset));
 
     // Phase 2 of 2: computes found, quotient; writes out_0, out_1.
     float found;

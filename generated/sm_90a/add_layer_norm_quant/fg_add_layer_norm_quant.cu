@@ -102,6 +102,9 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 squares_offset = 64;
+constexpr i32 largest_offset = 128;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -141,7 +144,7 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, const bf16* bias_ptr,
-        bf16* out_2_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, i64 x_dim0, double eps) {
+        bf16* out_2_ptr, f8e4m3* out_0_ptr, float* out_1_ptr, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -180,9 +183,9 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
 
     // Phase 2 of 4: computes mean; reduces each row to squares.
     const float mean = mean_of_add_layer_norm_quant(total);
@@ -207,9 +210,9 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(64));
+    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(64));
+    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
 
     // Phase 3 of 4: computes rstd; reduces each row to largest; stores normalized for later phases.
     const float rstd = rstd_of_add_layer_norm_quant(squares, eps);
@@ -247,9 +250,9 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_leave(largest, shared_array<float>(128));
+    row_amax_f32_leave(largest, shared_array<float>(largest_offset));
     block_sync();
-    largest = row_amax_f32_meet(shared_array<float>(128));
+    largest = row_amax_f32_meet(shared_array<float>(largest_offset));
 
     // Phase 4 of 4: computes found, quotient; writes out_0, out_1.
     float found;

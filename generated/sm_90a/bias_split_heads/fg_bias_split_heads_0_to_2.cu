@@ -8,7 +8,6 @@
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -38,7 +37,7 @@ __device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
         i64 qkv_dim0, i64 qkv_dim1) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
@@ -87,7 +86,7 @@ __device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr,
         i64 qkv_dim0, i64 qkv_dim1) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
@@ -136,7 +135,7 @@ __device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr,
         i64 qkv_dim0, i64 qkv_dim1) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
@@ -175,14 +174,10 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
 extern "C" __global__ void __launch_bounds__(128, 1)
 fg_bias_split_heads_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
         bf16* out_1_ptr, bf16* out_2_ptr, i64 qkv_dim0, i64 qkv_dim1) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), qkv_ptr, bias_ptr, out_0_ptr, qkv_dim0,
-            qkv_dim1);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, qkv_ptr, bias_ptr, out_0_ptr, qkv_dim0, qkv_dim1);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    if (block < blocks_2) return part_2::run(block, static_cast<i32>(blocks_2), qkv_ptr, bias_ptr, out_1_ptr, qkv_dim0,
-            qkv_dim1);
+    if (block < blocks_2) return part_2::run(block, qkv_ptr, bias_ptr, out_1_ptr, qkv_dim0, qkv_dim1);
     block -= static_cast<i32>(blocks_2);
-    blocks -= static_cast<i32>(blocks_2);
-    part_3::run(block, blocks, qkv_ptr, bias_ptr, out_2_ptr, qkv_dim0, qkv_dim1);
+    part_3::run(block, qkv_ptr, bias_ptr, out_2_ptr, qkv_dim0, qkv_dim1);
 }

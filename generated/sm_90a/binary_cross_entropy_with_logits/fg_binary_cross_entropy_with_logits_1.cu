@@ -50,6 +50,7 @@ constexpr i32 WARPS = 31;
 constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 1;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 17;  // vectors per thread
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -95,9 +96,9 @@ fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, 
         }
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total, input_dim0 * 4096);

@@ -50,6 +50,8 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
+constexpr i32 normalizer_mass_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
 // warps.
@@ -111,9 +113,11 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr
         normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                 normalizer_peak, normalizer_mass);
     }
-    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
+    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+            shared_array<float>(normalizer_mass_offset));
     block_sync();
-    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
+    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+            shared_array<float>(normalizer_mass_offset));
 
     // Phase 2 of 2: writes value_6, value_4.
     if (thread == 0) {

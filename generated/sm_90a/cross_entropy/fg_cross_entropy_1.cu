@@ -62,6 +62,8 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 1024;  // per row
 constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 512;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -134,11 +136,11 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
     }
     float total_2 = total_2_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
-    row_sum_f32_leave(total_2, shared_array<float>(512));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_leave(total_2, shared_array<float>(total_2_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
-    total_2 = row_sum_f32_meet(shared_array<float>(512));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_cross_entropy_1(total, total_2);

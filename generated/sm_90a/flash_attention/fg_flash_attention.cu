@@ -159,7 +159,8 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64
 // d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, A in registers, B in shared memory.
 // Warp w, lane l: a[2k + h] holds row 16w + l/4 + 8h, columns 8k + 2(l%4) and the next one. TRANSPOSE_B: B is MN-major.
 template <i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u32 (&a)[4], u64 b, i32 accumulate = 1) {
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u32 (&a)[4], u64 b,
+        i32 accumulate = 1) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"

@@ -64,6 +64,8 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 squares_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -84,8 +86,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 input_dim0,
-        double eps) {
+fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -113,9 +114,9 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm(total);
@@ -138,9 +139,9 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(64));
+    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(64));
+    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
 
     // Phase 3 of 3: computes rstd; writes out.
     const float rstd = rstd_of_layer_norm(squares, eps);

@@ -99,6 +99,12 @@ constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 64;
+constexpr i32 squares_offset = 128;
+constexpr i32 total_3_offset = 192;
+constexpr i32 x_offset = 256;
+constexpr i32 dy_offset = 33024;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -133,8 +139,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
-    auto x_staged = shared_array<bf16>(256);
-    auto dy_staged = shared_array<bf16>(33024);
+    auto x_staged = shared_array<bf16>(x_offset);
+    auto dy_staged = shared_array<bf16>(dy_offset);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -201,11 +207,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
-        row_sum_f32_leave(total_2, shared_array<float>(64) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
+        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
-        total_2 = row_sum_f32_meet(shared_array<float>(64) + turn * WARPS);
+        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
+        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset) + turn * WARPS);
 
         // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
         float mean;
@@ -232,9 +238,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
         }
         float squares = squares_of[0];
-        row_sum_f32_leave(squares, shared_array<float>(128) + turn * WARPS);
+        row_sum_f32_leave(squares, shared_array<float>(squares_offset) + turn * WARPS);
         block_sync();
-        squares = row_sum_f32_meet(shared_array<float>(128) + turn * WARPS);
+        squares = row_sum_f32_meet(shared_array<float>(squares_offset) + turn * WARPS);
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
         const float rstd = rstd_of_layer_norm_backward(squares, eps);
@@ -268,9 +274,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_3_of[k] = sum_f32_combine(total_3_of[k], total_3_of[k + half]);
         }
         float total_3 = total_3_of[0];
-        row_sum_f32_leave(total_3, shared_array<float>(192) + turn * WARPS);
+        row_sum_f32_leave(total_3, shared_array<float>(total_3_offset) + turn * WARPS);
         block_sync();
-        total_3 = row_sum_f32_meet(shared_array<float>(192) + turn * WARPS);
+        total_3 = row_sum_f32_meet(shared_array<float>(total_3_offset) + turn * WARPS);
 
         // Phase 4 of 4: computes mean_3; writes out_0.
         const float mean_3 = mean_3_of_layer_norm_backward(total_3);

@@ -30,6 +30,9 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 column_total_offset = 0;  // in shared memory, in bytes
+constexpr i32 column_total_2_offset = 8192;
+
 extern "C" __global__ void __launch_bounds__(1024)
 fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial_27_ptr, bf16* out_1_ptr,
         bf16* out_2_ptr, i64 x_dim0) {
@@ -43,14 +46,14 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;
     const Index column = static_cast<Index>(block_id()) * COLUMNS + lane;
-    auto column_total_shared = shared_array<float>(0);
+    auto column_total_shared = shared_array<float>(column_total_offset);
     float column_total = sum_f32_identity();
     if (column < column_count) {
         for (Index part = row; part < part_count; part += ROWS) column_total = sum_f32_combine(column_total,
                 load(partial_25_ptr, part * 4096 + column));
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
-    auto column_total_2_shared = shared_array<float>(8192);
+    auto column_total_2_shared = shared_array<float>(column_total_2_offset);
     float column_total_2 = sum_f32_identity();
     if (column < column_count) {
         for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2,

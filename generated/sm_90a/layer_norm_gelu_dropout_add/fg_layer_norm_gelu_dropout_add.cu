@@ -85,6 +85,8 @@ constexpr i32 THREADS = 256;  // per row
 constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 squares_offset = 128;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -106,7 +108,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(256, 4)
 fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* random_ptr,
-        const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0, double eps, i64 scalar_1, double scalar_2) {
+        const bf16* residual_ptr, bf16* out_ptr, double eps, i64 scalar_1, double scalar_2) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -137,9 +139,9 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_gelu_dropout_add(total);
@@ -162,9 +164,9 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(128));
+    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(128));
+    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
 
     // Phase 3 of 3: computes rstd; writes out.
     const float rstd = rstd_of_layer_norm_gelu_dropout_add(squares, eps);

@@ -8,7 +8,6 @@
 // registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/shared_address.cuh"
@@ -73,6 +72,7 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 largest_offset = 0;  // in shared memory, in bytes
 
 // Writes a warp's partial result to shared memory; after a barrier, row_amax_i64_meet combines those of all warps.
 template <typename Scratch>
@@ -92,7 +92,7 @@ __device__ __forceinline__ i64 row_amax_i64_meet(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_ptr, bool* out_3_ptr) {
+__device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out_3_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block);
 
@@ -119,9 +119,9 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* weight_pt
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_i64_combine(largest_of[k], largest_of[k + half]);
     }
     i64 largest = largest_of[0];
-    row_amax_i64_leave(largest, shared_array<i64>(0));
+    row_amax_i64_leave(largest, shared_array<i64>(largest_offset));
     block_sync();
-    largest = row_amax_i64_meet(shared_array<i64>(0));
+    largest = row_amax_i64_meet(shared_array<i64>(largest_offset));
 
     // Phase 2 of 2: computes rounded; writes out_3.
     const bool rounded = rounded_2_of_layer_norm_invertible_backward_1(largest);
@@ -191,6 +191,10 @@ constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 64;
+constexpr i32 dy_offset = 128;
+constexpr i32 y_offset = 32896;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -210,9 +214,9 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, const bf16* weight_ptr,
-        const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
-        float* partial_22_ptr, i64 y_dim0) {
+__device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr,
+        const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr,
+        i64 y_dim0) {
     const Index row_count = y_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
@@ -225,8 +229,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
-    auto dy_staged = shared_array<bf16>(128);
-    auto y_staged = shared_array<bf16>(32896);
+    auto dy_staged = shared_array<bf16>(dy_offset);
+    auto y_staged = shared_array<bf16>(y_offset);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -302,11 +306,11 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* dy_ptr, c
             for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
-        row_sum_f32_leave(total_2, shared_array<float>(64) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
+        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
-        total_2 = row_sum_f32_meet(shared_array<float>(64) + turn * WARPS);
+        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
+        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset) + turn * WARPS);
 
         // Phase 2 of 2: computes mean, mean_2; writes out_0.
         float mean;
@@ -358,10 +362,9 @@ extern "C" __global__ void __launch_bounds__(128, 2)
 fg_layer_norm_invertible_backward_1_to_0(i64 blocks_1, const bf16* weight_ptr, bool* out_3_ptr, const bf16* dy_ptr,
         const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
         float* partial_22_ptr, i64 y_dim0) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), weight_ptr, out_3_ptr);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, weight_ptr, out_3_ptr);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr,
-            partial_22_ptr, y_dim0);
+    part_2::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr, partial_22_ptr,
+            y_dim0);
 }

@@ -55,6 +55,8 @@ constexpr i32 THREADS = 512;  // per row
 constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 1;  // vectors per thread
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 256;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -120,11 +122,11 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
         for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
     }
     float total_2 = total_2_of[0];
-    row_sum_f32_leave(total, shared_array<float>(0));
-    row_sum_f32_leave(total_2, shared_array<float>(256));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_leave(total_2, shared_array<float>(total_2_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(0));
-    total_2 = row_sum_f32_meet(shared_array<float>(256));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_linear_cross_entropy_2(total_2, total);

@@ -65,6 +65,8 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
+constexpr i32 normalizer_mass_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
 // warps.
@@ -97,7 +99,7 @@ __device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass
 
 extern "C" __global__ void __launch_bounds__(128, 1)
 fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_ptr, bf16* result_0_ptr,
-        i64 block_rows_0, i64 block_start_0) {
+        i64 block_start_0) {
     wait_for_previous();
     const Index column_count = 32000;
     const i32 thread = thread_id();
@@ -130,9 +132,11 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
         normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                 normalizer_peak, normalizer_mass);
     }
-    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
+    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+            shared_array<float>(normalizer_mass_offset));
     block_sync();
-    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(0), shared_array<float>(64));
+    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+            shared_array<float>(normalizer_mass_offset));
 
     // Phase 2 of 2: computes copy_value; writes result_0.
     const float copy_value = copy_value_of_linear_cross_entropy_rows_0_1(value_4_other, normalizer_peak,

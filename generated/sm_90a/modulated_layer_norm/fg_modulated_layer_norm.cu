@@ -78,6 +78,9 @@ constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 squares_offset = 96;
+constexpr i32 x_offset = 192;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -108,7 +111,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     constexpr i32 PARTS = 528;  // at most: every block has rows
     const Index part = block_id();
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
-    auto x_staged = shared_array<bf16>(192);
+    auto x_staged = shared_array<bf16>(x_offset);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -163,9 +166,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
         }
         float total = total_of[0];
-        row_sum_f32_leave(total, shared_array<float>(0) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(0) + turn * WARPS);
+        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
 
         // Phase 2 of 3: computes mean; reduces each row to squares.
         const float mean = mean_of_modulated_layer_norm(total);
@@ -200,9 +203,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
                 load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
         }
-        row_sum_f32_leave(squares, shared_array<float>(96) + turn * WARPS);
+        row_sum_f32_leave(squares, shared_array<float>(squares_offset) + turn * WARPS);
         block_sync();
-        squares = row_sum_f32_meet(shared_array<float>(96) + turn * WARPS);
+        squares = row_sum_f32_meet(shared_array<float>(squares_offset) + turn * WARPS);
 
         // Phase 3 of 3: computes rstd; writes out.
         const float rstd = rstd_of_modulated_layer_norm(squares, eps);

@@ -73,6 +73,9 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 squares_offset = 0;  // in shared memory, in bytes
+constexpr i32 squares_2_offset = 64;
+constexpr i32 squares_3_offset = 128;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -93,7 +96,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0, double eps) {
+fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -147,13 +150,13 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         for (i32 k = 0; k < half; ++k) squares_3_of[k] = sum_f32_combine(squares_3_of[k], squares_3_of[k + half]);
     }
     float squares_3 = squares_3_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(0));
-    row_sum_f32_leave(squares_2, shared_array<float>(64));
-    row_sum_f32_leave(squares_3, shared_array<float>(128));
+    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_leave(squares_2, shared_array<float>(squares_2_offset));
+    row_sum_f32_leave(squares_3, shared_array<float>(squares_3_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(0));
-    squares_2 = row_sum_f32_meet(shared_array<float>(64));
-    squares_3 = row_sum_f32_meet(shared_array<float>(128));
+    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares_2 = row_sum_f32_meet(shared_array<float>(squares_2_offset));
+    squares_3 = row_sum_f32_meet(shared_array<float>(squares_3_offset));
 
     // Phase 2 of 2: computes rstd, rstd_2, rstd_3; writes out.
     float rstd;

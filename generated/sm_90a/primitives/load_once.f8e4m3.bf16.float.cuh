@@ -1,4 +1,5 @@
-// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out of loops.
+// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out
+// of loops.
 __device__ __forceinline__ f8e4m3 load_once(const f8e4m3* base, i64 i) {
   u16 bits;
   asm("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(base + i));

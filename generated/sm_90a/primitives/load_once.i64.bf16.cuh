@@ -1,4 +1,5 @@
-// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out of loops.
+// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out
+// of loops.
 __device__ __forceinline__ i64 load_once(const i64* base, i64 i) {
   u64 bits;
   asm("ld.global.b64 %0, [%1];" : "=l"(bits) : "l"(base + i));

@@ -9,7 +9,8 @@ __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
     u32 words[bytes / 4];
     memcpy(words, src, bytes);
 #pragma unroll
-    for (i32 w = 0; w < bytes / 4; ++w) asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
+    for (i32 w = 0; w < bytes / 4; ++w)
+      asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
   }
   if constexpr (width == 16) {
     u32* to = reinterpret_cast<u32*>(base + i);

@@ -7,7 +7,6 @@
 // thread.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_rsqrt.cuh"
 #include "../primitives/vector_width.cuh"
@@ -68,8 +67,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* q_ptr, const bf16* q_weight_ptr,
-        bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
+__device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr,
+        i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
     const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -179,8 +178,8 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, const bf16* k_weight_ptr,
-        bf16* out_1_ptr, i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
+__device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr,
+        i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
     const Index row_count = k_dim1 * q_dim0 * q_dim2;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -251,10 +250,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* k_ptr, co
 extern "C" __global__ void __launch_bounds__(256, 4)
 fg_qk_norm_0_to_1(i64 blocks_1, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, const bf16* k_ptr,
         const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1, double eps) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), q_ptr, q_weight_ptr, out_0_ptr, q_dim0,
-            q_dim1, q_dim2, eps);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, q_ptr, q_weight_ptr, out_0_ptr, q_dim0, q_dim1, q_dim2, eps);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);
+    part_2::run(block, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);
 }

@@ -60,6 +60,7 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -80,7 +81,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 input_dim0, double eps) {
+fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double eps) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -110,9 +111,9 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, i64 in
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(0));
+    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(0));
+    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
 
     // Phase 2 of 2: computes rstd; writes out.
     const float rstd = rstd_of_rms_norm(squares, eps);

@@ -5,7 +5,6 @@
 // Grid ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -37,8 +36,8 @@ __device__ __forceinline__ void rotary_0(float q, float cos_, float q_other, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr,
-        i64 q_dim0, i64 q_dim1, i64 q_dim2) {
+__device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, i64 q_dim0,
+        i64 q_dim1, i64 q_dim2) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 64;
@@ -88,85 +87,14 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* cos_ptr, 
 }
 }  // part_1
 
-namespace part_2 {
-// ---------------------------------------------------------------------------------------------------------------------
-// Math
-// ---------------------------------------------------------------------------------------------------------------------
-// rotary_ in rotary.py; its first line is 0:
-//    8: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
-
-__device__ __forceinline__ void rotary_1(float k_, float cos_, float k_other, float sin_, float cos_other,
-        float sin_other, float& result, float& result_2) {
-    result = k_ * cos_ + -k_other * sin_;                                             // line 8
-    result_2 = k_other * cos_other + k_ * sin_other;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Pipeline
-// ---------------------------------------------------------------------------------------------------------------------
-using Index = i32;
-
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* k_ptr,
-        i64 k_dim1, i64 q_dim0, i64 q_dim2) {
-    constexpr i32 LANES = 8;    // vector width
-    constexpr i32 THREADS = 128;
-    const Index element_count = k_dim1 * q_dim0 * q_dim2 * 64;
-    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
-
-    if (position + LANES <= element_count) {
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
-        const Index i1 = i3_outer / static_cast<Index>(q_dim2);
-        const Index i2 = i3_outer - i1 * static_cast<Index>(q_dim2);
-        bf16 k__raw[LANES];
-        bf16 cos__raw[LANES];
-        bf16 k_other_raw[LANES];
-        bf16 sin__raw[LANES];
-        bf16 cos_other_raw[LANES];
-        bf16 sin_other_raw[LANES];
-        load_lanes<LANES>(k__raw, k_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3);
-        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(k_other_raw, k_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
-        float k_[LANES];
-        widen_vec(k__raw, k_);
-        float cos_[LANES];
-        widen_vec(cos__raw, cos_);
-        float k_other[LANES];
-        widen_vec(k_other_raw, k_other);
-        float sin_[LANES];
-        widen_vec(sin__raw, sin_);
-        float cos_other[LANES];
-        widen_vec(cos_other_raw, cos_other);
-        float sin_other[LANES];
-        widen_vec(sin_other_raw, sin_other);
-        float result[LANES];
-        float result_2[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) rotary_1(k_[v], cos_[v], k_other[v], sin_[v], cos_other[v], sin_other[v],
-                result[v], result_2[v]);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(k_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3, result_raw);
-        bf16 result_2_raw[LANES];
-        narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(k_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64, result_2_raw);
-    }
-}
-}  // part_2
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_rotary_0_to_1(i64 blocks_1, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0,
         i64 q_dim1, i64 q_dim2, i64 k_dim1) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), cos_ptr, sin_ptr, q_ptr, q_dim0,
-            q_dim1, q_dim2);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, cos_ptr, sin_ptr, q_ptr, q_dim0, q_dim1, q_dim2);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, cos_ptr, sin_ptr, k_ptr, k_dim1, q_dim0, q_dim2);
+    part_1::run(block, cos_ptr, sin_ptr, k_ptr, k_dim1, q_dim0, q_dim2);
 }

@@ -7,7 +7,6 @@
 // Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i64.bf16.cuh"
@@ -60,8 +59,7 @@ __device__ __forceinline__ void rotary_position_ids_0(float q, float q_other, fl
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* q_ptr, i64 q_dim0,
-        i64 q_dim1) {
+__device__ __forceinline__ void run(i32 block, const i64* position_ids_ptr, bf16* q_ptr, i64 q_dim0, i64 q_dim1) {
     constexpr i32 LANES = 8;     // vector width
     constexpr i32 UNROLL = 2;    // vectors per thread in flight
     constexpr i32 REPEATS = 4;   // vectors per thread
@@ -154,8 +152,7 @@ __device__ __forceinline__ void rotary_position_ids_1(float k_, float k_other, f
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_ids_ptr, bf16* k_ptr, i64 k_dim1,
-        i64 q_dim0) {
+__device__ __forceinline__ void run(i32 block, const i64* position_ids_ptr, bf16* k_ptr, i64 k_dim1, i64 q_dim0) {
     constexpr i32 LANES = 8;     // vector width
     constexpr i32 UNROLL = 2;    // vectors per thread in flight
     constexpr i32 REPEATS = 4;   // vectors per thread
@@ -219,10 +216,8 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const i64* position_i
 extern "C" __global__ void __launch_bounds__(128, 1)
 fg_rotary_position_ids_0_to_1(i64 blocks_1, const i64* position_ids_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0,
         i64 q_dim1, i64 k_dim1) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), position_ids_ptr, q_ptr, q_dim0,
-            q_dim1);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, position_ids_ptr, q_ptr, q_dim0, q_dim1);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    part_2::run(block, blocks, position_ids_ptr, k_ptr, k_dim1, q_dim0);
+    part_2::run(block, position_ids_ptr, k_ptr, k_dim1, q_dim0);
 }

@@ -136,6 +136,13 @@ constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
+constexpr i32 place_values_offset = 0;  // in shared memory, in bytes
+constexpr i32 place_indices_offset = 672;
+constexpr i32 normalizer_peak_offset = 1344;
+constexpr i32 normalizer_mass_offset = 2016;
+constexpr i32 chosen_offset = 2688;
+constexpr i32 logits_offset = 3360;
+constexpr i32 arrived_offset = 67872;
 
 // Index of this warp within the row.
 __device__ __forceinline__ i32 warp_of_row() {
@@ -222,7 +229,8 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     const Index row_count = logits_dim0;
     const Index column_count = 32000;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
-    u64* const arrived = &*shared_array<u64>(67872);  // two mbarriers per reduction, for the bytes that warps send
+    // two mbarriers per reduction, for the bytes that warps send
+    u64* const arrived = &*shared_array<u64>(arrived_offset);
     if (thread_id() == 0) {
         mbarrier_init(arrived + 0, 1);
         mbarrier_init(arrived + 1, 1);
@@ -244,7 +252,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     const Index part = block_id() / CLUSTER;
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     u32 parity = 0;  // of the mbarrier phase: each mbarrier counts every other row
-    auto logits_staged = shared_array<bf16>(3360);
+    auto logits_staged = shared_array<bf16>(logits_offset);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -322,10 +330,10 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                     normalizer_peak, normalizer_mass);
         }
-        row_max_f32(place_values, place_indices, shared_array<float>(0) + turn * WARPS, shared_array<i64>(672) + turn
-                * WARPS, arrived + 0 + turn, parity);
-        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(1344) + turn * WARPS,
-                shared_array<float>(2016) + turn * WARPS, arrived + 2 + turn, parity);
+        row_max_f32(place_values, place_indices, shared_array<float>(place_values_offset) + turn * WARPS,
+                shared_array<i64>(place_indices_offset) + turn * WARPS, arrived + 0 + turn, parity);
+        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset) + turn
+                * WARPS, shared_array<float>(normalizer_mass_offset) + turn * WARPS, arrived + 2 + turn, parity);
 
         // Phase 2 of 3: reduces each row to chosen; writes out_0.
         float chosen_of[SUMS];
@@ -349,7 +357,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
         }
         float chosen = chosen_of[0];
-        chosen = row_amax_f32(chosen, shared_array<float>(2688) + turn * WARPS, arrived + 4 + turn, parity);
+        chosen = row_amax_f32(chosen, shared_array<float>(chosen_offset) + turn * WARPS, arrived + 4 + turn, parity);
         if (thread == 0) {
             i64 narrowed;
             narrow(place_indices, narrowed);

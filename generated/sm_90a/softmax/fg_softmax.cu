@@ -69,6 +69,8 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 largest_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -107,7 +109,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
+fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
 
@@ -135,9 +137,9 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_leave(largest, shared_array<float>(0));
+    row_amax_f32_leave(largest, shared_array<float>(largest_offset));
     block_sync();
-    largest = row_amax_f32_meet(shared_array<float>(0));
+    largest = row_amax_f32_meet(shared_array<float>(largest_offset));
 
     // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
     float exponential_kept[CHUNKS][LANES];
@@ -162,9 +164,9 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(64));
+    row_sum_f32_leave(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(64));
+    total = row_sum_f32_meet(shared_array<float>(total_offset));
 
     // Phase 3 of 3: writes out.
 #pragma unroll

@@ -8,7 +8,6 @@
 // Grid 4096, block 128.
 // Reads 32768 + min(4194304, 25165824) * 2 bytes, writes 8388608.
 #include "../primitives/types.cuh"
-#include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -44,8 +43,8 @@ __device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr,
-        const bf16* sin_ptr, bf16* out_ptr) {
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
+        bf16* out_ptr) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 8388608;
@@ -115,8 +114,8 @@ __device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const bf16* cos_ptr,
-        const bf16* sin_ptr, const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
+        const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 2097152;
@@ -185,8 +184,8 @@ __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, const i64* slots_ptr,
-        bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* slots_ptr, bf16* v_cache_ptr,
+        i64 k_cache_dim0, i64 k_cache_dim1) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 4194304;
@@ -216,13 +215,11 @@ __device__ __forceinline__ void run(i32 block, i32 blocks, const bf16* qkv_ptr, 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_split_rotary_cache_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
         bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr, bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
-    i32 block = block_id(), blocks = block_count();
-    if (block < blocks_1) return part_1::run(block, static_cast<i32>(blocks_1), qkv_ptr, cos_ptr, sin_ptr, out_ptr);
+    i32 block = block_id();
+    if (block < blocks_1) return part_1::run(block, qkv_ptr, cos_ptr, sin_ptr, out_ptr);
     block -= static_cast<i32>(blocks_1);
-    blocks -= static_cast<i32>(blocks_1);
-    if (block < blocks_2) return part_2::run(block, static_cast<i32>(blocks_2), qkv_ptr, cos_ptr, sin_ptr, slots_ptr,
-            k_cache_ptr, k_cache_dim0, k_cache_dim1);
+    if (block < blocks_2) return part_2::run(block, qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, k_cache_dim0,
+            k_cache_dim1);
     block -= static_cast<i32>(blocks_2);
-    blocks -= static_cast<i32>(blocks_2);
-    part_3::run(block, blocks, qkv_ptr, slots_ptr, v_cache_ptr, k_cache_dim0, k_cache_dim1);
+    part_3::run(block, qkv_ptr, slots_ptr, v_cache_ptr, k_cache_dim0, k_cache_dim1);
 }

@@ -47,65 +47,6 @@ __device__ __forceinline__ i64 chosen_of_topk(i64 bits, i64 smallest) {
     return bits > smallest ? bits : 9187343248425746432LL;                            // line 8
 }
 
-__device__ __forceinline__ void shifted_2_and_element_2_of_topk(i64 smallest_2, i64& shifted_2, float& element_2) {
-    shifted_2 = shift_right(smallest_2 & 4294967295LL, 1LL);                          // line 8
-    element_2 = sorted_value(smallest_2 ^ -4294967296LL);
-}
-
-__device__ __forceinline__ i64 chosen_2_of_topk(i64 bits, i64 smallest_2) {
-    return bits > smallest_2 ? bits : 9187343248425746432LL;                          // line 8
-}
-
-__device__ __forceinline__ void shifted_3_and_element_3_of_topk(i64 smallest_3, i64& shifted_3, float& element_3) {
-    shifted_3 = shift_right(smallest_3 & 4294967295LL, 1LL);                          // line 8
-    element_3 = sorted_value(smallest_3 ^ -4294967296LL);
-}
-
-__device__ __forceinline__ i64 chosen_3_of_topk(i64 bits, i64 smallest_3) {
-    return bits > smallest_3 ? bits : 9187343248425746432LL;                          // line 8
-}
-
-__device__ __forceinline__ void shifted_4_and_element_4_of_topk(i64 smallest_4, i64& shifted_4, float& element_4) {
-    shifted_4 = shift_right(smallest_4 & 4294967295LL, 1LL);                          // line 8
-    element_4 = sorted_value(smallest_4 ^ -4294967296LL);
-}
-
-__device__ __forceinline__ i64 chosen_4_of_topk(i64 bits, i64 smallest_4) {
-    return bits > smallest_4 ? bits : 9187343248425746432LL;                          // line 8
-}
-
-__device__ __forceinline__ void shifted_5_and_element_5_of_topk(i64 smallest_5, i64& shifted_5, float& element_5) {
-    shifted_5 = shift_right(smallest_5 & 4294967295LL, 1LL);                          // line 8
-    element_5 = sorted_value(smallest_5 ^ -4294967296LL);
-}
-
-__device__ __forceinline__ i64 chosen_5_of_topk(i64 bits, i64 smallest_5) {
-    return bits > smallest_5 ? bits : 9187343248425746432LL;                          // line 8
-}
-
-__device__ __forceinline__ void shifted_6_and_element_6_of_topk(i64 smallest_6, i64& shifted_6, float& element_6) {
-    shifted_6 = shift_right(smallest_6 & 4294967295LL, 1LL);                          // line 8
-    element_6 = sorted_value(smallest_6 ^ -4294967296LL);
-}
-
-__device__ __forceinline__ i64 chosen_6_of_topk(i64 bits, i64 smallest_6) {
-    return bits > smallest_6 ? bits : 9187343248425746432LL;                          // line 8
-}
-
-__device__ __forceinline__ void shifted_7_and_element_7_of_topk(i64 smallest_7, i64& shifted_7, float& element_7) {
-    shifted_7 = shift_right(smallest_7 & 4294967295LL, 1LL);                          // line 8
-    element_7 = sorted_value(smallest_7 ^ -4294967296LL);
-}
-
-__device__ __forceinline__ i64 chosen_7_of_topk(i64 bits, i64 smallest_7) {
-    return bits > smallest_7 ? bits : 9187343248425746432LL;                          // line 8
-}
-
-__device__ __forceinline__ void shifted_8_and_element_8_of_topk(i64 smallest_8, i64& shifted_8, float& element_8) {
-    shifted_8 = shift_right(smallest_8 & 4294967295LL, 1LL);                          // line 8
-    element_8 = sorted_value(smallest_8 ^ -4294967296LL);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
@@ -169,270 +110,61 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     i64 smallest = smallest_of[0];
     smallest = row_amin_i64(smallest);
 
-    // Phase 2 of 9: computes shifted, element; reduces each row to smallest_2; writes out_1, out_0.
+    // Phases 2 to 8 of 9, one per turn: computes shifted, element; reduces each row to smallest_next; writes out_1,
+    // out_0.
+    i64 smallest_each[8] = {smallest};
+#pragma unroll
+    for (i32 turn = 0; turn < 7; ++turn) {
+        i64 shifted;
+        float element;
+        shifted_and_element_of_topk(smallest_each[turn], shifted, element);
+        i64 smallest_next_of[SUMS];
+        for (i32 k = 0; k < SUMS; ++k) smallest_next_of[k] = amin_i64_identity();
+#pragma unroll
+        for (i32 c = 0; c < CHUNKS; ++c) {
+            const Index column = (c * THREADS + thread) * LANES;
+            if (column >= column_count) continue;
+            const i64 (&bits)[LANES] = bits_kept[c];
+            i64 smallest_next_part[LANES];
+#pragma unroll
+            for (i32 v = 0; v < LANES; ++v) {
+                smallest_next_part[v] = chosen_of_topk(bits[v], smallest_each[turn]);
+                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part[v]);
+            }
+        }
+#pragma unroll
+        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+            for (i32 k = 0; k < half; ++k) smallest_next_of[k] = amin_i64_combine(smallest_next_of[k],
+                    smallest_next_of[k + half]);
+        }
+        i64 smallest_next = smallest_next_of[0];
+        smallest_next = row_amin_i64(smallest_next);
+        if (thread == 0 && exists) {
+            i64 narrowed;
+            narrow(shifted, narrowed);
+            store(out_1_ptr, row * 8 + turn, narrowed);
+        }
+        if (thread == 0 && exists) {
+            bf16 narrowed;
+            narrow(element, narrowed);
+            store(out_0_ptr, row * 8 + turn, narrowed);
+        }
+        smallest_each[turn + 1] = smallest_next;
+    }
+
+    // Phase 9 of 9: computes shifted, element; writes out_1, out_0.
     i64 shifted;
     float element;
-    shifted_and_element_of_topk(smallest, shifted, element);
-    i64 smallest_2_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_2_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_2_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_2_part[v] = chosen_of_topk(bits[v], smallest);
-            smallest_2_of[v % SUMS] = amin_i64_combine(smallest_2_of[v % SUMS], smallest_2_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_2_of[k] = amin_i64_combine(smallest_2_of[k], smallest_2_of[k + half]);
-    }
-    i64 smallest_2 = smallest_2_of[0];
-    smallest_2 = row_amin_i64(smallest_2);
+    shifted_and_element_of_topk(smallest_each[7], shifted, element);
     if (thread == 0 && exists) {
         i64 narrowed;
         narrow(shifted, narrowed);
-        store(out_1_ptr, row * 8, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element, narrowed);
-        store(out_0_ptr, row * 8, narrowed);
-    }
-
-    // Phase 3 of 9: computes shifted_2, element_2; reduces each row to smallest_3; writes out_1, out_0.
-    i64 shifted_2;
-    float element_2;
-    shifted_2_and_element_2_of_topk(smallest_2, shifted_2, element_2);
-    i64 smallest_3_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_3_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_3_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_3_part[v] = chosen_2_of_topk(bits[v], smallest_2);
-            smallest_3_of[v % SUMS] = amin_i64_combine(smallest_3_of[v % SUMS], smallest_3_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_3_of[k] = amin_i64_combine(smallest_3_of[k], smallest_3_of[k + half]);
-    }
-    i64 smallest_3 = smallest_3_of[0];
-    smallest_3 = row_amin_i64(smallest_3);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_2, narrowed);
-        store(out_1_ptr, row * 8 + 1, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element_2, narrowed);
-        store(out_0_ptr, row * 8 + 1, narrowed);
-    }
-
-    // Phase 4 of 9: computes shifted_3, element_3; reduces each row to smallest_4; writes out_1, out_0.
-    i64 shifted_3;
-    float element_3;
-    shifted_3_and_element_3_of_topk(smallest_3, shifted_3, element_3);
-    i64 smallest_4_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_4_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_4_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_4_part[v] = chosen_3_of_topk(bits[v], smallest_3);
-            smallest_4_of[v % SUMS] = amin_i64_combine(smallest_4_of[v % SUMS], smallest_4_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_4_of[k] = amin_i64_combine(smallest_4_of[k], smallest_4_of[k + half]);
-    }
-    i64 smallest_4 = smallest_4_of[0];
-    smallest_4 = row_amin_i64(smallest_4);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_3, narrowed);
-        store(out_1_ptr, row * 8 + 2, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element_3, narrowed);
-        store(out_0_ptr, row * 8 + 2, narrowed);
-    }
-
-    // Phase 5 of 9: computes shifted_4, element_4; reduces each row to smallest_5; writes out_1, out_0.
-    i64 shifted_4;
-    float element_4;
-    shifted_4_and_element_4_of_topk(smallest_4, shifted_4, element_4);
-    i64 smallest_5_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_5_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_5_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_5_part[v] = chosen_4_of_topk(bits[v], smallest_4);
-            smallest_5_of[v % SUMS] = amin_i64_combine(smallest_5_of[v % SUMS], smallest_5_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_5_of[k] = amin_i64_combine(smallest_5_of[k], smallest_5_of[k + half]);
-    }
-    i64 smallest_5 = smallest_5_of[0];
-    smallest_5 = row_amin_i64(smallest_5);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_4, narrowed);
-        store(out_1_ptr, row * 8 + 3, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element_4, narrowed);
-        store(out_0_ptr, row * 8 + 3, narrowed);
-    }
-
-    // Phase 6 of 9: computes shifted_5, element_5; reduces each row to smallest_6; writes out_1, out_0.
-    i64 shifted_5;
-    float element_5;
-    shifted_5_and_element_5_of_topk(smallest_5, shifted_5, element_5);
-    i64 smallest_6_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_6_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_6_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_6_part[v] = chosen_5_of_topk(bits[v], smallest_5);
-            smallest_6_of[v % SUMS] = amin_i64_combine(smallest_6_of[v % SUMS], smallest_6_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_6_of[k] = amin_i64_combine(smallest_6_of[k], smallest_6_of[k + half]);
-    }
-    i64 smallest_6 = smallest_6_of[0];
-    smallest_6 = row_amin_i64(smallest_6);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_5, narrowed);
-        store(out_1_ptr, row * 8 + 4, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element_5, narrowed);
-        store(out_0_ptr, row * 8 + 4, narrowed);
-    }
-
-    // Phase 7 of 9: computes shifted_6, element_6; reduces each row to smallest_7; writes out_1, out_0.
-    i64 shifted_6;
-    float element_6;
-    shifted_6_and_element_6_of_topk(smallest_6, shifted_6, element_6);
-    i64 smallest_7_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_7_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_7_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_7_part[v] = chosen_6_of_topk(bits[v], smallest_6);
-            smallest_7_of[v % SUMS] = amin_i64_combine(smallest_7_of[v % SUMS], smallest_7_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_7_of[k] = amin_i64_combine(smallest_7_of[k], smallest_7_of[k + half]);
-    }
-    i64 smallest_7 = smallest_7_of[0];
-    smallest_7 = row_amin_i64(smallest_7);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_6, narrowed);
-        store(out_1_ptr, row * 8 + 5, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element_6, narrowed);
-        store(out_0_ptr, row * 8 + 5, narrowed);
-    }
-
-    // Phase 8 of 9: computes shifted_7, element_7; reduces each row to smallest_8; writes out_1, out_0.
-    i64 shifted_7;
-    float element_7;
-    shifted_7_and_element_7_of_topk(smallest_7, shifted_7, element_7);
-    i64 smallest_8_of[SUMS];
-    for (i32 k = 0; k < SUMS; ++k) smallest_8_of[k] = amin_i64_identity();
-#pragma unroll
-    for (i32 c = 0; c < CHUNKS; ++c) {
-        const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
-        const i64 (&bits)[LANES] = bits_kept[c];
-        i64 smallest_8_part[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            smallest_8_part[v] = chosen_7_of_topk(bits[v], smallest_7);
-            smallest_8_of[v % SUMS] = amin_i64_combine(smallest_8_of[v % SUMS], smallest_8_part[v]);
-        }
-    }
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_8_of[k] = amin_i64_combine(smallest_8_of[k], smallest_8_of[k + half]);
-    }
-    i64 smallest_8 = smallest_8_of[0];
-    smallest_8 = row_amin_i64(smallest_8);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_7, narrowed);
-        store(out_1_ptr, row * 8 + 6, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element_7, narrowed);
-        store(out_0_ptr, row * 8 + 6, narrowed);
-    }
-
-    // Phase 9 of 9: computes shifted_8, element_8; writes out_1, out_0.
-    i64 shifted_8;
-    float element_8;
-    shifted_8_and_element_8_of_topk(smallest_8, shifted_8, element_8);
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_8, narrowed);
         store(out_1_ptr, row * 8 + 7, narrowed);
     }
     if (thread == 0 && exists) {
         bf16 narrowed;
-        narrow(element_8, narrowed);
+        narrow(element, narrowed);
         store(out_0_ptr, row * 8 + 7, narrowed);
     }
 }

@@ -1,5 +1,5 @@
-// Stores a value asynchronously to the shared memory of block `rank` of the cluster, as element i of the array at the same address
-// there. The mbarrier at the same address there counts its bytes; `mbarrier_wait_cluster` waits for them.
+// Stores a value asynchronously to the shared memory of block `rank` of the cluster, as element i of the array at the
+// same address there. The mbarrier at the same address there counts its bytes; `mbarrier_wait_cluster` waits for them.
 template <typename T>
 __device__ __forceinline__ void cluster_push(T* array, i32 i, T value, i32 rank, u64* barrier) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "cluster_push sends 4 or 8 bytes");

@@ -1,5 +1,5 @@
-// e^x - 1, relative error 2^-18: minimax for small x, where the difference would cancel. Computes both and selects without a
-// branch.
+// e^x - 1, relative error 2^-18: minimax for small x, where the difference would cancel. Computes both and selects
+// without a branch.
 __device__ __forceinline__ float fast_expm1(float x) {
   float p = 0.0416592285f;
   p = fmaf(p, x, 0.166774541f);

@@ -1,4 +1,5 @@
-// log(1 + x), relative error 2^-18: minimax for small x, which 1 + x would round away. Computes both and selects without a branch.
+// log(1 + x), relative error 2^-18: minimax for small x, which 1 + x would round away. Computes both and selects
+// without a branch.
 __device__ __forceinline__ float fast_log1p(float x) {
   float p = -0.250693887f;
   p = fmaf(p, x, 0.33398211f);

@@ -1,5 +1,6 @@
-// 1 + erf(x) = erfc(-x) without cancellation: erfc(z) = e^(-z^2) t p(t) with t = 1 / (1 + 0.52 z), the form of Hastings,
-// Approximations for Digital Computers (1955); p is minimax on z from 0 to 9.4, relative error 2^-19, besides that of e^(-z^2).
+// 1 + erf(x) = erfc(-x) without cancellation: erfc(z) = e^(-z^2) t p(t) with t = 1 / (1 + 0.52 z), the form of
+// Hastings, Approximations for Digital Computers (1955); p is minimax on z from 0 to 9.4, relative error 2^-19, besides
+// that of e^(-z^2).
 __device__ __forceinline__ float fast_one_plus_erf(float x) {
   const float z = fabsf(x);
   const float t = fast_reciprocal(fmaf(0.52f, z, 1.0f));

@@ -1,4 +1,5 @@
-// Converts a float to the bits of the nearest f8e4m3, ties to even. Values beyond 448 become 448 (no infinity); NaN stays NaN.
+// Converts a float to the bits of the nearest f8e4m3, ties to even. Values beyond 448 become 448 (no infinity); NaN
+// stays NaN.
 __device__ __forceinline__ u8 float_to_f8e4m3(float value) {
   const u32 bits = bit_cast<u32>(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7f;

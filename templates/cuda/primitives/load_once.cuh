@@ -1,4 +1,5 @@
-// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out of loops.
+// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out
+// of loops.
 //% for t in stored
 __device__ __forceinline__ {{ t.name }} load_once(const {{ t.name }}* base, i64 i) {
   {{ t.register }} bits;

@@ -1,4 +1,5 @@
-// load_wide() if a condition holds, else zeros without an access. Predicated: loads of other operands wait at no branch.
+// load_wide() if a condition holds, else zeros without an access. Predicated: loads of other operands wait at no
+// branch.
 template <typename T, typename Wide>
 __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const T* base, i64 i) {
   T pair[2];
@@ -24,14 +25,18 @@ __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const 
 //% if 2 in sizes
   if constexpr (sizeof(T) == 2) {
     u32 bits = 0;
-    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b32 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"(u32(wanted)));
+    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b32 %0, [%1]; }"
+        : "+r"(bits)
+        : "l"(from), "r"(u32(wanted)));
     memcpy(pair, &bits, sizeof(pair));
   }
 //% endif
 //% if 1 in sizes
   if constexpr (sizeof(T) == 1) {
     u16 bits = 0;
-    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b16 %0, [%1]; }" : "+h"(bits) : "l"(from), "r"(u32(wanted)));
+    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b16 %0, [%1]; }"
+        : "+h"(bits)
+        : "l"(from), "r"(u32(wanted)));
     memcpy(pair, &bits, sizeof(pair));
   }
 //% endif

@@ -1,5 +1,5 @@
-// Loads elements `begin` to `end` of an unaligned vector of N; the others are unspecified. Two neighboring aligned accesses contain
-// the vector: whole words are shifted to the front, then bytes within words.
+// Loads elements `begin` to `end` of an unaligned vector of N; the others are unspecified. Two neighboring aligned
+// accesses contain the vector: whole words are shifted to the front, then bytes within words.
 template <int N, typename T>
 __device__ __forceinline__ void load_window(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end) {
   constexpr i32 bytes = N * sizeof(T), step = vector_width(bytes), size = sizeof(T);
@@ -19,7 +19,8 @@ __device__ __forceinline__ void load_window(T (&dst)[N], const T* base, i64 i, i
 #pragma unroll
     for (i32 moved = step / 8; moved > 0; moved /= 2) {
 #pragma unroll
-      for (i32 w = 0; w + moved < (bytes + step) / 4; ++w) words[w] = (skipped / 4 & moved) != 0 ? words[w + moved] : words[w];
+      for (i32 w = 0; w + moved < (bytes + step) / 4; ++w)
+        words[w] = (skipped / 4 & moved) != 0 ? words[w + moved] : words[w];
     }
     if constexpr (size < 4) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// Waits until the phase of parity `parity` has completed; the data that other blocks of the cluster sent in it is then visible.
+// Waits until the phase of parity `parity` has completed; the data that other blocks of the cluster sent in it is then
+// visible.
 __device__ __forceinline__ void mbarrier_wait_cluster(u64* barrier, u32 parity) {
   u32 done = 0;
   while (done == 0) {

@@ -25,7 +25,8 @@ __device__ __forceinline__ void narrow(float value, f8e5m2& out) {
 //% if converts_float8
   u16 pair;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
-  out.bits = static_cast<u8>(fabsf(value) >= 61440.0f ? pair & 0x80u | 0x7cu : pair);  // infinity, where the instruction saturates
+  // Infinity, where the instruction saturates.
+  out.bits = static_cast<u8>(fabsf(value) >= 61440.0f ? pair & 0x80u | 0x7cu : pair);
 //% else
   out.bits = float_to_f8e5m2(value);
 //% endif

@@ -1,4 +1,5 @@
-// Random bits, 16 per element, which load() and its variants return like memory: Philox-4x32-10 of Salmon et al. (2011).
+// Random bits, 16 per element, which load() and its variants return like memory: Philox-4x32-10 of Salmon et al.
+// (2011).
 struct RandomBits { u32 low, high, stream; };
 
 __device__ __forceinline__ RandomBits random_bits(const i64* key, u32 stream) {

@@ -24,7 +24,8 @@ __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
     for (i32 w = 0; w < bytes / 4; w += 2)
       asm volatile("st.global.v2.b32 [%0], {%1, %2};" :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
 //% else
-    for (i32 w = 0; w < bytes / 4; ++w) asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
+    for (i32 w = 0; w < bytes / 4; ++w)
+      asm volatile("st.global.b32 [%0], %1;" :: "l"(to + w), "r"(words[w]) : "memory");
 //% endif
   }
 //% endfor
