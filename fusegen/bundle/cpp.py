@@ -33,9 +33,9 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.index_map import in_row_major_order
 from fusegen.jit import nvrtc
 from fusegen.program.formula import Relation, limits
+from fusegen.program.names import ascii_name
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import ArgumentSpec, Constant, ExtentArgument, NumberArgument, TensorArgument
-from fusegen.schedule.names import ascii_name
 from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"

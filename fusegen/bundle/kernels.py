@@ -32,9 +32,10 @@ from fusegen.bundle.manifest import (
 )
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
-from fusegen.guards import same
+from fusegen.guards.values import same
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.program.formula import FormulaKind
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import Numbers, python_condition
 from fusegen.program.renaming import GraphNames, renamed
 from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
@@ -42,7 +43,6 @@ from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
 from fusegen.runtime.devices import LEVELS, host_kernel, level_here, runs_here
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend
-from fusegen.schedule.names import stride_name
 from fusegen.settings import require_trusted, settings
 from fusegen.target import Target
 from fusegen.threads import new_lock

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,8 @@ from fusegen.bundle.manifest import (
 )
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import ArgumentError, BundleError, TraceError
-from fusegen.guards import same
+from fusegen.guards.values import same
+from fusegen.lazy import dataclass
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.runtime import devices

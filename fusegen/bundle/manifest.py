@@ -7,20 +7,20 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.errors import BundleError
 from fusegen.files import read_regular
+from fusegen.lazy import dataclass
 from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import Deferred, Line, Lines, Shared, decode, encode, encoded_fields
 from fusegen.program.formula import Relation
+from fusegen.program.names import ascii_name
 from fusegen.program.renaming import GraphNames
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
-from fusegen.schedule.names import ascii_name
 from fusegen.threads import cached_property, without_garbage_collection
 
 NAME = "manifest.json"

@@ -30,8 +30,8 @@ from fusegen.cli.project import FORMATS, project_license, project_version, with_
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, BundleError, TargetError
 from fusegen.files import read_regular
+from fusegen.program.names import ascii_name
 from fusegen.runtime.devices import LEVELS, X86
-from fusegen.schedule.names import ascii_name
 from fusegen.settings import settings
 from fusegen.specs import SPECS, find
 from fusegen.target import CPU, Backend, Target, from_capability

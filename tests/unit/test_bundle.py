@@ -79,7 +79,7 @@ def test_a_process_without_sympy_jinja_and_nvrtc_calls_them_with_equal_bits(tmp_
         "-c",
         ALONE,
         *(str(tmp_path / name) for name in ("kernels", "calls", "results")),
-        "cuda.bindings.nvrtc",
+        *("cuda.bindings.nvrtc", "fusegen.guards.recorder", "fusegen.ir", "fusegen.progress", "fusegen.schedule"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr
