@@ -188,23 +188,29 @@ def _renamed(kernels: Kernels, names: GraphNames, where: str) -> LaunchPlan | No
     return None
 
 
-def _kernels_in(folder: Path, stored: StoredKernel, graph: str, target: Target) -> Iterator[Kernels]:
-    """Yields the kernels of a stored kernel's programs of a graph. It is decoded only if it has one."""
+def _kernels_in(folder: Path, stored: StoredKernel, graph: str, target: Target) -> list[Kernels]:
+    """Returns the kernels of a stored kernel's programs of a graph, which alone are decoded. Warns if one is damaged."""
     if graph not in stored.summary.graphs:
-        return
+        return []
     try:
-        kernel = stored.kernel
+        found = [*_kernels_of_graph(folder, stored, graph, target)]
+        for each in found:
+            stored.check(each.program)
+        return [each for each in found if _cluster(each.program) <= target.cluster]
     except BundleError as error:
         _warn(error.one_line)
-        return
+        return []
+
+
+def _kernels_of_graph(folder: Path, stored: StoredKernel, graph: str, target: Target) -> Iterator[Kernels]:
+    kernel = stored.deferred
     for variant in kernel.variants:
         if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
             continue
-        passes = variant.passes
-        found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
-        if passes is not None:
-            found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
-        yield from (each for each in found if _cluster(each.program) <= target.cluster)
+        if variant.graph == graph:
+            yield kernels_of(folder, kernel, variant)
+        if (passes := variant.passes) is not None:
+            yield from kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
 
 
 @lru_cache(maxsize=64)

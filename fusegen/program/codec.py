@@ -358,6 +358,13 @@ def encoded_fields(value: Deferred) -> dict[str, Any]:
     return encoded
 
 
+def read_all(value: Deferred) -> None:
+    """Decodes the fields of a value. Raises `BundleError` if one is invalid."""
+    kind: type = type(value)
+    for name in _hints(kind):
+        getattr(value, name)
+
+
 @dataclass(frozen=True)
 class _Reference:
     """The digest of a line with a value of a type."""

@@ -229,6 +229,17 @@ def test_damaged_names_are_a_warning(folder: Path, only: Callable[..., None], ki
     assert kind == "sizes" or str(path) in texts[0]
 
 
+def test_a_damaged_program_is_compiled_and_another_one_of_its_kernel_is_taken(tmp_path: Path, only: Callable[..., None]) -> None:
+    folder, (x, weight) = tmp_path / "kernels", CASES["row"][2]
+    double = x.double(), weight.double()
+    build(folder, [wanted(row, (x, weight)), wanted(row, double)], "test")
+    rewrite(folder, lambda content: content["kernels"][0]["variants"][-1]["call"]["steps"].append({"Nothing": {}}))
+    only(folder)
+    assert torch.allclose(fg.kernel(row)(x, weight), row(x, weight), atol=1e-5)
+    with pytest.warns(RuntimeWarning, match=r"LaunchPlan\.steps.*kernels are compiled"), pytest.raises(ToolNotFoundError):
+        fg.kernel(row)(*double)
+
+
 @pytest.mark.parametrize("changed", ["folder", "manifest.json", "binary", "its folder"])
 def test_a_folder_that_others_can_write_to_is_refused(folder: Path, only: Callable[..., None], changed: str) -> None:
     library = folder / kernels_in(folder)[0].variants[0].code[0].file

@@ -131,6 +131,16 @@ def test_mistakes(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture
             assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
 
 
+@pytest.mark.parametrize("output", ["bundle", "extension", "sources"])
+def test_a_parameter_that_no_function_has_is_found_before_a_kernel_is_built(
+    tmp_path: Path, user_file: Path, run: Run, output: str
+) -> None:
+    calls = ["--call", "x=8x32", "--call", "x=8x32,gaet=8x32"]
+    done = run("build", f"{user_file}:gated", *calls, "--arch", "cpu", "--format", output, "--out", str(tmp_path / "out"))
+    assert done.code == 2 and "building" not in done.err
+    assert "gated has no parameter 'gaet' · try: did you mean 'gate'? its parameters are x, gate, scale" in done.err
+
+
 def test_two_kernels_of_one_name(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = user_file.with_name("other.py")
     other.write_text(USER)
