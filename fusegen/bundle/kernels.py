@@ -368,6 +368,8 @@ def _match_value(name: str, argument: ArgumentSpec, value: Any, sizes: dict[str,
             raise Mismatch(f"{name!r} is {_value_text(value)}, built for a run-time {argument}")
     elif type(value) is not int:
         raise Mismatch(f"{name!r} is {_value_text(value)}, built for an int")
+    elif value < 1:
+        raise Mismatch(f"{name!r} is {value}, built for an int of 1 and more")
     else:
         _add_size(f"{name!r}", argument.size, value, sizes)
 
@@ -429,7 +431,10 @@ def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Ma
     """Rejects other strides (except of dims of size 1) and weaker alignment."""
     for dim, expected in enumerate(argument.strides):
         if tensor.shape[dim] != 1 and tensor.stride(dim) != expected(sizes):
-            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {expected} = {expected(sizes)}")
+            built = (
+                f"{expected} = {expected(sizes)}" if expected.operands or expected.operator is FormulaKind.SIZE else f"{expected}"
+            )
+            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {built}")
     divisor = alignment(tensor, argument.own_strides)
     if divisor % argument.alignment:
         raise Mismatch(f"{name!r} is aligned to {divisor} bytes, built for {argument.alignment}")
@@ -462,4 +467,4 @@ def _check_narrow(call: LaunchPlan, names: Sequence[str], values: Sequence[Any],
 def _value_text(value: object) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
-    return repr(value)[:60] if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
+    return repr(value)[:60] if isinstance(value, (bool, int, float, str, torch.dtype, type(None))) else f"a {type(value).__name__}"

@@ -33,6 +33,7 @@ from fusegen.target import Target
 _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
 """Dtypes by name."""
+_TORCH_DTYPES = {str(dtype.torch): dtype.torch for dtype in DType}
 
 _SHAPE = re.compile(r"((?P<name>\w+)=)?(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
 _FEATURES, _ROWS = (4096, 8192, 2048), (1024, 16, 8, 32)
@@ -269,6 +270,8 @@ def _value(name: str, text: str, parameters: Parameters) -> Any:
 def _literal(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
+    if text in _TORCH_DTYPES:
+        return _TORCH_DTYPES[text]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape warns
         try:

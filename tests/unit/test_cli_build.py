@@ -17,7 +17,7 @@ from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension
 from fusegen.cli.main import main
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
 from fusegen.extension.native import LibrarySources
 from fusegen.runtime import devices
 from fusegen.target import target
@@ -129,6 +129,17 @@ def test_mistakes(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture
             assert main(["build", *given]) == code
             assert text in capsys.readouterr().err
             assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_a_dtype_as_an_argument_and_the_command_for_another_one(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("to.py").write_text("import fusegen as fg\n@fg.kernel\ndef to(x, dtype=None):\n    return (x + 1).to(dtype)\n")
+    build = ["to.py:to", "--shape", "x=4x64:f32", "--arch", "cpu", "--out", "built"]
+    assert run("build", *build, "--arg", "dtype=torch.float16").code == 0
+    x = torch.randn(4, 64)
+    assert torch.equal(fg.load("built").to(x, torch.float16), (x + 1).half())
+    with pytest.raises(ArgumentError, match=r"(?s)'dtype' is torch.bfloat16.*--arg dtype=torch.bfloat16"):
+        fg.load("built").to(x, torch.bfloat16)
 
 
 @pytest.mark.parametrize("output", ["bundle", "extension", "sources"])
