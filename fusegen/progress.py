@@ -8,14 +8,18 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any, TypeVar, cast
 
 from fusegen.settings import settings
 from fusegen.threads import new_lock
+
+Bind = TypeVar("Bind", bound=Callable[[Any, Sequence[Any]], Any])
 
 _PATIENCE = 2.0  # seconds before anything is shown
 _PAUSE = 0.5  # seconds without a first call after which the display ends
@@ -160,14 +164,19 @@ def _is_terminal() -> bool:
 _PROGRESS = _Progress()
 
 
-@contextmanager
-def first_call(name: str) -> Iterator[None]:
-    """Wraps the compilation of a kernel: reports progress if one or several in a row take more than two seconds."""
-    _PROGRESS.begin(name)
-    try:
-        yield
-    finally:
-        _PROGRESS.end()
+def first_call(bind: Bind) -> Bind:
+    """Wraps a method that compiles for the arguments of a call, of an object with a ``name``: reports progress if one or several
+    calls in a row take more than two seconds."""
+
+    @wraps(bind)
+    def reported(self: Any, values: Sequence[Any]) -> Any:
+        _PROGRESS.begin(self.name)
+        try:
+            return bind(self, values)
+        finally:
+            _PROGRESS.end()
+
+    return cast(Bind, reported)
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from fusegen.errors import SettingsError
+from fusegen.lazy import dataclass
 
 Compiler: TypeAlias = Literal["nvrtc", "extension"]
 """NVRTC (the host's compiler on the CPU target) with launches from Python, or C++ operators of torch."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from fusegen.errors import TargetError
+from fusegen.lazy import dataclass
 
 
 class Backend(Enum):

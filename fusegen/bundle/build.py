@@ -48,6 +48,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.options import DEFAULTS, Options
 from fusegen.program.formula import Relation
+from fusegen.program.names import ascii_name, stride_name
 from fusegen.program.signature import (
     ArgumentSpec,
     Constant,
@@ -58,7 +59,6 @@ from fusegen.program.signature import (
     Signature,
     TensorArgument,
 )
-from fusegen.schedule.names import ascii_name, stride_name
 from fusegen.target import Backend, Target
 from fusegen.trace import run
 

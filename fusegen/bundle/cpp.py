@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_structure
 
 from fusegen.bundle.build import BuildRequest, TracedCall, signature_of, traced_calls
+from fusegen.bundle.kernels import describe_calls
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.programs import cache_writes, new_folder, passes_by_all, require_name, require_new, tensor_argument, write
 from fusegen.bundle.programs import limits as rows_of
@@ -33,9 +34,9 @@ from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.index_map import in_row_major_order
 from fusegen.jit import nvrtc
 from fusegen.program.formula import Relation, limits
+from fusegen.program.names import ascii_name
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import ArgumentSpec, Constant, ExtentArgument, NumberArgument, TensorArgument
-from fusegen.schedule.names import ascii_name
 from fusegen.target import Backend, Target
 
 MANIFEST = "extension.json"
@@ -313,8 +314,13 @@ class TracedOperator:
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
             results=_shaped(self._graph, fresh),
             passes=None if self._is_text else self._passes(),
-            description=", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in self._specs),
+            description=self._description(),
         )
+
+    def _description(self) -> str:
+        captured = self._specs[len(self._specs) - len(self._variant.state.names) :]
+        tensors = [f"{spec.name}: {tensor_argument(spec)}" for spec in captured]
+        return ", ".join([*tensors, describe_calls(self._signature, [*self._arguments])])
 
     def _programs(
         self,

@@ -32,9 +32,10 @@ from fusegen.bundle.manifest import (
 )
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
-from fusegen.guards import same
+from fusegen.guards.values import same
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.program.formula import FormulaKind
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import Numbers, python_condition
 from fusegen.program.renaming import GraphNames, renamed
 from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
@@ -42,7 +43,6 @@ from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
 from fusegen.runtime.devices import LEVELS, host_kernel, level_here, runs_here
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend
-from fusegen.schedule.names import stride_name
 from fusegen.settings import require_trusted, settings
 from fusegen.target import Target
 from fusegen.threads import new_lock
@@ -188,23 +188,29 @@ def _renamed(kernels: Kernels, names: GraphNames, where: str) -> LaunchPlan | No
     return None
 
 
-def _kernels_in(folder: Path, stored: StoredKernel, graph: str, target: Target) -> Iterator[Kernels]:
-    """Yields the kernels of a stored kernel's programs of a graph. It is decoded only if it has one."""
+def _kernels_in(folder: Path, stored: StoredKernel, graph: str, target: Target) -> list[Kernels]:
+    """Returns the kernels of a stored kernel's programs of a graph, which alone are decoded. Warns if one is damaged."""
     if graph not in stored.summary.graphs:
-        return
+        return []
     try:
-        kernel = stored.kernel
+        found = [*_kernels_of_graph(folder, stored, graph, target)]
+        for each in found:
+            stored.check(each.program)
+        return [each for each in found if _cluster(each.program) <= target.cluster]
     except BundleError as error:
         _warn(error.one_line)
-        return
+        return []
+
+
+def _kernels_of_graph(folder: Path, stored: StoredKernel, graph: str, target: Target) -> Iterator[Kernels]:
+    kernel = stored.deferred
     for variant in kernel.variants:
         if variant.target != target.name or (variant.machine and not runs_here(variant.machine)):
             continue
-        passes = variant.passes
-        found = [kernels_of(folder, kernel, variant)] if variant.graph == graph else []
-        if passes is not None:
-            found += kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
-        yield from (each for each in found if _cluster(each.program) <= target.cluster)
+        if variant.graph == graph:
+            yield kernels_of(folder, kernel, variant)
+        if (passes := variant.passes) is not None:
+            yield from kernels_of_pass(folder, kernel, variant, passes, (p for p in passes.programs if p.graph == graph))
 
 
 @lru_cache(maxsize=64)
@@ -362,6 +368,8 @@ def _match_value(name: str, argument: ArgumentSpec, value: Any, sizes: dict[str,
             raise Mismatch(f"{name!r} is {_value_text(value)}, built for a run-time {argument}")
     elif type(value) is not int:
         raise Mismatch(f"{name!r} is {_value_text(value)}, built for an int")
+    elif value < 1:
+        raise Mismatch(f"{name!r} is {value}, built for an int of 1 and more")
     else:
         _add_size(f"{name!r}", argument.size, value, sizes)
 
@@ -423,7 +431,10 @@ def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Ma
     """Rejects other strides (except of dims of size 1) and weaker alignment."""
     for dim, expected in enumerate(argument.strides):
         if tensor.shape[dim] != 1 and tensor.stride(dim) != expected(sizes):
-            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {expected} = {expected(sizes)}")
+            built = (
+                f"{expected} = {expected(sizes)}" if expected.operands or expected.operator is FormulaKind.SIZE else f"{expected}"
+            )
+            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {built}")
     divisor = alignment(tensor, argument.own_strides)
     if divisor % argument.alignment:
         raise Mismatch(f"{name!r} is aligned to {divisor} bytes, built for {argument.alignment}")
@@ -456,4 +467,4 @@ def _check_narrow(call: LaunchPlan, names: Sequence[str], values: Sequence[Any],
 def _value_text(value: object) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
-    return repr(value)[:60] if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
+    return repr(value)[:60] if isinstance(value, (bool, int, float, str, torch.dtype, type(None))) else f"a {type(value).__name__}"

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,8 @@ from fusegen.bundle.manifest import (
 )
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import ArgumentError, BundleError, TraceError
-from fusegen.guards import same
+from fusegen.guards.values import same
+from fusegen.lazy import dataclass
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.runtime import devices
@@ -100,7 +100,10 @@ class Bundle:
 
         Raises:
             BundleError: the file that describes it is missing or was changed. Binaries are read and checked before they first run.
+            KeyError: the bundle has no kernel of this name.
         """
+        if name not in self._files:
+            raise KeyError(self._missing(name))
         if name not in self._kernels:
             kernel = BuiltFunction(self._folder, read_kernel(self._folder, self._files[name]).deferred)
             return self._kernels.setdefault(name, kernel)  # all threads get the same object
@@ -109,7 +112,10 @@ class Bundle:
     def __getattr__(self, name: str) -> BuiltFunction:
         if name in self.__dict__.get("_files", ()):
             return self[name]
-        raise AttributeError(f"the bundle has no kernel {name!r}; it has {', '.join(self.__dict__.get('_files', ()))}")
+        raise AttributeError(self._missing(name))
+
+    def _missing(self, name: object) -> str:
+        return f"the bundle has no kernel {name!r}; it has {', '.join(self.__dict__.get('_files', ())) or 'none'}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -328,7 +334,7 @@ class BuiltFunction(CallBinder):
                 continue
             if isinstance(value, Tensor) and value.numel() and value.dtype in _SHORT:
                 shapes.append(f"{parameter.name}={'x'.join(map(str, value.shape))}:{_SHORT[value.dtype]}")
-            elif _is_literal(value):
+            elif _is_literal(value) or isinstance(value, torch.dtype):
                 words += ["--arg", f"{parameter.name}={value!r}"]
             else:
                 return None

@@ -7,20 +7,20 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.errors import BundleError
 from fusegen.files import read_regular
+from fusegen.lazy import dataclass
 from fusegen.program.call import LaunchPlan, LibraryCall
-from fusegen.program.codec import Deferred, Line, Lines, Shared, decode, encode, encoded_fields
+from fusegen.program.codec import Deferred, Line, Lines, Shared, decode, encode, encoded_fields, read_all
 from fusegen.program.formula import Relation
+from fusegen.program.names import ascii_name
 from fusegen.program.renaming import GraphNames
 from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
-from fusegen.schedule.names import ascii_name
 from fusegen.threads import cached_property, without_garbage_collection
 
 NAME = "manifest.json"
@@ -274,12 +274,27 @@ class StoredKernel:
         """
         kernel = self.deferred
         if summary_of(kernel) != self.summary:
-            raise BundleError(f"{self.where}: its summary is that of another kernel", hint=REBUILD_HINT)
+            raise self.other_summary
         for variant in kernel.variants:
             results_of(variant, self.where)
         for program in kernel.programs:
             check_program(program, f"{self.where}: {kernel.name}")
         return kernel
+
+    def check(self, program: BuiltProgram) -> None:
+        """Decodes and checks one of the kernel's programs.
+
+        Raises:
+            BundleError: it is invalid, or the summary lacks a file of it.
+        """
+        read_all(program)
+        check_program(program, f"{self.where}: {self.file.name}")
+        if not {(code.file, code.sha256) for code in program.code} <= {*self.summary.files}:
+            raise self.other_summary
+
+    @property
+    def other_summary(self) -> BundleError:
+        return BundleError(f"{self.where}: its summary is that of another kernel", hint=REBUILD_HINT)
 
 
 def stored(kernel: BuiltKernel) -> StoredKernel:

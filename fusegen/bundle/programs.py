@@ -44,10 +44,10 @@ from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
 from fusegen.options import Options
 from fusegen.program.formula import Relation, formula_of
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import ArgumentSpec, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.runtime.devices import instruction_set
-from fusegen.schedule.names import stride_name
 from fusegen.settings import cache_folder
 from fusegen.target import Backend, Target
 

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import keyword
+import logging
 import os
 import re
 import secrets
@@ -211,6 +212,7 @@ def _portable_platform(wheel: Wheel, platform: str) -> tuple[str, str]:
         from auditwheel.wheel_abi import analyze_wheel_abi
     except ImportError:
         return platform, f"{refused}; pip install auditwheel, then build again for a manylinux tag"
+    logging.getLogger(analyze_wheel_abi.__module__).setLevel(logging.ERROR)  # it would warn that it ignores cubins
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, wheel.file)
         path.write_bytes(wheel.content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import inspect
 import math
 import re
@@ -32,6 +33,7 @@ from fusegen.target import Target
 _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
 """Dtypes by name."""
+_TORCH_DTYPES = {str(dtype.torch): dtype.torch for dtype in DType}
 
 _SHAPE = re.compile(r"((?P<name>\w+)=)?(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
 _FEATURES, _ROWS = (4096, 8192, 2048), (1024, 16, 8, 32)
@@ -204,10 +206,17 @@ def _refuse_unknown(shapes: Mapping[str, Tensor], parameters: Parameters) -> Non
     dims = {dim for names in parameters.dims.values() for dim in names}
     for name in shapes:
         if name not in parameters.user_names and name not in dims:
-            what = f"{parameters.function.__name__} has no parameter {name!r}"
-            raise ArgumentError(what, hint=f"its parameters are {', '.join(parameters.user_names) or 'none'}")
+            raise _unknown(name, parameters, [*parameters.user_names, *sorted(dims)])
         if name in dims - {*parameters.user_names} and shapes[name].dim() != 1:
             raise ArgumentError(f"{name!r} is a dim and has one size", hint=f"--shape {name}=512")
+
+
+def _unknown(name: str, parameters: Parameters, known: Sequence[str]) -> ArgumentError:
+    """Returns the error of a name that is none of a kernel's parameters, with the closest of the known names."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"its parameters are {', '.join(parameters.user_names) or 'none'}"
+    what = f"{parameters.function.__name__} has no parameter {shortened(name, 80)!r}"
+    return ArgumentError(what, hint=f"did you mean {close[0]!r}? {hint}" if close else hint)
 
 
 def _annotated(parameters: Parameters, dtype: DType, shapes: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -241,9 +250,11 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in parameters.user_names:
+        if not equals:
             hint = f"--arg NAME=VALUE with NAME of {', '.join(parameters.user_names) or 'no parameter'}"
             raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", hint=hint)
+        if name not in parameters.user_names:
+            raise _unknown(name, parameters, parameters.user_names)
         refuse_duplicate(name, values)
         values[name] = _value(name, value, parameters)
     return values
@@ -259,6 +270,8 @@ def _value(name: str, text: str, parameters: Parameters) -> Any:
 def _literal(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
+    if text in _TORCH_DTYPES:
+        return _TORCH_DTYPES[text]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape warns
         try:

@@ -30,8 +30,8 @@ from fusegen.cli.project import FORMATS, project_license, project_version, with_
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError, BundleError, TargetError
 from fusegen.files import read_regular
+from fusegen.program.names import ascii_name
 from fusegen.runtime.devices import LEVELS, X86
-from fusegen.schedule.names import ascii_name
 from fusegen.settings import settings
 from fusegen.specs import SPECS, find
 from fusegen.target import CPU, Backend, Target, from_capability
@@ -121,6 +121,8 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     wanted = _Wanted(names, [call for build in builds for call in _calls(build, _targets(build))], modules, models)
     if first.version and first.format not in (*_WHEELS, "hub"):
         raise ArgumentError("--version applies only to wheels and hub folders", hint="add --format wheel or hub")
+    for call in wanted.calls:
+        request_of(call, modules)  # errors of all arguments come before the first compilation
     if first.out is not None and first.format in ("extension", "sources", "hub"):
         requests, library = _requests(wanted.calls, modules, terminal), str(first.library or first.out.name)
         docs = {ascii_name(name): doc for name, doc in _docs(names, modules).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -191,13 +192,20 @@ def _guarded(location: str, action: Callable[[], Any]) -> Any:
     """Runs a user's code, which can raise anything.
 
     Raises:
-        ArgumentError: it raised something; the error has its message and line.
+        ArgumentError: it raised something, and the error has its message and line; or it returns a coroutine or a generator.
     """
     try:
-        return action()
+        result = action()
     except FusegenError:
         raise
     except Exception as error:
         what = " ".join(f"{location} failed: {type(error).__name__}: {error}".split())
         hint = "the function takes no arguments, and model(*args, **kwargs) must work with what it returns"
         raise ArgumentError(what, where=user_file_line(error), hint=hint) from error
+    if inspect.iscoroutine(result):
+        result.close()  # Python would warn that nothing awaits it
+    if inspect.isawaitable(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
+        kind = type(result).__name__.replace("_", " ")
+        what = f"{location} returns {'an' if kind.startswith('a') else 'a'} {kind}, whose code did not run"
+        raise ArgumentError(what, hint="define it by def, not async def, and with return, not yield")
+    return result

@@ -27,11 +27,11 @@ from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.jit.host import ARITHMETIC, load_compiled, load_shared
 from fusegen.program.call import KernelLaunch, LaunchPlan
+from fusegen.program.names import ascii_name, stride_name
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.devices import host_kernel, instruction_set
 from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PackResults, bound_call
 from fusegen.runtime.instructions import Runner, Scalars, integer
-from fusegen.schedule.names import ascii_name, stride_name
 from fusegen.settings import Compiler, cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target

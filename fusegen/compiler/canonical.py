@@ -13,8 +13,8 @@ import torch
 from fusegen.ir.graph import NO_SCALARS, Graph, InputSpec, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Stride, size_symbol, stride_symbol
+from fusegen.program.names import stride_name
 from fusegen.program.renaming import GraphNames
-from fusegen.schedule.names import stride_name
 
 _LEAVES = (Op.INPUT, Op.SCALAR)  # the only nodes with a user's name
 _PLAIN = (bool, int, float, str, type(None), Enum, torch.dtype)

@@ -25,17 +25,17 @@ from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.files import read_sealed, write_sealed
-from fusegen.guards import StateGuard
+from fusegen.guards.check import StateGuard
 from fusegen.ir.formula import numbers_of, relation
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.program.call import LaunchPlan
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import Numbers
 from fusegen.program.renaming import GraphNames
 from fusegen.runtime.arguments import WIDE
 from fusegen.schedule.choices import Measured
-from fusegen.schedule.names import stride_name
 from fusegen.schedule.program import Program
 from fusegen.settings import cache_folder
 from fusegen.source import Source

@@ -17,6 +17,7 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.passes import ForwardBackward, passes_of
 from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.errors import ArgumentError, GradientError
+from fusegen.progress import first_call
 from fusegen.runtime.arguments import Values, check_tangent
 from fusegen.runtime.bound import BoundCall, Captured, condition_of
 from fusegen.runtime.executable import CallBinder, Executable
@@ -149,6 +150,7 @@ class VjpCalls(CallBinder):
         self.dispatcher.check(values)
         _require_elements(self.dispatcher, values)
 
+    @first_call
     def bind(self, values: Values) -> tuple[BoundVjp, Captured]:
         """The forward pass for the exact shapes of a call."""
         variant, captured = self._variant_of(values)

@@ -36,6 +36,7 @@ from fusegen.compiler.variants import VariantCache
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
 from fusegen.options import DEFAULTS, Options
+from fusegen.progress import first_call
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
 from fusegen.runtime.bound import NO_CAPTURED, NO_SCALARS, BoundCall, BoundPlan, ByValue, CallFacts, Captured, condition_of
 from fusegen.runtime.callables import (
@@ -269,6 +270,7 @@ class Dispatcher(CallBinder):
             if name in self.parameters.mutates and isinstance(value, Tensor):
                 check_writable(self.name, name, value)
 
+    @first_call
     def bind(self, values: Values) -> BoundMatch:
         """The program of a call: its variant's, with a backward pass if autograd needs one; the function itself for empty
         tensors."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.guards import exact_key, is_plain
+from fusegen.guards.values import exact_key, is_plain
 from fusegen.schedule.names import Namer, identifier, parameter_names
 from fusegen.threads import cached_property
 from fusegen.trace.user import return_line

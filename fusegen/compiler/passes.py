@@ -23,12 +23,14 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal, product, same
 from fusegen.options import Options
 from fusegen.program.formula import Relation, limits
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Wiring
+from fusegen.progress import first_call
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
 from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, CallFacts
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
-from fusegen.schedule.names import Namer, kernel_functions, stride_name
+from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.schedule.precision import has_discontinuities
 from fusegen.settings import Compiler
 from fusegen.target import Target
@@ -137,6 +139,7 @@ class GraphKernel(CallBinder):
 
     # Binding.
 
+    @first_call
     def bind(self, values: Values) -> BoundMatch:
         """Binds the graph to the exact shapes of some tensors.
 

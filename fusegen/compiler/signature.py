@@ -21,8 +21,8 @@ from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
+from fusegen.program.names import ascii_name, stride_name
 from fusegen.runtime.arguments import MAX_ALIGNMENT, alignment
-from fusegen.schedule.names import ascii_name, stride_name
 
 DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""

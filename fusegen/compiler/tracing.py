@@ -17,7 +17,9 @@ from fusegen.compiler.compile import Request, Variant, guards_of
 from fusegen.compiler.signature import captured_spec
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.guards import StateGuard, StateRecorder, exact_key
+from fusegen.guards.check import StateGuard
+from fusegen.guards.recorder import StateRecorder
+from fusegen.guards.values import exact_key
 from fusegen.ir.formula import numbers_of
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Op

@@ -19,13 +19,15 @@ from fusegen.compiler.signature import VALUE_AS_SIZE, DimRef, History, Sum, capt
 from fusegen.compiler.tracing import ProgramFamilies, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
-from fusegen.guards import StateGuard, StateRecorder, is_plain
+from fusegen.guards.check import StateGuard
+from fusegen.guards.recorder import StateRecorder
+from fusegen.guards.values import is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.options import Options
+from fusegen.program.names import stride_name
 from fusegen.runtime.arguments import WIDE, CallKey, Values, check_values, is_scalar, span, static_part
 from fusegen.runtime.bound import NO_CAPTURED, Captured, condition_of
-from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
 from fusegen.trace.run import ResultTree, Trace

@@ -13,6 +13,7 @@ from fusegen.emit.environment import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index
+from fusegen.program.names import ascii_name
 from fusegen.schedule.access import Access, AccessPattern
 from fusegen.schedule.indices import (
     CheckedIndex,
@@ -28,7 +29,7 @@ from fusegen.schedule.indices import (
 )
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
-from fusegen.schedule.names import ascii_name, identifier
+from fusegen.schedule.names import identifier
 from fusegen.schedule.reductions import combine_function, identity_function, pivot_sum_functions
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)

@@ -10,9 +10,9 @@ from fusegen.dtypes import DType
 from fusegen.extension.call_text import DTYPES, CallText, LaunchEntry, cpp_expression, number_name, size_name, sizes_text
 from fusegen.program.call import MAX_BLOCK_BYTES, ROW_MULTIPLE, LaunchPlan, Loop
 from fusegen.program.formula import Formula, FormulaKind, Relation
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import TORCH_OPERATIONS, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
-from fusegen.schedule.names import stride_name
 
 _WIDE, _WIDEST = 1 << 31, 1 << 56  # bounds of indices; bytes of values below the second one fit 64 bits
 

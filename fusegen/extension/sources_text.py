@@ -16,9 +16,10 @@ from fusegen.extension.unit import CompiledProgram
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
 from fusegen.program.formula import Formula, FormulaKind, Relation, size
+from fusegen.program.names import stride_name
 from fusegen.program.numbers import TORCH_OPERATIONS, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
-from fusegen.schedule.names import field_identifier, stride_name
+from fusegen.schedule.names import field_identifier
 
 _INVALID = "return cudaErrorInvalidValue;"
 _ALLOCATED, _KEY_BYTES, _WORKSPACE = 16, 8, 256  # alignments of results, keys and workspaces that kernels rely on

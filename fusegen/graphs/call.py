@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead, exact_key, is_plain, same
+from fusegen.guards.locations import AccessKind, Conditions, StateLocation, StateRead
+from fusegen.guards.values import exact_key, is_plain, same
 from fusegen.native import NativeChoice, loaded
 
 # Memory of static key-value caches, owned by recorded graphs, which read and write fixed addresses. Each `generate` makes a new

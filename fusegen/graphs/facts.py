@@ -23,7 +23,9 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import AccessKind, Conditions, StateGuard, StateLocation, StateRead, cell_contents
+from fusegen.guards.check import StateGuard
+from fusegen.guards.locations import AccessKind, Conditions, StateLocation, StateRead
+from fusegen.guards.values import cell_contents
 from fusegen.native import NativeChoice
 from fusegen.runtime.executable import Executable
 from fusegen.trace import is_tracing

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.call import CacheFactory, CacheMemory, GraphCall, is_cache
 from fusegen.graphs.surroundings import RecordedStep
-from fusegen.guards import is_plain
+from fusegen.guards.values import is_plain
 from fusegen.native import NativeChoice
 from fusegen.threads import new_lock, without_garbage_collection
 

@@ -21,7 +21,7 @@ from torch.nn.modules import module as module_hooks
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.call import CacheView, has_layers, is_cache, settings
 from fusegen.graphs.facts import LIBRARY_FOLDERS, reachable
-from fusegen.guards import is_plain, same
+from fusegen.guards.values import is_plain, same
 from fusegen.threads import new_lock
 
 _CAPTURING = "transformers.utils.output_capturing"

@@ -24,8 +24,8 @@ from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.symbolic import literal
 from fusegen.passes.rewrite import subgraph_of
 from fusegen.program.formula import Relation
+from fusegen.program.names import ascii_name
 from fusegen.runtime.arguments import check_no_aliasing
-from fusegen.schedule.names import ascii_name
 from fusegen.threads import cached_property, new_lock
 
 # A graph as an operator of torch, ``torch.ops.fusegen.<name>_<digest>``, with an implementation for fake tensors.

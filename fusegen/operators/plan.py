@@ -29,8 +29,8 @@ from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.signature import VALUE_AS_SIZE
 from fusegen.errors import FusegenError
-from fusegen.guards import StateRecorder
 from fusegen.guards.locations import PATH_SEPARATOR
+from fusegen.guards.recorder import StateRecorder
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import first_version, in_row_major_order
 from fusegen.ir.ops import Op

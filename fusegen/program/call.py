@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from math import prod
 from typing import TypeAlias
 
 from fusegen.dtypes import DType
+from fusegen.lazy import dataclass
 from fusegen.program.formula import Formula
 from fusegen.program.numbers import Numbers
 from fusegen.units import counted

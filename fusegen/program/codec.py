@@ -11,7 +11,7 @@ import hashlib
 import json
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,6 +20,7 @@ import torch
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import BundleError
+from fusegen.lazy import dataclass
 from fusegen.program.formula import SIGNS, Formula, FormulaKind, Relation, formula_of, size
 from fusegen.program.numbers import Operation, arity
 from fusegen.program.signature import Constant
@@ -355,6 +356,13 @@ def encoded_fields(value: Deferred) -> dict[str, Any]:
         return dict(value.__dict__[_ENCODED][0])
     encoded: dict[str, Any] = json.loads(Line(encode(value, type(value))).text)
     return encoded
+
+
+def read_all(value: Deferred) -> None:
+    """Decodes the fields of a value. Raises `BundleError` if one is invalid."""
+    kind: type = type(value)
+    for name in _hints(kind):
+        getattr(value, name)
 
 
 @dataclass(frozen=True)

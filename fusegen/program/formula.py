@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from fusegen.lazy import dataclass
 
 
 class FormulaKind(Enum):

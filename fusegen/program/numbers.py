@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
 
 from fusegen.errors import ArgumentError
+from fusegen.lazy import dataclass
 from fusegen.program.formula import Formula
 
 Number: TypeAlias = int | float | bool

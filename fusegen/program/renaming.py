@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import chain
 from typing import Any
 
+from fusegen.lazy import dataclass
 from fusegen.program.call import LaunchPlan, Loop
 from fusegen.program.formula import Formula, FormulaKind
 from fusegen.program.numbers import Scalar

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
 
 from fusegen.dtypes import DType
+from fusegen.lazy import dataclass
 from fusegen.program.formula import Formula, FormulaKind, Relation
 from fusegen.program.numbers import Numbers
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.guards import contents, exact_key, has_identity, is_plain
+from fusegen.guards.values import contents, exact_key, has_identity, is_plain
 
 # Memory layout.
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from fusegen.guards import StateGuard
+from fusegen.lazy import dataclass
 from fusegen.program.call import LaunchPlan
 from fusegen.program.numbers import ERRORS, Numbers, python_condition, python_function
 from fusegen.runtime.arguments import Values, tensor_part
 from fusegen.runtime.instructions import Donated, RunCall, Runner
+
+if TYPE_CHECKING:
+    from fusegen.guards.check import StateGuard
 
 ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
 Condition: TypeAlias = Callable[[Values], bool]

@@ -6,7 +6,6 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -14,6 +13,7 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
+from fusegen.lazy import dataclass
 from fusegen.program.call import COUNTERS, KernelLaunch
 from fusegen.target import PORTABLE_CLUSTER
 from fusegen.threads import new_lock

@@ -17,7 +17,6 @@ from torch.autograd import forward_ad
 
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import FusegenError
-from fusegen.progress import first_call
 from fusegen.runtime.arguments import GREATEST, LEAST, CallKey, Values, is_scalar, key_function
 from fusegen.runtime.bound import NO_SCALARS, BoundCall, Captured, check_of, without_dynamo
 from fusegen.threads import new_lock
@@ -31,9 +30,7 @@ _KEY_ERRORS = (TypeError, RuntimeError, ValueError, FusegenError)  # raised for 
 
 
 class CallBinder:
-    """Checks and binds calls that have no program yet; ``name`` is the name of the kernel."""
-
-    name: str = "a kernel"
+    """Checks and binds calls that have no program yet."""
 
     def statics(self) -> Sequence[bool]:
         """Tells for each argument whether the programs known so far are bound to its value."""
@@ -86,7 +83,7 @@ class Executable:
         A program is not cached if it does not even match its own call, because the function modifies the state that it reads.
         """
         self._binder.check(values)
-        program, captured = without_dynamo(self._bind)(values)
+        program, captured = without_dynamo(self._binder.bind)(values)
         with self._lock:
             self._update_statics()
             if program.find(values) is not None:
@@ -95,10 +92,6 @@ class Executable:
                 key = self._key(values)
                 self._programs[key] = [program, *self._programs.get(key, ())[: _MAX_PER_KEY - 1]]
         return program, captured
-
-    def _bind(self, values: Values) -> BoundMatch:
-        with first_call(self._binder.name):
-            return self._binder.bind(values)
 
     def forget(self) -> None:
         """Clears the cache."""

@@ -12,7 +12,6 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
@@ -23,6 +22,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 
 from fusegen.errors import ArgumentError, IndexRangeError
+from fusegen.lazy import dataclass
 from fusegen.runtime import cuda
 from fusegen.runtime.cuda import LaunchSite
 from fusegen.runtime.library import FUNCTIONS, multiply, multiply_into

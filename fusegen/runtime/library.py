@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.errors import UnsupportedError
+from fusegen.lazy import dataclass
 from fusegen.program.call import MatmulCall, StridedOperand
 
 ResultTypes: TypeAlias = Sequence[tuple[int, torch.dtype]]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from fusegen import native
 from fusegen.errors import GradientError
-from fusegen.guards import StateGuard
+from fusegen.lazy import dataclass
 from fusegen.native import NativeChoice
 from fusegen.program.numbers import ERRORS
 from fusegen.program.signature import Wiring
@@ -28,6 +27,9 @@ from fusegen.runtime.executable import Executable
 from fusegen.runtime.execute import PackResults
 from fusegen.runtime.instructions import Donated, drawn_key
 from fusegen.runtime.workspace import current_workspace
+
+if TYPE_CHECKING:
+    from fusegen.guards.check import StateGuard
 
 _NO_WORKSPACE: AbstractContextManager[Any] = nullcontext()
 

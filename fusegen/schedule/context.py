@@ -18,13 +18,14 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
+from fusegen.program.names import ascii_name
 from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform, pattern_of, size_names, vector_width
 from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, remaining_checks, scalars_in
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
 from fusegen.schedule.math import Approximations, CallArgument, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
-from fusegen.schedule.names import Namer, ascii_name, kernel_functions, scalar_identifier
+from fusegen.schedule.names import Namer, kernel_functions, scalar_identifier
 from fusegen.schedule.program import Program, Traffic
 from fusegen.schedule.terms import BufferRead, Leaf, Terms
 from fusegen.target import Target

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from fusegen.ir.reductions import REDUCTIONS
+from fusegen.program.names import ascii_name
 
 _KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl concept const
@@ -107,19 +106,6 @@ def field_identifier(name: str) -> str:
     """Returns a user's name as the name of a field in C and C++: in ASCII, and neither a keyword nor a macro."""
     safe = ascii_name(name)
     return f"{safe}_" if safe in _RESERVED or re.fullmatch(_MACROS, safe) else safe
-
-
-@lru_cache(maxsize=4096)
-def ascii_name(name: str) -> str:
-    """Returns a name in ASCII letters, digits and single underscores that does not start with a digit."""
-    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    safe = re.sub(r"\W+", "_", ascii_name).strip("_")
-    safe = re.sub(r"__+", "_", safe) or "value"
-    return f"n{safe}" if safe[0].isdigit() else safe
-
-
-def stride_name(tensor: str, dim: int) -> str:
-    return f"{ascii_name(tensor)}_stride{dim}"
 
 
 def scalar_identifier(name: str) -> str:

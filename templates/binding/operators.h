@@ -67,11 +67,15 @@ inline std::string described(const Tensors& tensors) {
   return text;
 }
 
-[[noreturn]] inline void refuse(const char* name, const Tensors& tensors, const char* built, at::ArrayRef<size_t> written = {}) {
+[[noreturn]] inline void refuse(const char* name, const Tensors& tensors, const char* built, Ints sizes = {},
+                                at::ArrayRef<size_t> written = {}) {
   const bool is_strided = std::any_of(written.begin(), written.end(), [&](size_t n) { return !tensors[n].is_contiguous(); });
-  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", tensors[0].device().str(), "; it was built for ",
-                   built, "\n  try: ", is_strided ? "pass a contiguous tensor for each written argument: these are not copied"
-                                           : "build it for this call too: fusegen build, with the same --format");
+  const bool is_small = std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 1; });
+  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), sizes.empty() ? "" : " with the sizes " + listed(sizes),
+                   " on ", tensors[0].device().str(), "; it was built for ", built,
+                   is_small ? ", and for sizes of 1 and more" : "", "\n  try: ",
+                   is_strided ? "pass a contiguous tensor for each written argument: these are not copied"
+                              : "build it for this call too: fusegen build, with the same --format");
 }
 
 // Runs a call. If no program accepts the layouts of the tensors, those that are not written to are copied.
@@ -99,7 +103,7 @@ inline Tensors run(const char* name, at::ArrayRef<Program> programs, int kind, T
       }
     }
   }
-  refuse(name, tensors, built, written);
+  refuse(name, tensors, built, sizes, written);
 }
 
 inline bool needs_gradient(at::ArrayRef<at::Tensor> tensors) {
@@ -107,8 +111,10 @@ inline bool needs_gradient(at::ArrayRef<at::Tensor> tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
-// Rejects forward mode: a result without a tangent would silently have a derivative of zero.
+// Rejects None, and forward mode: a result without a tangent would silently have a derivative of zero.
 inline void check_tangents(const char* name, const Tensors& tensors) {
+  const bool is_whole = std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.defined(); });
+  TORCH_CHECK_TYPE(is_whole, name, ": a tensor argument is None\n  try: pass a tensor");
   const bool has_tangent =
       std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor._fw_grad(0).defined(); });
   TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent, name, ": an input has a forward-mode tangent, but kernels support reverse mode only",

@@ -162,6 +162,20 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
         torch.autograd.grad(first.square().sum(), x)
 
 
+@pytest.mark.usefixtures("block")
+def test_a_refused_call_names_the_built_constants() -> None:
+    x, w, b = given()
+    with pytest.raises(TypeError, match=r"it was built for x: float32.*, approximate: 'none'"):
+        torch.ops.fgtest_block.block(x, w, b, 0.7, "tanh")
+
+
+@pytest.mark.usefixtures("block")
+def test_none_in_place_of_a_tensor_is_refused() -> None:
+    x, _, b = given()
+    with pytest.raises(TypeError, match=r"fgtest_block::block: a tensor argument is None"):
+        torch.ops.fgtest_block.block(x, None, b, 0.7)
+
+
 @pytest.mark.deep
 def test_gradients_that_the_forward_pass_saves_have_no_derivative(tmp_path: Path) -> None:
     torch.ops.load_library(build(tmp_path, "loss"))

@@ -79,7 +79,7 @@ def test_a_process_without_sympy_jinja_and_nvrtc_calls_them_with_equal_bits(tmp_
         "-c",
         ALONE,
         *(str(tmp_path / name) for name in ("kernels", "calls", "results")),
-        "cuda.bindings.nvrtc",
+        *("cuda.bindings.nvrtc", "fusegen.guards.recorder", "fusegen.ir", "fusegen.progress", "fusegen.schedule"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -97,6 +97,29 @@ def test_results_and_their_structure_are_a_kernel_s(name: str, tmp_path: Path) -
     kernel, found = fg.kernel(function), built(tmp_path / "kernels", function, made)
     for arguments in (made, other, other):
         assert equal(kernel(*arguments), found(*arguments))
+
+
+def test_a_position_of_zero_is_refused_by_its_parameter_s_name_and_can_be_built(tmp_path: Path) -> None:
+    def written(cache: Tensor, new: Tensor, start: int) -> Tensor:
+        cache[:, start : start + 1] = new
+        return cache.sum(-1)
+
+    cache, new = randn(2, 8, 16), randn(2, 1, 16)
+    build(tmp_path / "one", [wanted(written, (cache, new, 3), mutates=["cache"])], "test")
+    with pytest.raises(ArgumentError, match="'start' is 0, built for an int of 1 and more"):
+        load(tmp_path / "one").written(cache, new, 0)
+    build(tmp_path / "zero", [wanted(written, (cache, new, 0), mutates=["cache"])], "test")
+    load(tmp_path / "zero").written(cache, new, 0)
+    assert torch.equal(cache[:, :1], new)
+
+
+def test_a_name_that_a_bundle_lacks(tmp_path: Path) -> None:
+    build(tmp_path / "kernels", [wanted(row, CASES["row"][1])], "test")
+    bundle = load(tmp_path / "kernels")
+    with pytest.raises(KeyError, match="the bundle has no kernel 'rows'; it has row"):
+        bundle["rows"]
+    with pytest.raises(AttributeError, match="the bundle has no kernel 'rows'; it has row"):
+        bundle.rows  # noqa: B018
 
 
 def test_none_among_results_keeps_its_place(tmp_path: Path) -> None:
@@ -217,7 +240,7 @@ def test_what_does_not_fit_says_why_and_what_was_built(tmp_path: Path) -> None:
     assert "'x' is float32[2, 8, 100]" in refusal(kernel, randn(2, 8, 100), weight)
     assert "dim 1 of 'x' is 99, built for 100" in refusal(kernel, randn(8, 99), randn(99))
     assert "x_dim0 is 0, built for 1 and more" in refusal(kernel, x[:0], weight)
-    assert "the stride of dim 0 of 'x' is 200, built for 100 = 100" in refusal(kernel, randn(8, 200)[:, :100], weight)
+    assert "the stride of dim 0 of 'x' is 200, built for 100\n" in refusal(kernel, randn(8, 200)[:, :100], weight)
     assert "'weight' is None, built for float32[100]" in refusal(kernel, x, None)
     assert "it was built for x: float32[x_dim0, 100], weight: float32[100]" in refusal(kernel, x, weight.double())
     assert "missing a required argument: 'weight'" in refusal(kernel, x)

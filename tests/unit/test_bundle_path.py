@@ -166,6 +166,20 @@ def test_other_options_are_other_graphs(folder: Path, only: Callable[..., None])
         fg.kernel(row, fast_math=True)(*CASES["row"][2])
 
 
+def test_a_call_with_one_row_is_built_on_its_own(tmp_path: Path, only: Callable[..., None]) -> None:
+    folder, weight = tmp_path / "kernels", randn(100)
+    build(folder, [wanted(row, (randn(8, 100), weight))], "test")
+    only(folder)
+    with pytest.raises(ToolNotFoundError):
+        fg.kernel(row)(randn(1, 100), weight)
+    only(folder, CXX="", FUSEGEN_CACHE_DIR=CACHE)
+    build(tmp_path / "both", [wanted(row, (randn(rows, 100), weight)) for rows in (8, 1)], "test")
+    only(tmp_path / "both")
+    kernel = fg.kernel(row)
+    for x in (randn(1, 100), randn(5, 100)):
+        assert torch.allclose(kernel(x, weight), row(x, weight), atol=1e-5)
+
+
 def test_sizes_that_a_program_is_not_built_for(folder: Path, only: Callable[..., None]) -> None:
     only(folder)
     variant = kernels_in(folder)[0].variants[0]
@@ -227,6 +241,17 @@ def test_damaged_names_are_a_warning(folder: Path, only: Callable[..., None], ki
     damage = "is damaged: the names of a program are not those of its graph" if kind != "sizes" else "was compiled for another call"
     assert len(texts) == 1 and damage in texts[0] and str(folder) in texts[0] and "kernels are compiled" in texts[0]
     assert kind == "sizes" or str(path) in texts[0]
+
+
+def test_a_damaged_program_is_compiled_and_another_one_of_its_kernel_is_taken(tmp_path: Path, only: Callable[..., None]) -> None:
+    folder, (x, weight) = tmp_path / "kernels", CASES["row"][2]
+    double = x.double(), weight.double()
+    build(folder, [wanted(row, (x, weight)), wanted(row, double)], "test")
+    rewrite(folder, lambda content: content["kernels"][0]["variants"][-1]["call"]["steps"].append({"Nothing": {}}))
+    only(folder)
+    assert torch.allclose(fg.kernel(row)(x, weight), row(x, weight), atol=1e-5)
+    with pytest.warns(RuntimeWarning, match=r"LaunchPlan\.steps.*kernels are compiled"), pytest.raises(ToolNotFoundError):
+        fg.kernel(row)(*double)
 
 
 @pytest.mark.parametrize("changed", ["folder", "manifest.json", "binary", "its folder"])

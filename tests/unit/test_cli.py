@@ -232,7 +232,7 @@ MISTAKES = [
     (("show", "gelu", "--shape", "x=0x4"), ("empty",)),
     (("show", "gelu", "--shape", "x=9999999999x9999999999"), ("is too large",)),
     (("show", "gelu", "--shape", "y=4"), ("no parameter 'y'", "x")),
-    (("show", "gelu", "--arg", "y=4"), ("y=4", "x")),
+    (("show", "gelu", "--arg", "y=4"), ("no parameter 'y'", "input")),
     (("show", "no/such.py:f"), ("no file", "path/to/file.py:kernel")),
     (("show", "os:path"), ("no kernel 'path'", "@fusegen.kernel")),
     (("show", "os:getcwd"), ("not a kernel", "@fusegen.kernel")),

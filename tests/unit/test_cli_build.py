@@ -17,7 +17,7 @@ from fusegen.bundle import cpp
 from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension
 from fusegen.cli.main import main
-from fusegen.errors import BundleError
+from fusegen.errors import ArgumentError, BundleError
 from fusegen.extension.native import LibrarySources
 from fusegen.runtime import devices
 from fusegen.target import target
@@ -129,6 +129,27 @@ def test_mistakes(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture
             assert main(["build", *given]) == code
             assert text in capsys.readouterr().err
             assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_a_dtype_as_an_argument_and_the_command_for_another_one(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("to.py").write_text("import fusegen as fg\n@fg.kernel\ndef to(x, dtype=None):\n    return (x + 1).to(dtype)\n")
+    build = ["to.py:to", "--shape", "x=4x64:f32", "--arch", "cpu", "--out", "built"]
+    assert run("build", *build, "--arg", "dtype=torch.float16").code == 0
+    x = torch.randn(4, 64)
+    assert torch.equal(fg.load("built").to(x, torch.float16), (x + 1).half())
+    with pytest.raises(ArgumentError, match=r"(?s)'dtype' is torch.bfloat16.*--arg dtype=torch.bfloat16"):
+        fg.load("built").to(x, torch.bfloat16)
+
+
+@pytest.mark.parametrize("output", ["bundle", "extension", "sources"])
+def test_a_parameter_that_no_function_has_is_found_before_a_kernel_is_built(
+    tmp_path: Path, user_file: Path, run: Run, output: str
+) -> None:
+    calls = ["--call", "x=8x32", "--call", "x=8x32,gaet=8x32"]
+    done = run("build", f"{user_file}:gated", *calls, "--arch", "cpu", "--format", output, "--out", str(tmp_path / "out"))
+    assert done.code == 2 and "building" not in done.err
+    assert "gated has no parameter 'gaet' · try: did you mean 'gate'? its parameters are x, gate, scale" in done.err
 
 
 def test_two_kernels_of_one_name(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

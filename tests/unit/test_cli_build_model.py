@@ -83,6 +83,8 @@ def gpt2():
 
 def alone(): return Stack()
 def number(): return 5, (IDS,)
+async def waiting(): return Stack(), (IDS,)
+def yielding(): yield Stack(), (IDS,)
 def tensor(): return Stack(), IDS
 def wrong(): return Stack(), (torch.zeros(3, dtype=torch.int32), 1)
 def broken(): raise OSError("no weights")
@@ -326,6 +328,8 @@ def test_mistakes(tmp_path: Path, file: Path, run: Run) -> None:
         ("number",): "returns a int, not a torch.nn.Module",
         ("tensor",): r"returns \(Stack, Tensor\), which is no model with example inputs",
         ("broken",): "broken failed: OSError: no weights",
+        ("waiting",): "waiting returns a coroutine, whose code did not run.*by def, not async def",
+        ("yielding",): "yielding returns a generator, whose code did not run.*with return, not yield",
         ("wrong",): "the example call of .*wrong failed: TypeError",
         ("on_meta",): r"the Stack's blocks.0.norm.weight and \d+ others are on the meta device.*try: model.to_empty",
         ("meta_inputs",): "an example input is on the meta device",

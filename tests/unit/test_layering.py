@@ -29,6 +29,7 @@ PACKAGE = "fusegen"
 # types from any package.
 ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
+    ("lazy",),
     ("dtypes", "files", "native", "settings", "target"),
     ("source", "guards", "progress"),
     ("program",),

@@ -27,8 +27,8 @@ from fusegen import native
 from fusegen.compiler.passes import forget_programs
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
-from fusegen.guards import AccessKind, Conditions, StateLocation, StateRead
 from fusegen.guards import locations as guard_conditions
+from fusegen.guards.locations import AccessKind, Conditions, StateLocation, StateRead
 from fusegen.guards.values import same
 from fusegen.jit.host import compile_shared, load_shared
 from fusegen.native import NativeChoice

@@ -189,6 +189,13 @@ def test_a_tag_that_pypi_refuses_is_said(here: Path, run: Run, monkeypatch: pyte
     assert tag.platform == re.sub(r"\W", "_", sysconfig.get_platform())
 
 
+@pytest.mark.usefixtures("here")
+def test_cubins_in_a_wheel_for_cpus_are_no_warning(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("auditwheel")
+    assert run(*WORDS, *NAMED, "--arch", "cpu,sm_90a", "--out", "dist").code == 0
+    assert not caplog.messages
+
+
 def test_kernels_of_gpus_run_on_every_host(here: Path, run: Run) -> None:
     done = run(
         *WORDS, "--library", "FgTest__Kernels", "--version", "1!2.0rc1+cu13", "--arch", "sm_90a,sm_80", "--out", "dist", "--json"

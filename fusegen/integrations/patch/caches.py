@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import is_plain
+from fusegen.guards.values import is_plain
 from fusegen.trace.scalars import SymbolicSize, TracedScalar
 from fusegen.trace.values import TracedTensor
 

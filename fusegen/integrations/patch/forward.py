@@ -16,7 +16,7 @@ from torch import nn
 
 from fusegen.api import Kernel
 from fusegen.graphs.graphed import GraphedForward
-from fusegen.guards import rejecting_side_effects
+from fusegen.guards.changes import rejecting_side_effects
 from fusegen.integrations.patch.caches import (
     AttentionInputs,
     CacheArgument,

@@ -21,7 +21,7 @@ from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
-from fusegen.guards import ChangeError, rejecting_side_effects
+from fusegen.guards.changes import ChangeError, rejecting_side_effects
 from fusegen.progress import Layers, set_layers
 from fusegen.schedule.program import Program
 from fusegen.threads import cached_property
