@@ -302,19 +302,22 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
 
 
 _TOKEN = re.compile(r"\w+|\S")
-_DECLARED = re.compile(r"\b(?:void|bool|float|double|auto|Index|[iu]\d+|b?f\d\w*)(?:\s*\(?[*&]\s*|\s+)(\w+)")
+_TYPE = r"\b(?:bool|float|double|auto|Index|[iu](?:8|16|32|64)|b?f16)"
+_VARIABLE = re.compile(rf"{_TYPE}(?:\s*\(?[*&]\s*|\s+)([A-Za-z_]\w*)(?=\s*[=\[;,):])")
+_FUNCTION = re.compile(r"__forceinline__ \w+ (\w+)\(")
 _QUOTE = re.compile(r"// +\d+: .*")
 
 
 def _is_alike(text: str, other: str) -> bool:
-    """True if two parts quote the same source lines and differ only in names that they declare."""
-    tokens, others = (_TOKEN.findall(code_of(part)) for part in (text, other))
+    """True if two parts quote the same source lines and differ only in names of variables and functions that they declare."""
+    codes = code_of(text), code_of(other)
+    tokens, others = map(_TOKEN.findall, codes)
     if len(tokens) != len(others) or _QUOTE.findall(text) != _QUOTE.findall(other):
         return False
-    declared = {*zip(_DECLARED.findall(code_of(text)), _DECLARED.findall(code_of(other)), strict=False)}
+    declared, other_declared = ({*_VARIABLE.findall(code), *_FUNCTION.findall(code)} for code in codes)
     pairs = {*zip(tokens, others, strict=True)}
     is_bijective = len(dict(pairs)) == len({new for _, new in pairs}) == len(pairs)
-    return is_bijective and all(old == new or (old, new) in declared for old, new in pairs)
+    return is_bijective and all(old == new or (old in declared and new in other_declared) for old, new in pairs)
 
 
 def _arguments(part: Launch) -> list[str]:

@@ -36,6 +36,15 @@ def test_an_empty_part() -> None:
         torch.testing.assert_close(kernel(x, y), of_two_spaces(x, y), rtol=1e-6, atol=1e-6)
 
 
+def test_parts_of_other_sizes_and_equal_math() -> None:
+    def turned(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return tuple((x.unflatten(-1, (-1, 8)).transpose(1, 2) * 2).contiguous() for x in (q, k))
+
+    q, k = randn(2, 4, 72), randn(2, 4, 104)
+    assert launches(turned, q, k) == 1
+    agree(turned, (q, k))
+
+
 def test_norms_of_rows() -> None:
     def norms(q: Tensor, k: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return F.rms_norm(q, (64,), w), F.rms_norm(k, (64,), w)
