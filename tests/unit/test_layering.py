@@ -47,6 +47,7 @@ ORDER = (
     ("compiler",),
     ("timing",),
     ("bundle", "describe", "operators"),
+    ("page",),
     ("lowered",),
     ("gradients",),
     ("api",),

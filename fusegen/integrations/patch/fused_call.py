@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, vjp
 from fusegen.describe import explain_title
 from fusegen.dtypes import autocast_dtype
-from fusegen.eager_cost import eager_cost
+from fusegen.eager_cost import as_meta, eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, rejecting_side_effects
@@ -74,8 +74,7 @@ class FusedFacts:
     @classmethod
     def of(cls, call: PreparedCall) -> FusedFacts:
         stages = call.kernel.lower(*call.args, **call.kwargs)
-        with torch.inference_mode(False):  # the function may write to tensors, outside of the mode too
-            args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
+        args, kwargs = as_meta((call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
@@ -93,10 +92,6 @@ def _attention_of(program: Program) -> str:
     if any(": attention" in title for title in titles):
         return "fusegen's attention"
     return "torch's attention" if any(title.startswith("attention") for title in titles) else ""
-
-
-def _to_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class FusedCall:
