@@ -15,7 +15,7 @@ from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
-from fusegen.page import notebook, page
+from fusegen.page import framed, page
 from fusegen.program.call import bytes_of
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.program import Program
@@ -137,7 +137,7 @@ class Lowered:
         return page(self._stages())
 
     def _repr_html_(self) -> str:
-        return notebook(self._stages())
+        return framed(self.html())
 
     def _stages(self) -> Stages:
         saved = self._saved_text().partition("\n")[0]

@@ -18,8 +18,9 @@ from fusegen.units import human_bytes
 MOST_BOXES = 160
 _EASY = 60  # boxes up to which operations of one line have a box each
 _CHARACTER, _PADDING, _GAP = 6.9, 22.0, 20.0
-_BOX_HEIGHT, _LAYER_HEIGHT, _MARGIN = 38.0, 72.0, 26.0
+_BOX_HEIGHT, _LAYER_HEIGHT, _MARGIN = 38.0, 80.0, 26.0
 _DUMMY_WIDTH = 6.0
+_TITLE = 20.0  # of a band, above its first boxes
 _SWEEPS = 12
 _LONGEST = 28  # characters of a box's lines
 _MOST_TOLD = 12  # operations that a title lists
@@ -309,7 +310,7 @@ def _band(unit: Unit, boxes: Sequence[Box]) -> Band | None:
         return None
     left, right = min(box.left for box in boxes) - 14, max(box.left + box.width for box in boxes) + 14
     right = max(right, left + 7.2 * len(unit.name) + 40)
-    top, bottom = min(box.y for box in boxes) - 23, max(box.y + box.height for box in boxes) + 10
+    top, bottom = min(box.y for box in boxes) - _TITLE - 2, max(box.y + box.height for box in boxes) + 10
     return Band(unit, left, top, right - left, bottom - top)
 
 
@@ -317,9 +318,9 @@ def _path(path: Sequence[Box]) -> str:
     first = path[0]
     parts = [f"M{first.x:.0f} {first.y + first.height:.0f}"]
     for above, below in pairwise(path):
-        top, end = above.y + above.height, below.y
+        top, end = above.y + above.height, below.y - _TITLE
         middle = (top + end) / 2
-        parts.append(f"C{above.x:.0f} {middle:.0f} {below.x:.0f} {middle:.0f} {below.x:.0f} {end:.0f}")
+        parts.append(f"C{above.x:.0f} {middle:.0f} {below.x:.0f} {middle:.0f} {below.x:.0f} {end:.0f}V{below.y:.0f}")
         if below is not path[-1]:
             parts.append(f"L{below.x:.0f} {below.y + below.height:.0f}")
     return "".join(parts)

@@ -52,16 +52,15 @@ def page(stages: Stages) -> str:
         drawing=draw(units, stages.sizes, keys),
         functions=user_functions(stages.traced, units, keys),
         primitives=_primitives(stages),
-        style=Markup(_text("page.css")),
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def notebook(stages: Stages) -> str:
-    """Renders the page inside a frame, so that its styles and those of a notebook do not mix."""
+def framed(text: str) -> str:
+    """Returns a page inside a frame for notebooks, so that its styles and those of a notebook do not mix."""
     frame = "width: 100%; border: 1px solid #8884; border-radius: 8px; resize: vertical"
-    return f'<iframe sandbox="allow-scripts" height="{_NOTEBOOK_HEIGHT}" style="{frame}" srcdoc="{escape(page(stages))}"></iframe>'
+    return f'<iframe sandbox="allow-scripts" height="{_NOTEBOOK_HEIGHT}" style="{frame}" srcdoc="{escape(text)}"></iframe>'
 
 
 def _views(stages: Stages, units: list[Unit], keys: Keys) -> list[UnitView]:
@@ -92,8 +91,13 @@ def _text(name: str) -> str:
     return (templates() / "describe" / name).read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
+def page_environment() -> jinja2.Environment:
+    """Returns a new environment for pages, with a filter that formats bytes."""
     environment = html_environment()
     environment.filters["bytes"] = human_bytes
-    return environment.get_template("describe/page.html.jinja")
+    return environment
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    return page_environment().get_template("describe/page.html.jinja")

@@ -5,7 +5,7 @@
   for (const element of all) for (const key of keysOf(element)) byKey.set(key, [...(byKey.get(key) ?? []), element]);
   const panes = [...document.querySelectorAll(".pane")];
   let kept = null;
-  for (const drawn of document.querySelectorAll(".scroll:has(svg)")) drawn.scrollLeft = (drawn.scrollWidth - drawn.clientWidth) / 2;
+  for (const drawn of document.querySelectorAll(".drawing")) drawn.scrollLeft = (drawn.scrollWidth - drawn.clientWidth) / 2;
 
   // Lights up everything with a key of an element, and shows the first of it in the other panes.
   const light = (from) => {

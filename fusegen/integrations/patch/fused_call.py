@@ -18,10 +18,12 @@ from torch.utils._pytree import tree_leaves
 from fusegen.api import Kernel, vjp
 from fusegen.describe import explain_title
 from fusegen.dtypes import autocast_dtype
-from fusegen.eager_cost import as_meta, eager_cost
+from fusegen.eager_cost import EagerCost, as_meta, eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
+from fusegen.families import program_time
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, rejecting_side_effects
+from fusegen.lowered import Lowered
 from fusegen.progress import Layers, set_layers
 from fusegen.schedule.program import Program
 from fusegen.threads import cached_property
@@ -58,6 +60,7 @@ class FusedFacts:
 
     Attributes:
         launches: launches of a forward pass without gradients.
+        stages: the lowered kernel.
         attention: the implementation of attention, if there is one.
         function: the equivalent in torch.
         args, kwargs: arguments of a call, with meta tensors.
@@ -65,6 +68,7 @@ class FusedFacts:
     """
 
     launches: int
+    stages: Lowered
     attention: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -78,13 +82,30 @@ class FusedFacts:
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
-        return cls(stages.step_count, _attention_of(stages.program), call.function or call.kernel.function, args, kwargs, lowered)
+        function, attention = call.function or call.kernel.function, _attention_of(stages.program)
+        return cls(stages.step_count, stages, attention, function, args, kwargs, lowered)
 
-    @cached_property
+    @property
     def eager_launches(self) -> int | None:
         """The launches of the call in torch eager; None if they cannot be counted."""
-        cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
-        return None if cost is None else cost.launches
+        return None if self.eager is None else self.eager.launches
+
+    @cached_property
+    def eager(self) -> EagerCost | None:
+        """The cost of the call in torch eager; None if it cannot be counted."""
+        return eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
+
+    @cached_property
+    def moved(self) -> int:
+        """The bytes that the kernel's steps read and write."""
+        return sum(step.traffic.moved(self.stages.sizes) for step in self.stages.program.steps)
+
+    @cached_property
+    def expected(self) -> float | None:
+        """The expected time in µs; None if the cost model lacks a step."""
+        program = self.stages.program
+        is_known = len(program.launches) == len(program.steps)
+        return program_time(program, self.stages.sizes, program.target) if is_known else None
 
 
 def _attention_of(program: Program) -> str:
