@@ -112,7 +112,7 @@ class Candidate:
 def candidates(stages: Stages, unit: Unit) -> list[Candidate]:
     """Returns the candidates of a step by expected time, the chosen one among them; empty if there is one alone."""
     found = [candidate for part in unit.parts for candidate in (*_implementations(stages, part), *_plans(stages, part))]
-    ordered = sorted(found, key=lambda candidate: candidate.microseconds)
+    ordered = sorted(found, key=lambda candidate: (candidate.microseconds, not candidate.is_chosen))
     shown = [c for n, c in enumerate(ordered) if n < _MOST_CANDIDATES or c.is_chosen]
     return shown if len(shown) > 1 else []
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import prod
 
 from fusegen.emit.math import quote_of
+from fusegen.fusion.groups import strip_views
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, type_text
 from fusegen.ir.ops import Family, Op
@@ -143,8 +144,7 @@ class _Picture:
         """Adds a unit below a layer of values in memory; returns the layer of its results."""
         graph = unit.graph
         nodes = [p for p in sorted(unit.nodes) if graph.nodes[p].family is not Family.LEAF]
-        outputs = [p for part in unit.parts for p in part.group.outputs]
-        inputs = {p for part in unit.parts for p in part.group.inputs}
+        inputs, outputs = unit.inputs, unit.outputs
         for position in sorted(inputs - set(outputs)):
             self._value(graph, position, layer)
         ends = self._ends(unit, nodes, outputs)
@@ -220,8 +220,9 @@ def _name(graph: Graph, position: int) -> str:
     node = graph.nodes[position]
     if node.op is Op.INPUT:
         return str(node.attr("name"))
-    if position in graph.outputs:
-        number = graph.outputs.index(position)
+    stored = [strip_views(graph, result) for result in graph.outputs]
+    if position in graph.outputs or position in stored:
+        number = graph.outputs.index(position) if position in graph.outputs else stored.index(position)
         return "result" if len(graph.outputs) == 1 else f"result {number}"
     return graph.variables.get(position, f"%{position} {node.op.row.name}")
 

@@ -14,6 +14,7 @@ from pathlib import PurePath
 
 from markupsafe import Markup, escape
 
+from fusegen.describe import explain_title
 from fusegen.emit.math import Quote, quote_of, quoted_lines
 from fusegen.ir.graph import Graph, Location
 from fusegen.ir.ops import Family
@@ -137,7 +138,8 @@ def code_blocks(unit: Unit, keys: Keys) -> list[CodeBlock]:
     """
     inside, by_quote = unit.nodes, _nodes_by_quote(unit.graph, unit.nodes)
     if unit.source is None:
-        return [CodeBlock(tuple(sorted(frozenset().union(*(keys.lit[q] for q in by_quote)))), Markup("computed by the library\n"))]
+        lit = frozenset().union(*(keys.lit[quote] for quote in by_quote))
+        return [CodeBlock(tuple(sorted(lit)), escape(f"{explain_title(unit.parts[0])}\n"))]
     lines = quoted_lines(unit.source.kernel_text)
     found = [set() if quote is None else set(keys.lit.get(quote, ())) for _, quote in lines]
     quoted = {quote for _, quote in lines if quote is not None}

@@ -68,11 +68,11 @@ class Page(HTMLParser):
 
     def connected(self, pane: str) -> dict[str, set[str]]:
         """Maps the text of each connected element in a pane to the keys that it shares."""
-        return {
-            element.text: set(element.attributes["data-l"].split())
-            for element in self.elements
-            if "data-l" in element.attributes and any(pane in names.split() for names in element.inside)
-        }
+        keys: dict[str, set[str]] = {}
+        for element in self.elements:
+            if "data-l" in element.attributes and any(pane in names.split() for names in element.inside):
+                keys.setdefault(element.text, set()).update(element.attributes["data-l"].split())
+        return keys
 
     def beside(self, line: str) -> str:
         """The emitted lines that light up with a line of the user."""
@@ -156,7 +156,7 @@ def test_a_line_lights_up_the_lines_that_compute_it() -> None:
 
 
 def test_a_line_of_a_library_matmul_lights_up_its_step() -> None:
-    assert page(gated, "cpu").beside("hidden = F.gelu(x @ weight)").startswith("computed by the library")
+    assert page(gated, "cpu").beside("hidden = F.gelu(x @ weight)").startswith("torch.matmul (library): ")
 
 
 def test_operations_in_the_graph_light_up_with_their_line() -> None:
@@ -177,6 +177,15 @@ def test_values_in_memory_have_their_bytes() -> None:
     drawn = [e.text for e in page(gated).elements if e.tag == "g" and e.attributes["class"] == "value"]
     assert any(text.startswith("hidden: bf16[x_dim0, 512], 64.0 KiB in memory") for text in drawn)
     assert len(drawn) == len(("x", "weight", "hidden", "result"))
+
+
+def test_a_copy_is_drawn_between_its_input_and_its_result() -> None:
+    def merged(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(2)
+
+    found = Page(lowered(merged, meta(2, 4, 64, 32)).html())
+    assert [e.text.partition(":")[0] for e in found.elements if e.attributes.get("class") == "edge memory"] == ["x", "result"]
+    assert "merged" in found.beside("return x.transpose")
 
 
 def test_traffic_is_that_of_explain_beside_eager() -> None:
