@@ -116,6 +116,7 @@ def _written(file: str, first: int, by_line: Mapping[int, Location]) -> dict[int
 
 
 def _words(text: str) -> str:
+    """Returns the words of a line: a location has no unprintable characters and no backslash at the end."""
     return re.sub(r"[\W_]+", " ", text).strip()
 
 
