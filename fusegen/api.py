@@ -144,11 +144,12 @@ class Kernel(Generic[P, R]):
         _check_target_name(self._dispatcher.name, target)
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        eager = _eager(dispatcher.function, args, named)
+        function = dispatcher.function
         dispatcher, arguments = dispatcher.resolve_call(args, named)
         dispatcher, values = dispatcher.with_real_pairs(arguments)
         variant, captured = self._variant(dispatcher, values, target=target)
-        return Lowered(variant, dispatcher.variants.sizes(variant, values, captured), eager=eager)
+        sizes = dispatcher.variants.sizes(variant, values, captured)
+        return Lowered(variant, sizes, eager=_eager(function, args, named))
 
     @property
     def backward(self) -> BackwardPass:
