@@ -18,7 +18,7 @@ from fusegen.units import human_bytes
 
 MOST_BOXES = 160
 _EASY = 60  # boxes up to which operations of one line have a box each
-_CHARACTER, _PADDING, _GAP = 6.9, 22.0, 20.0
+_CHARACTER, _PADDING, _GAP = 7.4, 22.0, 20.0
 _BOX_HEIGHT, _LAYER_HEIGHT, _MARGIN = 38.0, 80.0, 26.0
 _DUMMY_WIDTH = 6.0
 _TITLE = 20.0  # of a band, above its first boxes

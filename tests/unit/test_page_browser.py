@@ -8,20 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import torch.nn.functional as F
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.unit.chromium import LACKING, browser, open_page
+import fusegen as fg
+from tests.unit.chromium import LACKING, browser, open_page, shown_texts
 from tests.unit.lowering import lowered, meta
 
 __all__ = ["browser"]  # a fixture
 
 PHONE, DESK = 390, 1280
+LEAST_CONTRAST, LEAST_PIXELS = 4.5, 12.0
 
 pytestmark = [pytest.mark.deep, pytest.mark.skipif(LACKING is not None, reason=LACKING or "")]
 
@@ -38,6 +41,30 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path: Path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(lowered(block, *arguments, target=request.param).html(), encoding="utf-8")
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def model_address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a patched model with a name that does not fit a phone."""
+    model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(2)))
+    model.__class__ = type("Model" * 20, (nn.Sequential,), {})
+    report = fg.patch(model)
+    model(torch.randn(8, 64))
+    path: Path = tmp_path_factory.mktemp("model") / "page.html"
+    path.write_text(report.html(), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_the_pages_are_legible(browser: webdriver.Chrome, address: str, model_address: str, width: int, scheme: str) -> None:
+    for page in (address, model_address):
+        open_page(browser, page, width, scheme)
+        browser.execute_script("for (const part of document.querySelectorAll('details')) part.open = true;")
+        browser.execute_script("document.querySelector('.lines [data-l]')?.click();")
+        assert browser.execute_script("return document.scrollingElement.scrollWidth <= window.innerWidth")
+        faint = [text for text in shown_texts(browser) if text.contrast < LEAST_CONTRAST or text.size < LEAST_PIXELS]
+        assert faint == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
