@@ -18,8 +18,8 @@ from fusegen.page.listing import CodeBlock, Keys, code_blocks, keys_of, user_fun
 from fusegen.page.units import Unit, units_of
 from fusegen.units import human_bytes
 
-_MOST_TEXT = 500_000
-"""Characters of emitted text, and of primitives, that a page has at most."""
+_MOST_TEXT, _MOST_PRIMITIVES, _MOST_GRAPH = 400_000, 200_000, 100_000
+"""Characters of kernels, of their primitives, and of each graph that a page has at most."""
 
 _NOTEBOOK_HEIGHT = 720  # pixels
 
@@ -52,6 +52,8 @@ def page(stages: Stages) -> str:
         drawing=draw(units, stages.sizes, keys),
         functions=user_functions(stages.traced, units, keys),
         primitives=_primitives(stages),
+        graph=_beginning(str(stages.program.graph), "graph"),
+        traced=_beginning(str(stages.traced), "trace"),
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -84,7 +86,14 @@ def _paragraphs(stages: Stages, unit: Unit) -> list[tuple[str, tuple[str, ...]]]
 def _primitives(stages: Stages) -> str:
     texts = {primitive.label: primitive.text for source in stages.sources for primitive in source.primitives}
     text = "\n".join(texts.values())
-    return text if len(text) <= _MOST_TEXT else ""
+    return text if len(text) <= _MOST_PRIMITIVES else ""
+
+
+def _beginning(text: str, stage: str) -> str:
+    if len(text) <= _MOST_GRAPH:
+        return text
+    shown = text[: text.rindex("\n", 0, _MOST_GRAPH)]
+    return f"{shown}\n… {text.count(chr(10)) - shown.count(chr(10))} more lines: fusegen show --stage {stage} prints them"
 
 
 def _text(name: str) -> str:
