@@ -22,6 +22,7 @@ from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.parameters import KINDS as CONTAINERS
 from fusegen.compiler.parameters import all_arguments
+from fusegen.eager_cost import EagerCost, as_meta, eager_cost
 from fusegen.errors import ArgumentError
 from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
@@ -34,6 +35,8 @@ from fusegen.runtime.bound import Captured
 from fusegen.runtime.callables import OUT, fill_out, is_complex, with_out_parameter
 from fusegen.target import Target
 from fusegen.threads import cached_property
+from fusegen.trace import inlined
+from fusegen.trace.user import location
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -141,10 +144,12 @@ class Kernel(Generic[P, R]):
         _check_target_name(self._dispatcher.name, target)
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
+        function = dispatcher.function
         dispatcher, arguments = dispatcher.resolve_call(args, named)
         dispatcher, values = dispatcher.with_real_pairs(arguments)
         variant, captured = self._variant(dispatcher, values, target=target)
-        return Lowered(variant, dispatcher.variants.sizes(variant, values, captured))
+        sizes = dispatcher.variants.sizes(variant, values, captured)
+        return Lowered(variant, sizes, eager=_eager(function, args, named))
 
     @property
     def backward(self) -> BackwardPass:
@@ -321,6 +326,12 @@ def _lookup(module: str, path: str) -> object:
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
+
+
+def _eager(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], EagerCost | None]:
+    """Returns a function that counts what a call costs in torch eager."""
+    positional, named = as_meta((tuple(args), dict(kwargs)))
+    return partial(eager_cost, inlined(partial(function, *positional, **named)), {}, place=location)
 
 
 def _check_target_name(kernel: str, target: object) -> None:

@@ -1,18 +1,14 @@
-"""Descriptions of lowered kernels: `explain`, the REPL's summary, and a notebook's HTML page."""
+"""Descriptions of lowered kernels: `explain` and the summary of the REPL."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
-import jinja2
-
 from fusegen.dtypes import DType
+from fusegen.eager_cost import EagerCost
 from fusegen.emit.cuda import FAST_MATH, approximated
-from fusegen.emit.environment import html_environment
 from fusegen.families import expected_times
 from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.families.roofline import roofline
@@ -194,7 +190,7 @@ def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
             yield from _launches(step.body.graph, inner)
 
 
-# Summary and HTML page.
+# The stages of a kernel, and their summary.
 
 
 @dataclass(frozen=True)
@@ -206,6 +202,7 @@ class Stages:
         program: the steps; its graph is the simplified one.
         languages: languages of the text; the first is that of the sources.
         saved: a line about the values that a forward pass saves; empty for other kernels.
+        eager: counts the launches and bytes of torch eager; returns None if they cannot be counted.
     """
 
     traced: Graph
@@ -215,6 +212,7 @@ class Stages:
     choices: Mapping[int, MatmulChoice]
     languages: tuple[str, ...]
     saved: str
+    eager: Callable[[], EagerCost | None]
 
     @property
     def inputs(self) -> list[str]:
@@ -258,81 +256,3 @@ def summary(stages: Stages) -> str:
 def _step(stages: Stages, step: Step) -> str:
     read, written = step.traffic.read(stages.sizes), step.traffic.written(stages.sizes)
     return f"{explain_title(step)}; reads {human_bytes(read)}, writes {human_bytes(written)}"
-
-
-@dataclass(frozen=True)
-class StepView:
-    """A step on the HTML page.
-
-    Attributes:
-        title: the first line of `explain`.
-        facts: its other lines.
-        code_blocks: the source, split by the user's lines.
-    """
-
-    title: str
-    facts: tuple[str, ...]
-    source: Source | None
-    code_blocks: tuple[CodeBlock, ...]
-
-
-def page(stages: Stages) -> str:
-    """Renders inputs and results, both graphs, and each step with its source next to the user's lines."""
-    return _template().render(
-        head=explain_head(stages.program, stages.sizes), stages=stages, graph=stages.program.graph, steps=list(_steps(stages))
-    )
-
-
-def _steps(stages: Stages) -> Iterator[StepView]:
-    sources = iter(stages.sources)
-    for step in stages.program.steps:
-        title, *facts = explain_step(stages.program, step, stages.sizes, stages.choices)
-        source = next(sources) if isinstance(step, Launch) else None
-        yield StepView(title, tuple(facts), source, tuple(code_blocks(source.kernel_text)) if source else ())
-
-
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
-    return html_environment().get_template("describe/lowered.html.jinja")
-
-
-# Emitted text, split by the user's lines.
-
-
-# As `emit.math` writes them: a function and its lines, and code with the label of a line.
-_QUOTED_FUNCTION = re.compile(r"// (?P<function>.+) in .+; its first line is 0:")
-_QUOTED_LINE = re.compile(r"// +(?P<line>\d+): (?P<text>.*)")
-_LABELLED = re.compile(r"(?P<code>.*?)\s*// (?P<label>(?:.+, )?line \d+)")
-
-
-@dataclass
-class CodeBlock:
-    """Consecutive lines of emitted text.
-
-    Attributes:
-        location: the number and text of the user's line that they come from; empty if there is none.
-    """
-
-    location: str
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def code(self) -> str:
-        return "\n".join(self.lines)
-
-
-def code_blocks(text: str) -> list[CodeBlock]:
-    """Splits emitted text by user lines. A user's line extends from its comment to the next one, or to the end of the function."""
-    split, function, quotes = [CodeBlock("")], "", dict[str, str]()
-    for line in text.splitlines():
-        if quoted := _QUOTED_FUNCTION.fullmatch(line):
-            function = quoted["function"]
-        if quoted := _QUOTED_LINE.fullmatch(line):
-            label = f"line {quoted['line']}"
-            quotes |= dict.fromkeys((label, f"{function}, {label}"), quoted["text"])
-        labelled = _LABELLED.fullmatch(line)
-        location = labelled["label"] if labelled and labelled["label"] in quotes else ""
-        if location or (line.startswith("}") and split[-1].location):
-            split.append(CodeBlock(location and f"{location}: {quotes[location]}"))
-        split[-1].lines.append(labelled["code"] if labelled and location else line)
-    return [block for block in split if block.lines]

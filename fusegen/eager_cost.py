@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+T = TypeVar("T")
 
 Args: TypeAlias = Sequence[Any]
 Kwargs: TypeAlias = Mapping[str, Any] | None
@@ -42,16 +45,36 @@ SINGLE_KERNELS = frozenset(_SINGLE_KERNEL.values())
 
 
 @dataclass(frozen=True)
-class EagerCost:
-    """The cost of one call in torch eager: the operations that launch kernels, in order, and the bytes read and written."""
+class OperationCost:
+    """An operation that launches a kernel: its name, the bytes that it reads and writes, and the place that calls it."""
 
-    operations: tuple[str, ...]
+    name: str
     read: int
     written: int
+    place: object = None
+
+
+@dataclass(frozen=True)
+class EagerCost:
+    """The cost of one call in torch eager: the operations that launch kernels, in order."""
+
+    costs: tuple[OperationCost, ...]
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return tuple(cost.name for cost in self.costs)
 
     @property
     def launches(self) -> int:
-        return len(self.operations)
+        return len(self.costs)
+
+    @property
+    def read(self) -> int:
+        return sum(cost.read for cost in self.costs)
+
+    @property
+    def written(self) -> int:
+        return sum(cost.written for cost in self.costs)
 
     @property
     def moved(self) -> int:
@@ -59,7 +82,10 @@ class EagerCost:
 
 
 def eager_cost(
-    function: Callable[..., Any], arguments: Mapping[str, Any], lowered: tuple[str, torch.dtype] | None = None
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    lowered: tuple[str, torch.dtype] | None = None,
+    place: Callable[[], object] = lambda: None,
 ) -> EagerCost | None:
     """Counts the launches and bytes of a torch function; returns None if it does not run on meta tensors.
 
@@ -67,9 +93,10 @@ def eager_cost(
         arguments: arguments by parameter; only shapes and dtypes of tensors matter.
         lowered: device type and dtype of the active autocast. Autocast ignores meta tensors, so the function then runs on fake
             tensors.
+        place: called during each operation; returns the place that calls it.
     """
     device = "meta" if lowered is None else lowered[0]
-    counter = _Counter(device)
+    counter = _Counter(device, place)
     modes: tuple[AbstractContextManager[Any], ...] = (nullcontext(), nullcontext())
     if lowered is not None:
         modes = (FakeTensorMode(), torch.autocast(*lowered))
@@ -78,18 +105,27 @@ def eager_cost(
             function(**{name: counter.emptied(value) for name, value in arguments.items()})
     except Exception:  # the user's function may need real values
         return None
-    return EagerCost(tuple(counter.operations), counter.read, counter.written)
+    return EagerCost(tuple(counter.costs))
+
+
+def as_meta(values: T) -> T:
+    """Returns nested values with meta tensors in place of tensors, so that no memory stays in use."""
+    with torch.inference_mode(False):  # a function may write to them, outside of the mode too
+        return tree_map_only(Tensor, _to_meta, values)  # type: ignore[no-any-return]
+
+
+def _to_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook is untyped
     """Counts every operation that would launch a kernel."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, place: Callable[[], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.passed_through = device, "meta" if device == "meta" else None  # fake tensors may have any device
-        self.operations: list[str] = []
-        self.read = 0
-        self.written = 0
+        self.place = place
+        self.costs: list[OperationCost] = []
         self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
@@ -117,9 +153,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         if name in _GATHERS:
             table = _footprint(operands[0][0])
             read -= max(table - written, 0)
-        self.operations.append(name)
-        self.read += read
-        self.written += written
+        self.costs.append(OperationCost(name, read, written, self.place()))
 
 
 class _SingleKernelMode(TorchFunctionMode):

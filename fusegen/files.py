@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +38,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raises `ArgumentError` if the file that ``option`` names cannot be written."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", hint=f"choose another file with {option}") from None
 
 
 def write_for_user(path: Path, text: str, hint: str) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.compiler.backends import device_of
 from fusegen.compiler.compile import BuiltSpecialization, CompiledGraph
 from fusegen.compiler.lower import Specialization
 from fusegen.compiler.tuned import records_text
-from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
+from fusegen.describe import SavedValue, Stages, explain, explain_saved, summary
+from fusegen.eager_cost import EagerCost
 from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
+from fusegen.page import framed, page
 from fusegen.program.call import bytes_of
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.program import Program
@@ -32,8 +34,14 @@ class Lowered:
         sizes: values of the symbolic sizes and strides of the example arguments.
     """
 
-    def __init__(self, compiled: CompiledGraph, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> None:
-        self._compiled, self._saved = compiled, saved
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        sizes: Mapping[str, int],
+        saved: Sequence[SavedValue] | None = None,
+        eager: Callable[[], EagerCost | None] = lambda: None,
+    ) -> None:
+        self._compiled, self._saved, self._eager = compiled, saved, eager
         self.traced: Graph = compiled.traced
         self.sizes = dict(sizes)
 
@@ -121,12 +129,19 @@ class Lowered:
     def __repr__(self) -> str:
         return summary(self._stages())
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
+        """Returns a page as one HTML document: the graph, the memory traffic, the plan, and the emitted text beside your lines.
+
+        The page loads nothing. `fusegen show NAME --html FILE` writes it.
+        """
         return page(self._stages())
+
+    def _repr_html_(self) -> str:
+        return framed(self.html())
 
     def _stages(self) -> Stages:
         saved = self._saved_text().partition("\n")[0]
-        return Stages(self.traced, self.program, self.sources, self.sizes, self.choices, tuple(self.asm), saved)
+        return Stages(self.traced, self.program, self.sources, self.sizes, self.choices, tuple(self.asm), saved, self._eager)
 
     def _saved_text(self) -> str:
         return "" if self._saved is None else explain_saved(self._saved, self.sizes)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import math
-import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -166,18 +163,6 @@ def write(record: BenchRecord, path: Path) -> None:
     """Writes a record as JSON, atomically; raises `ArgumentError` if the file cannot be written."""
     text = json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n"
     write_for_user(path, text, "choose another file with --out")
-
-
-def check_writable(path: Path, option: str) -> None:
-    """Raises `ArgumentError` before anything is measured if the file that ``option`` names cannot be written."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", hint=f"choose another file with {option}") from None
 
 
 def read(path: Path) -> BenchRecord:

@@ -20,7 +20,6 @@ from fusegen.bench.record import (
     Comparison,
     TimedCase,
     check_same_device,
-    check_writable,
     compare,
     environment,
     read,
@@ -35,6 +34,7 @@ from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
+from fusegen.files import check_writable
 from fusegen.own.case import UserKernelCase, own_providers, user_kernel_case
 from fusegen.own.reproducer import reproducer
 from fusegen.specs import find

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from fusegen.cli.arguments import add_kernel_arguments, lowered
@@ -15,6 +16,7 @@ from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.errors import ArgumentError, ToolNotFoundError
 from fusegen.families.roofline import roofline
+from fusegen.files import check_writable, write_for_user
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
@@ -31,12 +33,25 @@ _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     add_kernel_arguments(parser)
     stage_help = "print only this stage, or all stages (default: the stages up to the source)"
-    parser.add_argument("--stage", choices=(*STAGES, "all"), help=stage_help)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--stage", choices=(*STAGES, "all"), help=stage_help)
+    shown.add_argument(
+        "--html", metavar="FILE", type=Path, help="write a page: graph, traffic, plan, and your lines beside the source"
+    )
 
 
 def run_show(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints the stages. A single stage is printed alone and complete, so that it can be piped into a file."""
+    """Prints the stages, or writes the page. A single stage is printed alone and complete, so that it can be piped into a file."""
+    if options.html is not None:
+        check_writable(options.html, "--html")
     named, _, low = lowered(options)
+    if options.html is not None:
+        write_for_user(options.html, low.html(), "choose another file with --html")
+        if options.json:
+            print_document(terminal, "show", kernel=named.name, target=low.target.name, html=str(options.html))
+        else:
+            terminal.line(f"{options.html}: {named.name} for {low.target.name}")
+        return 0
     is_one = options.stage not in (None, "all")
     requested = [options.stage] if is_one else [s for s in available(low) if options.stage == "all" or s in _READ_FIRST]
     if options.json:

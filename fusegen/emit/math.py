@@ -34,6 +34,21 @@ class _Line:
     location: Location | None
 
 
+@dataclass(frozen=True)
+class Quote:
+    """A user's line as emitted text quotes it: in printable characters, and shortened."""
+
+    file: str
+    function: str
+    line: int
+    text: str
+
+
+def quote_of(place: Location) -> Quote:
+    function = _plain(place.function.rpartition("<locals>.")[2])
+    return Quote(_plain(PurePath(place.file).name), function, place.line, _shortened(place.text))
+
+
 def function_text(function: MathFunction, language: Language, qualifier: str) -> str:
     """Prints a function. A single result is returned, several are written through references. `with_quotes` completes the text."""
     writer = _Writer(function, language)
@@ -66,9 +81,8 @@ def _with_locations(lines: Sequence[_Line]) -> list[str]:
     for line in lines:
         text = f"    {line.text}"
         if line.location is not None and line.location.text and line.location != last:
-            place = line.location
-            function = _plain(place.function.rpartition("<locals>.")[2])
-            fields = _plain(PurePath(place.file).name), function, str(place.first), str(place.line), _shortened(place.text)
+            quote = quote_of(line.location)
+            fields = quote.file, quote.function, str(line.location.first), str(quote.line), quote.text
             text = f"{text:<{_LOCATION_COLUMN}}  //{_MARK}{_MARK.join(fields)}"
         last = line.location or last
         shown.append(text)
@@ -85,7 +99,7 @@ def with_quotes(text: str) -> str:
     for (file, function, first), lines in by_function.items():
         count[function] += 1
         name = names[file, function, first] = function if count[function] == 1 else f"{function} {count[function]}"
-        quoted.append(f"// {name} in {file}; its first line is 0:")
+        quoted.append(f"// {name} in {file}; its first line is 0:")  # `quoted_lines` reads these comments
         quoted += (f"// {number:>4}: {lines[number]}" for number in sorted(lines))
 
     def label(match: re.Match[str]) -> str:
@@ -93,6 +107,34 @@ def with_quotes(text: str) -> str:
         return f"// {line}" if len(names) == 1 else f"// {names[match.group('file', 'function', 'first')]}, {line}"
 
     return "\n".join([*quoted, *([""] if quoted else []), _PLACE.sub(label, text)])
+
+
+_QUOTED_FUNCTION = re.compile(r"// (?P<name>(?P<function>.+?)(?: \d+)?) in (?P<file>.+); its first line is 0:")
+_QUOTED_LINE = re.compile(r"// +(?P<line>\d+): (?P<text>.*)")
+_LABELLED = re.compile(r".*?\s*// (?P<label>(?:.+, )?line \d+)")
+
+
+def quoted_lines(text: str) -> list[tuple[str, Quote | None]]:
+    """Returns the lines of a text that `with_quotes` completed, each with the user's line that it computes, if any.
+
+    A label holds up to the next one, or to the end of the function.
+    """
+    lines, quotes = list[tuple[str, Quote | None]](), dict[str, Quote]()
+    function: re.Match[str] | None = None
+    current: Quote | None = None
+    for line in text.splitlines():
+        if named := _QUOTED_FUNCTION.fullmatch(line):
+            function = named
+        elif function is not None and (quoted := _QUOTED_LINE.fullmatch(line)):
+            quote = Quote(function["file"], function["function"], int(quoted["line"]), quoted["text"])
+            label = f"line {quote.line}"
+            quotes |= dict.fromkeys((label, f"{function['name']}, {label}"), quote)
+        elif line.startswith("}"):
+            current = None
+        elif labelled := _LABELLED.fullmatch(line):
+            current = quotes.get(labelled["label"], current)
+        lines.append((line, current))
+    return lines
 
 
 def _plain(name: str) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.lowered import Lowered
-from fusegen.source import strip_comments
 from tests.unit.lowering import lowered, meta
 
 
@@ -22,34 +18,6 @@ def gated(x: Tensor, weight: Tensor) -> Tensor:
 
 def low(target: str = "sm_90a") -> Lowered:
     return lowered(gated, meta(64, 512), meta(512, 512), target=target)
-
-
-class Page(HTMLParser):
-    """Checks that tags match, and keeps attributes and the text of each cell of a table."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: set[str] = set()
-        self.open: list[str] = []
-        self.cells: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.open.append(tag)
-        if tag == "td":
-            self.cells.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "td" in self.open:
-            self.cells[-1] += data
 
 
 def test_a_summary_names_inputs_results_and_kernels() -> None:
@@ -106,33 +74,3 @@ def test_passes_are_readable() -> None:
     assert repr(passes.forward) == "<fusegen forward pass of <lambda> by x>"
     assert repr(passes.backward) == "<fusegen backward pass of <lambda> by x>"
     assert repr(saved) == "<saved by the forward pass of <lambda>: float32[2, 3]>"
-
-
-@pytest.mark.parametrize("target", ["sm_90a", "cpu"])
-def test_a_page_needs_nothing_else(target: str) -> None:
-    page = Page(low(target)._repr_html_())
-    assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
-    assert page.attributes <= {"class", "open"}
-    assert page.tags.count("details") >= 4
-
-
-def test_a_page_shows_the_users_lines_beside_the_text() -> None:
-    cells = Page(low()._repr_html_()).cells
-    beside = {line: code for code, line in zip(cells[::2], cells[1::2], strict=True)}
-    assert "one_plus_erf" in beside["line 1: hidden = F.gelu(x @ weight)"]
-    assert "* mean;" in beside["line 2: return hidden * hidden.float().square().mean(-1, keepdim=True)"]
-    assert "__global__" in beside[""]
-
-
-def test_a_page_has_the_whole_text() -> None:
-    found = low()
-    shown = "\n".join(Page(found._repr_html_()).cells[::2])
-    assert strip_comments(shown) == strip_comments("\n".join(source.kernel_text for source in found.sources))
-
-
-def test_a_page_escapes_the_users_text() -> None:
-    def strange(x: Tensor) -> Tensor:
-        return x + len("<b>&amp;</b>")
-
-    text = lowered(strange, meta(8, 64), target="cpu")._repr_html_()
-    assert "<b>" not in text and "&lt;b&gt;&amp;amp;&lt;/b&gt;" in text

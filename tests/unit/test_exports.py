@@ -98,7 +98,7 @@ def test_kernels() -> None:
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)
     stages = {"traced", "graph", "groups", "choices", "program", "plans", "sources", "asm"}
-    assert public(lowered) == stages | {"explain", "program_by", "sizes", "step_count", "target", "workspace_bytes"}
+    assert public(lowered) == stages | {"explain", "html", "program_by", "sizes", "step_count", "target", "workspace_bytes"}
     assert set(lowered.asm) == {"cuda", "ptx", "sass"}
     assert set(kernel.lower(torch.empty(4, 8, device="meta"), target="cpu").asm) == {"cpp"}
 

@@ -49,6 +49,7 @@ ORDER = (
     ("compiler",),
     ("timing",),
     ("bundle", "describe", "operators"),
+    ("page",),
     ("lowered",),
     ("gradients",),
     ("api",),

@@ -13,15 +13,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, vjp
 from fusegen.describe import explain_title
 from fusegen.dtypes import autocast_dtype
-from fusegen.eager_cost import eager_cost
+from fusegen.eager_cost import EagerCost, as_meta, eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
+from fusegen.families import program_time
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards.changes import ChangeError, rejecting_side_effects
+from fusegen.lowered import Lowered
 from fusegen.progress import Layers, set_layers
 from fusegen.schedule.program import Program
 from fusegen.threads import cached_property
@@ -58,6 +60,7 @@ class FusedFacts:
 
     Attributes:
         launches: launches of a forward pass without gradients.
+        stages: the lowered kernel.
         attention: the implementation of attention, if there is one.
         function: the equivalent in torch.
         args, kwargs: arguments of a call, with meta tensors.
@@ -65,6 +68,7 @@ class FusedFacts:
     """
 
     launches: int
+    stages: Lowered
     attention: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -74,18 +78,34 @@ class FusedFacts:
     @classmethod
     def of(cls, call: PreparedCall) -> FusedFacts:
         stages = call.kernel.lower(*call.args, **call.kwargs)
-        with torch.inference_mode(False):  # the function may write to tensors, outside of the mode too
-            args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
+        args, kwargs = as_meta((call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
-        return cls(stages.step_count, _attention_of(stages.program), call.function or call.kernel.function, args, kwargs, lowered)
+        function, attention = call.function or call.kernel.function, _attention_of(stages.program)
+        return cls(stages.step_count, stages, attention, function, args, kwargs, lowered)
 
-    @cached_property
+    @property
     def eager_launches(self) -> int | None:
         """The launches of the call in torch eager; None if they cannot be counted."""
-        cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
-        return None if cost is None else cost.launches
+        return None if self.eager is None else self.eager.launches
+
+    @cached_property
+    def eager(self) -> EagerCost | None:
+        """The cost of the call in torch eager; None if it cannot be counted."""
+        return eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
+
+    @cached_property
+    def moved(self) -> int:
+        """The bytes that the kernel's steps read and write."""
+        return sum(step.traffic.moved(self.stages.sizes) for step in self.stages.program.steps)
+
+    @cached_property
+    def expected(self) -> float | None:
+        """The expected time in µs; None if the cost model lacks a step."""
+        program = self.stages.program
+        is_known = len(program.launches) == len(program.steps)
+        return program_time(program, self.stages.sizes, program.target) if is_known else None
 
 
 def _attention_of(program: Program) -> str:
@@ -93,10 +113,6 @@ def _attention_of(program: Program) -> str:
     if any(": attention" in title for title in titles):
         return "fusegen's attention"
     return "torch's attention" if any(title.startswith("attention") for title in titles) else ""
-
-
-def _to_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class FusedCall:

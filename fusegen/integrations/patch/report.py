@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from fusegen.graphs.graphed import GraphedForward, KernelGraphs, describe_graphs
 from fusegen.integrations.patch.forward import FusedForward
 from fusegen.integrations.patch.fused_call import FusedCall, FusedFacts
+from fusegen.page import LayerView, framed, model_page
+
+N = TypeVar("N", int, float)
 
 _WIDTH = 100  # characters of a reason
 
@@ -24,6 +28,7 @@ class ReportRow:
         before, after: launches of a forward pass of all of them, in torch eager and fused; None if unknown.
         reason: why they, or some of their calls, are not fused.
         decoding: the launches and the attention of calls with a filled cache.
+        facts: the kernels of the fused modules.
     """
 
     path: str
@@ -34,6 +39,7 @@ class ReportRow:
     after: int | None
     reason: str
     decoding: str = ""
+    facts: tuple[FusedFacts, ...] = field(default=(), compare=False, repr=False)
 
 
 class Report:
@@ -109,6 +115,17 @@ class Report:
                 covered.append(path)
             yield row
 
+    def html(self) -> str:
+        """Returns the report as one HTML document, which loads nothing.
+
+        It has the launches, bytes, workspace and expected time of each row, and the plan of its first module. Like launches, bytes
+        are those of a forward pass without gradients.
+        """
+        return model_page(self._model, [_view(row) for row in self.rows], self._graph_lines() if self.cuda_graphs else [])
+
+    def _repr_html_(self) -> str:
+        return framed(self.html())
+
     def __str__(self) -> str:
         rows = self.rows
         graphs = self._graph_lines() if self.cuda_graphs else []
@@ -143,7 +160,30 @@ def _row(path: str, call: FusedCall) -> ReportRow:
         return ReportRow(path, call.name, 1, False, None, None, f"not fused: {reason}")
     decoding = call.decoding() if isinstance(call, FusedForward) else ""
     reason = f"partly fused: {reason}" if reason else ""
-    return ReportRow(path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, reason, decoding)
+    return ReportRow(path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, reason, decoding, (fused[0],))
+
+
+def _view(row: ReportRow) -> LayerView:
+    facts = row.facts
+    return LayerView(
+        row.path or "(model)",
+        row.kind,
+        row.count,
+        row.after,
+        row.before,
+        _sum(facts, lambda fact: fact.moved),
+        _sum(facts, lambda fact: None if fact.eager is None else fact.eager.moved),
+        max((fact.stages.workspace_bytes for fact in facts), default=None),
+        _sum(facts, lambda fact: fact.expected),
+        _notes(row),
+        facts[0].stages.explain() if facts else "",
+    )
+
+
+def _sum(facts: Sequence[FusedFacts], figure: Callable[[FusedFacts], N | None]) -> N | None:
+    """Returns the sum of a figure; None if one of them is unknown."""
+    known = [value for fact in facts if (value := figure(fact)) is not None]
+    return sum(known[1:], known[0]) if known and len(known) == len(facts) else None
 
 
 def _notes(row: ReportRow) -> str:
@@ -168,7 +208,8 @@ def _grouped(rows: Iterator[ReportRow]) -> Iterator[ReportRow]:
 def _merged(rows: Sequence[ReportRow]) -> ReportRow:
     first, count = rows[0], len(rows)
     before, after = (None if launches is None else launches * count for launches in (first.before, first.after))
-    return replace(first, path=_span([row.path for row in rows]), count=count, before=before, after=after)
+    facts = tuple(fact for row in rows for fact in row.facts)
+    return replace(first, path=_span([row.path for row in rows]), count=count, before=before, after=after, facts=facts)
 
 
 def _span(paths: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,27 @@ def test_layers_are_kernels_with_the_same_results_and_gradients() -> None:
     assert (row.path, row.kind, row.count, row.fused) == ("layers.{0-1}", "Layer", 2, True)
     assert row.before == 2 * 5  # norm, two matmuls with their biases, gelu, sum
     assert "Layer ×2" in str(report) and f"{row.before} before, {row.after} now" in str(report)
+
+
+def test_a_page_compares_each_layer_with_eager() -> None:
+    model = Model()
+    report = fg.patch(model)
+    assert "not called yet" in report.html()
+    model(torch.randn(5, WIDTH))
+    (row,) = report.rows
+    text = report.html()
+    bars = re.findall(r"</span><span>(\w+) <b>(\d.*?) · (\d+) launches</b>", text)
+    assert [(kind, int(launches)) for kind, _, launches in bars] == [("fused", row.after), ("eager", row.before)]
+    assert "<code>layers.{0-1}</code> Layer ×2" in text and "1. " in text and "src=" not in text
+
+
+def test_a_page_escapes_names() -> None:
+    model = nn.Sequential(nn.LayerNorm(WIDTH), nn.GELU())
+    model.__class__ = type("<img src=x onerror=alert(1)>", (nn.Sequential,), {})
+    report = fg.patch(model)
+    model(torch.randn(5, WIDTH))
+    text = report.html()
+    assert "<img" not in text and "&lt;img src=x onerror=alert(1)&gt;" in text
 
 
 class Listed(nn.Module):
