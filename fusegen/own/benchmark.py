@@ -65,6 +65,7 @@ class Benchmark:
 
 def benchmark(
     kernel: fg.Kernel[..., Any] | Method[..., Any] | nn.Module | Callable[..., Any],
+    /,
     *args: Any,
     backward: bool = False,
     quick: bool = False,

@@ -83,3 +83,25 @@ def test_numbers_that_are_hard_to_order() -> None:
 def test_one_launch() -> None:
     low = fg.kernel(lambda x: router(x, x[0])).lower(randn(9, 64, dtype=torch.bfloat16), target="sm_90a")
     assert len(low.program.launches) == 1
+
+
+def test_maxima_in_order() -> None:
+    """Stored are the maxima themselves, in order, reversed, and side by side."""
+
+    def maxima(x: Tensor) -> tuple[Tensor, ...]:
+        found = [x.amax(-1, keepdim=True)]
+        for _ in range(4):
+            found.append(torch.where(x < found[-1], x, -1e9).amax(-1, keepdim=True))
+        return torch.cat(found, -1), torch.cat(found[::-1], -1), torch.stack(found[1:4], -1)
+
+    agree(maxima, (randn(5, 32),))
+
+
+def test_the_first_few_as_rows() -> None:
+    """From one to the next lie as many elements as there are rows."""
+
+    def turned(x: Tensor) -> tuple[Tensor, ...]:
+        values, places = x.topk(4)
+        return values.t().contiguous(), places.t().contiguous()
+
+    agree(turned, (randn(5, 32),))

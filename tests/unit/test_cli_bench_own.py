@@ -22,6 +22,11 @@ import fusegen as fg
 WEIGHT = torch.ones(64)
 
 @fg.kernel
+def placed(x, /, y):
+    return x - y
+
+
+@fg.kernel
 def shift(x, by: float, twice: bool = False):
     return x * WEIGHT + (2 * by if twice else by)
 
@@ -102,6 +107,10 @@ def test_a_row_says_what_was_timed(run: Run) -> None:
     assert row["shape"] == "by=2.0 twice=True x=8x64"
     assert row["bytes"] == 8 * 64 * 2 + 64 * 4 + 8 * 64 * 4, "the captured weight is read, and widens the result"
     assert [timing["provider"] for timing in row["timings"]] == ["fusegen", "eager", "copy"]
+
+
+def test_a_parameter_that_takes_no_argument_by_name(run: Run) -> None:
+    assert row_of(run, "mine.py:placed", "--shape", "y=8x64", "x=8x64")["timings"][0]["microseconds"] > 0
 
 
 def test_tensors_have_the_dtype_that_is_given(run: Run) -> None:

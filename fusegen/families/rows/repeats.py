@@ -67,21 +67,17 @@ def rolled(body: RowBody) -> RolledPhases:
 
 def _turns(phases: Sequence[Phase], first: int) -> int:
     """Returns how many phases from the first on are equal, except for the names of their values and the steps of their stores."""
-    form = _form(phases, first)
-    if form is None:
+    form, last = _form(phases, first), first + 1
+    if form is None or last == len(phases) or (steps := _steps(phases[first], phases[last])) is None:
         return 0
-    last = first + 1
-    while (
-        last < len(phases)
-        and _form(phases, last) == form
-        and _steps(phases[last - 1], phases[last]) == _steps(*phases[first : first + 2])
-    ):
+    while last < len(phases) and _form(phases, last) == form and _steps(phases[last - 1], phases[last]) == steps:
         last += 1
     return last - first
 
 
 def _form(phases: Sequence[Phase], number: int) -> object:
-    """Returns a phase without the names of its values; None unless it only reduces held values, by what the one before computes."""
+    """Returns a phase without the names of its values; None unless it only reduces held values, by what the one before computes,
+    and stores what it computes from that."""
     phase, before = phases[number], phases[number - 1]
     other = (phase.row_reads, phase.reads, phase.late, phase.segments, phase.copies, phase.column_sums, phase.orders, phase.held)
     is_plain = phase.call and not any((*other, phase.writes, phase.segment_writes)) and len(phase.reductions) == 1
@@ -90,8 +86,10 @@ def _form(phases: Sequence[Phase], number: int) -> object:
     (reduction,) = phase.reductions
     names = {before.reductions[0].components[0].name: "before"}
     calls = [(_text(c.function), [_argument(a, names) for a in c.arguments]) for c in (phase.row_call, phase.call) if c]
-    names |= {result.name: f"value_{n}" for n, result in enumerate(phase.row_call.function.results if phase.row_call else ())}
-    writes = [(replace(a, name="", offset=0), names.get(value, value)) for a, value in phase.row_writes]
+    values = {result.name: f"value_{n}" for n, result in enumerate(phase.row_call.function.results if phase.row_call else ())}
+    if any(value not in values for _, value in phase.row_writes):
+        return None
+    writes = [(replace(a, name="", offset=0), values[value]) for a, value in phase.row_writes]
     return calls, replace(reduction, components=()), reduction.components[0].dtype, writes
 
 
