@@ -176,12 +176,16 @@ def user_kernel_case(
         backward: True for a call and the gradients of its float arguments, and of captured tensors that require one.
 
     Raises:
-        ArgumentError: with ``backward``, the kernel writes to an argument.
+        ArgumentError: a parameter takes no argument by name; with ``backward``, the kernel writes to an argument.
         GradientError: with ``backward``, nothing can be differentiated.
         TraceError: the kernel does something that cannot be traced.
     """
     kernel = kernel.fresh()
-    arguments = {n: arguments[n] for n in inspect.signature(kernel.function).parameters if n in arguments}  # drawn in this order
+    parameters = inspect.signature(kernel.function).parameters
+    if unnamed := [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]:
+        what = f"{name} cannot be timed: its parameter {unnamed[0]!r} takes no argument by name"
+        raise ArgumentError(what, hint="remove the / from its parameters")
+    arguments = {n: arguments[n] for n in parameters if n in arguments}  # drawn in this order
     args, kwargs = by_position(kernel.function, arguments)
     target = target_of(device).name
     first = next(iter(_tensors(arguments).values()))

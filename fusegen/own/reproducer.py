@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fusegen.dtypes import from_torch
-from fusegen.runtime.callables import bound_by_name
 from fusegen.specs.spec import Arguments
 
 _ARGUMENT_LINES = 7  # of 15 lines
@@ -27,7 +27,7 @@ def reproducer(
         arguments: values by parameter; tensors are meta tensors.
     """
     folder, module, kernel = imported
-    bound = bound_by_name(function, arguments)
+    bound = inspect.signature(function).bind(**arguments)
     passed = [_text(value, device) for value in bound.args]
     passed += [f"{name}={_text(value, device)}" for name, value in bound.kwargs.items()]
     passed += ["backward=True"] if backward else []

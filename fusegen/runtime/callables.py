@@ -57,17 +57,9 @@ def name_of(target: Callable[..., Any]) -> str:
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts named arguments to positional ones where possible: a parameter of the kernel may have the name of one of `lower`."""
-    bound = bound_by_name(function, arguments)
+    bound = inspect.signature(function).bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
-
-
-def bound_by_name(function: Callable[..., Any], arguments: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Binds named arguments, also of parameters that take none by name."""
-    signature = inspect.signature(function)
-    first = [name for name, p in signature.parameters.items() if p.kind is p.POSITIONAL_ONLY and name in arguments]
-    others = {name: value for name, value in arguments.items() if name not in first}
-    return signature.bind(*(arguments[name] for name in first), **others)
 
 
 def _wrapped(
