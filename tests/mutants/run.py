@@ -148,6 +148,7 @@ def _child(job: Job, tree: Path, cache: Path) -> None:
     """Runs a job's tests in this process, which ends with pytest's exit code."""
     os.chdir(tree)
     os.environ |= {"FUSEGEN_TEST_CACHE": str(cache), "FUSEGEN_NATIVE": "0"}  # the bugs are in Python
+    os.environ["PYTHONPATH"] = str(tree)  # processes that a test starts have the bug too
     sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
     for name in [n for n in sys.modules if n.partition(".")[0] in ("tests", "fusegen")]:
         del sys.modules[name]
