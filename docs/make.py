@@ -39,8 +39,7 @@ from fusegen.ir.infer import Operand, result_dtype
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.specs import FAMILIES, SPECS
 from fusegen.specs.spec import Spec
-from fusegen.trace.registry import _HANDLERS as HANDLERS
-from fusegen.trace.registry import CREATORS, name_of
+from fusegen.trace.registry import CREATORS, HANDLERS, name_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

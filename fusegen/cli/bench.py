@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import math
 from collections.abc import Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusegen.bench import latency
 from fusegen.bench.case import BenchCase
@@ -32,16 +35,18 @@ from fusegen.cli.arguments import KernelCall, add_calls, add_inputs, are_user_ke
 from fusegen.cli.load import file_of, load_all, location_of
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
+from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
 from fusegen.files import check_writable
 from fusegen.own.case import UserKernelCase, own_providers, user_kernel_case
-from fusegen.own.reproducer import reproducer
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
 _TIMING_OPTIONS = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "call", "backward", "dtype")
 """Options that select what is timed."""
+
+_ARGUMENT_LINES = 7  # of 15 lines of a program that repeats a measurement
 
 _TEXT_COLUMNS = ("group", "case", "shape", "dtype", "provider", "called", "best peer", "slower")
 
@@ -259,9 +264,43 @@ def _own_cases(options: argparse.Namespace, device: torch.device) -> tuple[UserK
 
 
 def _reproducer(call: KernelCall, only: str, device: torch.device, *, backward: bool) -> str:
-    """The program that repeats a measurement; ``only`` is the name of a file's only kernel."""
+    """A program of at most 15 lines that repeats a measurement, to paste into a report. It draws the same tensors as
+    `fusegen.specs.materialize`; ``only`` is the name of a file's only kernel."""
     location, attribute = location_of(call.name)
     file = file_of(call.name)
     folder, module = (".", location) if file is None else (str(file.parent), file.stem)
-    imported = folder, module, attribute or only
-    return reproducer(imported, call.kernel.function, call.arguments, device, backward=backward)
+    bound = inspect.signature(call.kernel.function).bind(**call.arguments)
+    passed = [_text(value, device) for value in bound.args]
+    passed += [f"{name}={_text(value, device)}" for name, value in bound.kwargs.items()]
+    passed += ["backward=True"] if backward else []
+    each = math.ceil(len(passed) / _ARGUMENT_LINES)
+    lines = [", ".join(passed[start : start + each]) for start in range(0, len(passed), each)]
+    return "\n".join(
+        [
+            "import importlib, sys",
+            "import torch",
+            "import fusegen as fg",
+            f"sys.path.insert(0, {folder!r})",
+            f"kernel = importlib.import_module({module!r}).{attribute or only}",
+            f"g = torch.Generator({device.type!r}).manual_seed(0)",
+            "print(fg.benchmark(kernel,",
+            *(f"    {line}," for line in lines),
+            "))",
+        ]
+    )
+
+
+def _text(value: object, device: torch.device) -> str:
+    if isinstance(value, Tensor):
+        return _tensor(value, f"device={device.type!r}, generator=g")
+    return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def _tensor(tensor: Tensor, options: str) -> str:
+    shape = tuple(tensor.shape)
+    if not tensor.is_floating_point():
+        return f"torch.randint(2, {shape}, dtype={tensor.dtype}, {options})"
+    element = from_torch(tensor.dtype)
+    if element.is_float8:  # torch cannot draw 8-bit floats
+        return f"torch.randn({shape}, dtype={element.compute.torch}, {options}).to({tensor.dtype})"
+    return f"torch.randn({shape}, dtype={tensor.dtype}, {options})"

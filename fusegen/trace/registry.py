@@ -17,7 +17,7 @@ from fusegen.trace.user import user_line
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-_HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
+HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
 CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """Handlers of functions that create tensors; their first argument is the tracer."""
 
@@ -40,7 +40,7 @@ def implements(*names: str) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for function in functions_named(names):
-            _HANDLERS[function] = handler
+            HANDLERS[function] = handler
         return handler
 
     return register
@@ -57,7 +57,7 @@ def creates(*names: str) -> Callable[[Handler], Handler]:
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
     try:
-        return _HANDLERS.get(function)
+        return HANDLERS.get(function)
     except TypeError:  # an unhashable callable
         return None
 
@@ -173,7 +173,7 @@ def _require_numbers(values: Iterable[Any]) -> None:
 
 
 def known_functions() -> list[Callable[..., Any]]:
-    return sorted(_HANDLERS, key=name_of)
+    return sorted(HANDLERS, key=name_of)
 
 
 _CLOSE = 0.9
@@ -193,7 +193,7 @@ def _suggestion(name: str) -> str:
         )
     if name.endswith("_") and not name.endswith("__"):
         return "use the function without the trailing underscore; to write to a parameter, declare mutates= and call x.copy_(value)"
-    known = sorted({known_name for known_name in map(name_of, _HANDLERS) if not known_name.endswith("_")})
+    known = sorted({known_name for known_name in map(name_of, HANDLERS) if not known_name.endswith("_")})
     matches = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     listed = f"; similar names: {', '.join(matches)}" if matches else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

@@ -41,8 +41,8 @@ def require_minute(name: str, graph: Graph, program: Program, sizes: Mapping[str
     seconds = _seconds(graph, program, sizes)
     if seconds <= LIMIT:
         return
-    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    what = f"comparing {name} with float64 at these sizes takes about {time} on this CPU"
+    duration = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    what = f"comparing {name} with float64 at these sizes takes about {duration} on this CPU"
     smaller = _smaller(graph, program, sizes, parameters)
     if smaller is None:
         raise ArgumentError(what, hint=f"give leading dims that are {math.ceil(2 * seconds / LIMIT)} times smaller, or use a GPU")

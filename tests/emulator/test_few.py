@@ -97,6 +97,14 @@ def test_maxima_in_order() -> None:
     agree(maxima, (randn(5, 32),))
 
 
+def test_the_first_few_that_are_used_again() -> None:
+    def routed(x: Tensor) -> tuple[Tensor, ...]:
+        values, places = x.softmax(-1).topk(3)
+        return values / values.sum(-1, keepdim=True), places, values.flip(-1)
+
+    agree(routed, (randn(5, 32),))
+
+
 def test_the_first_few_as_rows() -> None:
     """From one to the next lie as many elements as there are rows."""
 

@@ -68,7 +68,7 @@ def known(handler: Callable[..., Any]) -> list[str] | None:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
 
 
-FUNCTIONS = list(registry._HANDLERS.items())
+FUNCTIONS = list(registry.HANDLERS.items())
 
 
 def test_parameters_stand_where_torch_has_them() -> None:

@@ -66,13 +66,23 @@ def rolled(body: RowBody) -> RolledPhases:
 
 
 def _turns(phases: Sequence[Phase], first: int) -> int:
-    """Returns how many phases from the first on are equal, except for the names of their values and the steps of their stores."""
+    """Returns how many phases from the first on are equal, except for the names of their values and the steps of their stores; 0 if
+    later ones read more of them than what they reduce rows to."""
     form, last = _form(phases, first), first + 1
     if form is None or last == len(phases) or (steps := _steps(phases[first], phases[last])) is None:
         return 0
     while last < len(phases) and _form(phases, last) == form and _steps(phases[last - 1], phases[last]) == steps:
         last += 1
-    return last - first
+    results = {result.name for phase in phases[first:last] if phase.row_call for result in phase.row_call.function.results}
+    return 0 if any(results & _read(phase) for phase in phases[last:]) else last - first
+
+
+def _read(phase: Phase) -> set[str]:
+    """Returns the names of the values that a phase computes with or stores."""
+    calls = [phase.row_call, phase.call, *(call for s in phase.segments for call in (s.call, s.after))]
+    copies = [c.value for c in (*phase.copies, *(c for s in phase.segments for c in s.copies))]
+    arguments = [*(a for call in calls if call for a in call.arguments), *copies]
+    return {a.name for a in arguments} | {value for _, value in phase.row_writes}
 
 
 def _form(phases: Sequence[Phase], number: int) -> object:
