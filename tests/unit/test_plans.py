@@ -141,6 +141,13 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int) -> None
         assert figures(form.sources[0]).spilled == 0, plan
 
 
+@pytest.mark.parametrize(("name", "experts"), [("topk", 64), ("moe_router", 64), ("moe_router", 256)])
+def test_no_thread_that_selects_elements_spills(name: str, experts: int) -> None:
+    """Beside the row, it keeps a key for each chosen element."""
+    low = SPECS[name].fresh().lower(torch.empty(8192, experts, dtype=torch.bfloat16, device="meta"), 8, target="sm_90a")
+    assert figures(low._compiled.specializer.at(low.sizes).sources[0]).spilled == 0
+
+
 def test_a_plan_that_no_block_could_have_is_refused() -> None:
     tiny = replace(target("sm_90a"), shared_bytes=32)
     kernel = fg.kernel(lambda x: x.softmax(-1))

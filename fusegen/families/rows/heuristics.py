@@ -50,6 +50,9 @@ _OWN_REGISTERS = 27
 """Registers per thread besides its part of the row. If two blocks of more than 512 threads fit with this many, the compiler does
 not spill, but recomputes values that later phases use, e.g. a softmax's exponentials. For layer_norm over 18432 columns, each of
 768 threads takes 40 instead of 48 registers."""
+_FEW_RESULTS = 8
+"""Registers of a row's results that count for nothing beside its elements: those of a router, which finds one maximum after another,
+spill if four blocks of 256 threads have to fit."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # ratio of stages to vectors per row from which on staging is worth its barriers
 _LEAST_BYTES = 4  # bytes of the smallest vector in a window
@@ -106,6 +109,7 @@ class RowFeatures:
         held: most 32-bit registers per element between phases.
         column_sums: 32-bit registers per element for column sums.
         reductions: components reduced along the row.
+        row_registers: 32-bit registers for the results of these reductions.
         stage_bytes: bytes per element in shared memory if the row is staged; 0 if it cannot be.
         read: bytes per element of each fragment that differs from row to row.
         shared: 32-bit registers per element for values shared by all rows.
@@ -127,6 +131,7 @@ class RowFeatures:
     column_sums: float
     reductions: int
     stage_bytes: int
+    row_registers: int = 0
     read: Sequence[int] = ()
     shared: float = 0
     computed: int = 0
@@ -363,6 +368,9 @@ def _held(columns: int | None, vec: int, threads: int, vectors_per_thread: int, 
     needed = _OWN_REGISTERS + vectors_per_thread * vec * min(features.held, sum(features.read) / 4)
     fits_twice = threads > _THREADS_PER_SM // 2 and 2 * threads * needed <= _REGISTERS
     blocks = 2 if fits_twice else _blocks(threads * rows)
+    if features.row_registers > _FEW_RESULTS:
+        needed = _OWN_REGISTERS + int(vectors_per_thread * vec * features.held) + features.row_registers
+        blocks = max(1, min(blocks, _REGISTERS // (threads * rows * needed)))
     return RowPlan(threads, rows, vec, vectors_per_thread, Persistence.REGISTERS, exact, 0, blocks)
 
 

@@ -253,6 +253,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         column_sums=sum(max(1, math.terms.items[t].dtype.itemsize / 4) for r in math.roots if r.kind == "column" for t in r.terms),
         shared=sum(_registers(context, math, t) for t in math.leaves.reads if is_shared(math, t)),
         reductions=sum(len(r.terms) for r in math.roots if r.kind == "reduce"),
+        row_registers=sum(math.terms.items[t].dtype.itemsize // 4 for r in math.roots if r.kind == "reduce" for t in r.terms),
         stage_bytes=_stage_bytes(context, math),
         read=_read_of_row(context, math),
         shifted_stage_bytes=_shifted_stage_bytes(context, math),

@@ -105,7 +105,7 @@ __device__ __forceinline__ i64 row_amin_i64(i64 value) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 3)
 fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logits_dim0, double scale) {
     const Index row_count = logits_dim0;
     const i32 thread = thread_id() % THREADS;

@@ -65,7 +65,7 @@ __device__ __forceinline__ i64 row_amin_i64(i64 value) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 3)
 fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) {
     const Index row_count = input_dim0;
     const i32 thread = thread_id() % THREADS;
