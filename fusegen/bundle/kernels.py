@@ -96,7 +96,7 @@ class Kernels:
 
     def _cuda_kernel(self, code: KernelBinary, mark: bytes, launch: KernelLaunch, index: int) -> Any:
         try:
-            return cuda.load(binary(self.folder, code, mark), code.entry, code.entry, launch, index)
+            return cuda.load(binary(self.folder, code, mark), code.entry, launch, index)
         except LaunchError as error:
             raise BundleError(f"{self.folder / code.file}: {error.what}", hint="build it again") from error
 

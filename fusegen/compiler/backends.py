@@ -157,7 +157,7 @@ def _gpu(target: Target, index: int) -> Machine:
 def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: int) -> Any:
     """The loaded kernel of a source. A damaged cache entry is compiled again."""
     try:
-        return cuda.load(binary.cubin, source.name, source.entry, launch, index)
+        return cuda.load(binary.cubin, source.entry, launch, index)
     except LaunchError as error:
         if not binary.from_cache:
             raise LaunchError(error.what, where=str(binary.source_path)) from error

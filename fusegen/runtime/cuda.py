@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -34,12 +35,26 @@ Frame: TypeAlias = tuple[Any, Any, Any]
 """Memory of one launch, and references to its configuration and its table of arguments."""
 
 
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel that is loaded on a device; its binary is unloaded when nothing refers to it any more.
+
+    Attributes:
+        handle: a ``CUkernel``, which the driver launches like a ``CUfunction``.
+    """
+
+    entry: str
+    handle: int
+
+
 class Driver:
     """The driver functions; ``library`` must be private, since types are set on its functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self.launch = library.cuLaunchKernelEx  # untyped: ctypes would convert each argument again
+        self._load = library.cuLibraryLoadData  # since CUDA 12
+        self._contexts: dict[int, ctypes.c_void_p] = {}
 
     def encode(self, device: int, *arguments: Any) -> bytes:
         """Encodes a tensor map on a device.
@@ -53,11 +68,41 @@ class Driver:
         tensor_map = _aligned(_MAP_BYTES)
         status = self._library.cuTensorMapEncodeTiled(tensor_map, *arguments)
         if status == _INVALID_CONTEXT:  # a new thread, such as one of autograd, has no context
-            make_current(device)
+            self.make_current(device)
             status = self._library.cuTensorMapEncodeTiled(tensor_map, *arguments)
         if status:
             raise LaunchError(f"the driver cannot encode the TMA tensor map: {self.describe_status(status)}", hint=_REPORT)
         return bytes(tensor_map)
+
+    def make_current(self, index: int) -> None:
+        """Makes the primary context of a device, which is torch's, current in this thread; raises `LaunchError` if that fails."""
+        if index not in self._contexts:
+            context = ctypes.c_void_p()
+            self._check(index, self._library.cuInit(0))
+            self._check(index, self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
+            self._contexts[index] = context
+        self._check(index, self._library.cuCtxSetCurrent(self._contexts[index]))
+
+    def _check(self, index: int, status: int) -> None:
+        if status:
+            raise LaunchError(f"GPU {index} cannot be used: {self.describe_status(status)}", hint=_hint(status))
+
+    def load(self, cubin: bytes, entry: str) -> LoadedKernel:
+        """Loads a kernel of a binary for the current device; raises `LaunchError` if the driver rejects it."""
+        library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        status = self._load(ctypes.byref(library), cubin, None, None, 0, None, None, 0)
+        if not status and (status := self._library.cuLibraryGetKernel(ctypes.byref(kernel), library, entry.encode())):
+            self._library.cuLibraryUnload(library)
+        if status:
+            raise LaunchError(f"the driver cannot load {entry}: {self.describe_status(status)}", hint=_hint(status))
+        loaded = LoadedKernel(entry, kernel.value or 0)
+        weakref.finalize(loaded, self._library.cuLibraryUnload, library).atexit = False  # then, the driver has ended as well
+        return loaded
+
+    def set_attribute(self, kernel: LoadedKernel, attribute: int, value: int, device: int) -> str:
+        """Sets an attribute of a kernel on a device. Returns what the driver says against it, or nothing."""
+        status = self._library.cuKernelSetAttribute(attribute, value, ctypes.c_void_p(kernel.handle), device)
+        return self.describe_status(status) if status else ""
 
     def capture_of(self, device: int, stream: int) -> int:
         """Returns the number of the capture of a stream, 0 for none; raises `LaunchError` if the driver does not know it."""
@@ -67,7 +112,7 @@ class Driver:
         arguments = ctypes.c_void_p(stream), ctypes.byref(is_capturing), ctypes.byref(number), None, None, None
         status = self._library.cuStreamGetCaptureInfo_v2(*arguments)
         if status == _INVALID_CONTEXT:
-            make_current(device)
+            self.make_current(device)
             status = self._library.cuStreamGetCaptureInfo_v2(*arguments)
         if status:
             raise LaunchError(f"the driver cannot query the capture: {self.describe_status(status)}", hint=_hint(status))
@@ -91,27 +136,6 @@ def driver() -> Driver:
         raise LaunchError(
             f"the CUDA driver cannot be used: {error}", hint="install NVIDIA's driver for CUDA 12 or later"
         ) from error
-
-
-def make_current(index: int) -> None:
-    """Makes torch's context of a device current in this thread."""
-    from cuda.core import Device
-
-    Device(index).set_current()
-
-
-@dataclass(frozen=True)
-class LoadedKernel:
-    """A kernel that is loaded on a device.
-
-    Attributes:
-        handle: a ``CUkernel``, which the driver launches like a ``CUfunction``.
-        owner: keeps the handle valid.
-    """
-
-    entry: str
-    handle: int
-    owner: Any = None
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -236,7 +260,7 @@ class LaunchSite:
     def made_current(self, status: int) -> bool:
         """Returns True if the thread had no context, and has one now."""
         if status == _INVALID_CONTEXT:
-            make_current(self.device)
+            self._driver.make_current(self.device)
         return status == _INVALID_CONTEXT
 
     def refuse(self, status: int) -> None:
@@ -271,6 +295,9 @@ def _hint(status: int) -> str:
 
 
 _EIGHT_BITS = (DType.INT8, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)  # TMA only moves them
+_MAP_TYPES = {DType.BFLOAT16: 9, DType.FLOAT16: 6, DType.FLOAT32: 7, **dict.fromkeys(_EIGHT_BITS, 0)}
+"""``CUtensorMapDataType`` of each dtype."""
+_SWIZZLE_128B = 3  # of CUtensorMapSwizzle
 
 
 def encoded(
@@ -288,73 +315,57 @@ def encoded(
         shape, strides: shape and strides of the view, in elements, outermost dim first.
         box: the tile.
     """
-    from cuda.bindings import driver as names  # enumerations
-
-    types = {
-        DType.BFLOAT16: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType.FLOAT16: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        DType.FLOAT32: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        **dict.fromkeys(_EIGHT_BITS, names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8),
-    }
     rank = len(shape)
     bytes_apart = [stride * dtype.itemsize for stride in strides[-2::-1]] if rank > 1 else []
     return driver().encode(
         device,
-        int(types[dtype]),
+        _MAP_TYPES[dtype],
         rank,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*shape[::-1]),  # innermost dim first
         (ctypes.c_uint64 * max(rank - 1, 1))(*bytes_apart),
         (ctypes.c_uint32 * rank)(*box[::-1]),
         (ctypes.c_uint32 * rank)(*[1] * rank),
-        int(names.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-        int(names.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
-        int(names.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE),  # fetching 256 bytes costs 5 % of attention's bandwidth
-        int(names.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        0,  # not interleaved
+        _SWIZZLE_128B,
+        0,  # L2 reads no more than the box: 256 bytes at a time cost 5 % of attention's bandwidth
+        0,  # zeros outside of the view
     )
 
 
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory without an attribute
 
 
-def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> LoadedKernel:
+def load(cubin: bytes, entry: str, launch: KernelLaunch, device: int) -> LoadedKernel:
     """Loads a kernel on a device.
 
     Args:
-        name: the kernel's name, for debuggers.
         launch: its dynamic shared memory and cluster size.
 
     Raises:
         LaunchError: the driver rejects the machine code, or the device the requested resources.
     """
-    from cuda.core import Device, ObjectCode
-
     with torch.cuda.device(device):  # restores the current device
-        Device(device).set_current()
-        try:
-            kernel = ObjectCode.from_cubin(cubin, name=name).get_kernel(entry)
-        except Exception as error:
-            raise LaunchError(f"the driver cannot load {entry}: {error}", hint=_REPORT) from error
+        driver().make_current(device)
+        kernel = driver().load(cubin, entry)
         request(kernel, launch, device)
-    return LoadedKernel(entry, int(kernel.handle), kernel)
+    return kernel
 
 
-def request(kernel: Any, launch: KernelLaunch, device: int) -> None:
+_LARGE_SHARED_MEMORY, _LARGE_CLUSTERS = 8, 14
+"""``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`` and ``CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED``."""
+
+
+def request(kernel: LoadedKernel, launch: KernelLaunch, device: int) -> None:
     """Sets the attributes for large shared memory and clusters; raises `LaunchError` if the device rejects them."""
+    asked = []
     if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
-        what = f"{launch.shared_bytes} bytes of shared memory per block"
-        _request(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launch.shared_bytes, device, what)
+        asked.append((_LARGE_SHARED_MEMORY, launch.shared_bytes, f"{launch.shared_bytes} bytes of shared memory per block"))
     if launch.cluster > PORTABLE_CLUSTER:
-        _request(kernel, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device, f"clusters of {launch.cluster} blocks")
-
-
-def _request(kernel: Any, attribute: str, value: int, device: int, what: str) -> None:
-    from cuda.bindings import driver
-
-    number = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
-    (status,) = driver.cuKernelSetAttribute(number, value, kernel.handle, device)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise LaunchError(f"the device refuses {what}: {status.name}", hint=_REPORT)
+        asked.append((_LARGE_CLUSTERS, 1, f"clusters of {launch.cluster} blocks"))
+    for attribute, value, what in asked:
+        if refusal := driver().set_attribute(kernel, attribute, value, device):
+            raise LaunchError(f"the device refuses {what}: {refusal}", hint=_REPORT)
 
 
 def queries() -> tuple[Callable[[int], int], Callable[[], int]]:

@@ -46,7 +46,7 @@ def run(tool: str) -> None:
     out = torch.zeros(THREADS).to(device)
     source, launch = planted(tool), KernelLaunch((), formula_of(1), THREADS, 0, ())
     cubin = nvrtc.compile_cubin(source, target_of(device).name).cubin
-    site = LaunchSite(cuda.load(cubin, source.name, source.entry, launch, device.index), device.index, 1, THREADS, 0, [ADDRESS] * 2)
+    site = LaunchSite(cuda.load(cubin, source.entry, launch, device.index), device.index, 1, THREADS, 0, [ADDRESS] * 2)
     memory, config, table = frame = site.frame()
     site.fill(memory, site.start, torch.cuda.current_stream().cuda_stream, x.data_ptr(), out.data_ptr())
     if status := site.launch(config, site.kernel, table, None):

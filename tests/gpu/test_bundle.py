@@ -76,7 +76,6 @@ def test_numbers_structures_and_workspaces(name: str, tmp_path: Path) -> None:
 
 
 def test_a_process_without_sympy_jinja_and_our_compiler(folder: Path, tmp_path: Path) -> None:
-    """cuda.core imports NVRTC's bindings for itself; nothing asks them."""
     calls = {function.__name__: inputs(function, 5) for function in FUNCTIONS}
     (tmp_path / "calls").write_bytes(pickle.dumps(calls))
     command = [sys.executable, "-c", ALONE, str(folder), str(tmp_path / "calls"), str(tmp_path / "results")]

@@ -13,6 +13,7 @@ from fusegen.runtime.cuda import Driver, LoadedKernel
 from fusegen.settings import cache_folder
 
 _MOST_BYTES = 1024
+_KEPT: list[Any] = []  # what kernels' handles are the addresses of
 _ATTRIBUTE_BYTES = 72
 
 # The declarations follow cuda.h. A kernel's handle is the address of the sizes of its parameters, behind their number: the driver
@@ -41,7 +42,7 @@ struct Noted {
 extern "C" {
 Noted stub_noted[4096];
 std::atomic<int> stub_count;
-int stub_status, stub_refusals, stub_pause;
+int stub_status, stub_refusals, stub_pause, stub_libraries, stub_attributes;
 unsigned long long stub_given[32], stub_capture;
 
 int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
@@ -82,6 +83,32 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, co
   for (int value : last) *next++ = value;
   std::memset(map, 0xab, 128);
   std::memcpy(map, &address, 8);
+  return 0;
+}
+
+int cuLibraryLoadData(void** library, const void* code, void*, void*, unsigned, void*, void*, unsigned) {
+  if (stub_refusals > 0) { --stub_refusals; return stub_status; }
+  ++stub_libraries;
+  *library = const_cast<void*>(code);
+  return 0;
+}
+
+int cuLibraryUnload(void*) {
+  --stub_libraries;
+  return 0;
+}
+
+int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  if (std::strcmp(name, "fg_missing") == 0) return 500;
+  *kernel = library;
+  return 0;
+}
+
+int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
+  if (stub_refusals > 0) { --stub_refusals; return stub_status; }
+  const unsigned long long asked[4] = {static_cast<unsigned long long>(attribute), static_cast<unsigned long long>(value),
+                                       reinterpret_cast<unsigned long long>(kernel), static_cast<unsigned long long>(device)};
+  std::memcpy(stub_given + 4 * stub_attributes++, asked, sizeof asked);
   return 0;
 }
 
@@ -155,6 +182,7 @@ class StubDriver(Driver):
         self._number.value = 0
         self.capture = ctypes.c_uint64.in_dll(library, "stub_capture")
         self.capture.value = 0
+        ctypes.c_int.in_dll(library, "stub_attributes").value = 0
         self.refuse(0, 0)
         self.pause(0)
 
@@ -176,6 +204,11 @@ class StubDriver(Driver):
         ]
 
     @property
+    def libraries(self) -> int:
+        """How many binaries are loaded."""
+        return ctypes.c_int.in_dll(self._library, "stub_libraries").value
+
+    @property
     def map_arguments(self) -> list[int]:
         """What the last tensor map was made of, behind where it was to lie within 128 bytes."""
         return list((ctypes.c_uint64 * 32).in_dll(self._library, "stub_given"))
@@ -192,5 +225,6 @@ class StubDriver(Driver):
 
 def loaded(entry: str, sizes: Sequence[int]) -> LoadedKernel:
     """A kernel with parameters of these sizes, in bytes."""
-    owner = (ctypes.c_int64 * (len(sizes) + 1))(len(sizes), *sizes)
-    return LoadedKernel(entry, ctypes.addressof(owner), owner)
+    kept = (ctypes.c_int64 * (len(sizes) + 1))(len(sizes), *sizes)
+    _KEPT.append(kept)
+    return LoadedKernel(entry, ctypes.addressof(kept))

@@ -52,7 +52,7 @@ import pickle, sys
 
 class Refuses:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("sympy", "jinja2", "rich", "ninja") or name in ("fusegen.jit.nvrtc", *sys.argv[4:]):
+        if name.split(".")[0] in ("sympy", "jinja2", "rich", "ninja", "cuda") or name in ("fusegen.jit.nvrtc", *sys.argv[4:]):
             raise ImportError(f"{name} cannot be imported here")
 
 sys.meta_path.insert(0, Refuses())

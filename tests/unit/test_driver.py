@@ -66,7 +66,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(StubDriver())
     monkeypatch.setattr(native, "_module", None)  # it would ask torch itself for the stream
     monkeypatch.setattr(cuda, "driver", lambda: made.driver)
-    monkeypatch.setattr(cuda, "make_current", lambda index: made.switched.append(f"driver {index}"))
+    monkeypatch.setattr(made.driver, "make_current", lambda index: made.switched.append(f"driver {index}"))
     monkeypatch.setattr(cuda, "queries", lambda: (made.stream, lambda: made.current))
     monkeypatch.setattr(torch.cuda, "device", made.on)
     return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,41 +12,48 @@ from fusegen.errors import LaunchError
 from fusegen.program.call import KernelLaunch
 from fusegen.program.formula import formula_of
 from fusegen.runtime import cuda, devices
+from fusegen.runtime.cuda import LoadedKernel
 from fusegen.target import target
-
-driver = pytest.importorskip("cuda.bindings.driver")
+from tests.unit.stub_driver import StubDriver
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the driver was asked for; it grants everything."""
-    calls: list[tuple[Any, ...]] = []
-
-    def grants(*call: Any) -> tuple[Any]:
-        calls.append(call)
-        return (driver.CUresult.CUDA_SUCCESS,)
-
-    monkeypatch.setattr(driver, "cuKernelSetAttribute", grants)
-    return calls
+def driver(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
+    made = StubDriver()
+    monkeypatch.setattr(cuda, "driver", lambda: made)
+    return made
 
 
 def launch(shared_bytes: int, cluster: int) -> KernelLaunch:
     return KernelLaunch((), formula_of(16), 128, shared_bytes, (), cluster=cluster)
 
 
-def test_what_must_be_asked_for(asked: list[tuple[Any, ...]]) -> None:
-    cuda.request(SimpleNamespace(handle=7), launch(100_000, 16), 3)
-    attributes = driver.CUfunction_attribute
-    assert asked == [
-        (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100_000, 7, 3),
-        (attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, 7, 3),
-    ]
+def test_what_must_be_asked_for(driver: StubDriver) -> None:
+    cuda.request(LoadedKernel("fg_some", 7), launch(100_000, 16), 3)
+    shared_memory, clusters = 8, 14  # of CUfunction_attribute
+    assert driver.map_arguments[:8] == [shared_memory, 100_000, 7, 3, clusters, 1, 7, 3]
 
 
-def test_a_device_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "cuKernelSetAttribute", lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_VALUE,))
-    with pytest.raises(LaunchError, match="the device refuses clusters of 16 blocks: CUDA_ERROR_INVALID_VALUE"):
-        cuda.request(SimpleNamespace(handle=7), launch(0, 16), 3)
+def test_a_device_that_refuses(driver: StubDriver) -> None:
+    driver.refuse(701, 1)
+    with pytest.raises(LaunchError, match="the device refuses clusters of 16 blocks: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        cuda.request(LoadedKernel("fg_some", 7), launch(0, 16), 3)
+
+
+def test_a_binary_is_unloaded_with_its_kernel(driver: StubDriver) -> None:
+    kernel = driver.load(b"binary", "fg_some")
+    assert kernel.handle and driver.libraries == 1
+    del kernel
+    assert driver.libraries == 0
+
+
+def test_a_binary_that_cannot_be_loaded(driver: StubDriver) -> None:
+    with pytest.raises(LaunchError, match="the driver cannot load fg_missing: error 500"):
+        driver.load(b"binary", "fg_missing")
+    assert driver.libraries == 0
+    driver.refuse(209, 1)
+    with pytest.raises(LaunchError, match="the driver cannot load fg_some: error 209"):
+        driver.load(b"binary", "fg_some")
 
 
 @pytest.mark.parametrize(("sms", "cluster"), [(132, 16), (144, 16), (114, 8), (16, 8)])
