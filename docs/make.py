@@ -35,6 +35,7 @@ from fusegen.bench.table import heading, judge
 from fusegen.cli import main as cli
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
+from fusegen.families.roofline import PEAKS
 from fusegen.ir.infer import Operand, result_dtype
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.specs import FAMILIES, SPECS
@@ -334,67 +335,43 @@ def _result(op: Op, dtype: DType) -> str:
 # Measurements.
 
 RUNS = sorted(ROOT.glob("docs/bench/*.json"))
-COLUMNS = ("case", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "speed-up", "TB/s", "TFLOP/s", "group", "GPU")
+COLUMNS = (
+    "case", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "speed-up", "TB/s", "TFLOP/s", "FLOP/byte", "group", "GPU",
+)  # fmt: skip
 
-TABLE = """<style>
-.measured { overflow-x: auto; max-height: 80vh }
-.measured table { white-space: nowrap; font-size: 0.8em; border-spacing: 0.5em 0.1em; text-align: left }
-.measured button { all: unset; cursor: pointer; font-weight: bold }
-.measured button:focus-visible { outline: 2px solid }
-.choices label { margin-right: 1em; display: inline-block }
-</style>
-<p class="choices"></p>
-<p><output class="count"></output> · all as <a href="measured.csv">CSV</a>, <a href="measured.json">JSON</a></p>
-<div class="measured" tabindex="0"><table></table></div>
-<script>
-const columns = COLUMNS, rows = ROWS, chosen = new Map(), find = name => document.querySelector(name);
-let order = columns.indexOf("speed-up"), sign = 1;
-function show() {
-  const fits = (value, wanted, i) => !wanted || (i === 0 ? value.includes(wanted) : value === wanted);
-  const seen = rows.filter(row => [...chosen].every(([i, wanted]) => fits(row[i], wanted, i)));
-  const key = row => row[order] ?? (typeof rows[0][order] === "string" ? "" : Infinity * sign);
-  seen.sort((a, b) => sign * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
-  const body = document.createElement("tbody");
-  for (const row of seen) {
-    const line = body.insertRow();
-    line.title = "fusegen bench " + row[0] + " --group " + row[9];
-    for (const value of row) line.insertCell().textContent = value ?? "–";
-  }
-  find(".measured table").replaceChildren(head, body);
-  find(".count").textContent = seen.length + " of " + rows.length + " cases";
-}
-const head = document.createElement("thead"), titles = head.insertRow();
-columns.forEach((name, i) => {
-  const cell = document.createElement("th"), button = document.createElement("button");
-  button.textContent = name;
-  button.onclick = () => { sign = order === i ? -sign : 1; order = i; show(); };
-  cell.append(button);
-  titles.append(cell);
-});
-for (const i of [10, 9, 2, 0]) {
-  const label = document.createElement("label"), input = document.createElement(i === 0 ? "input" : "select");
-  label.append(columns[i] + " ", input);
-  if (i !== 0) input.append(...["", ...new Set(rows.map(row => row[i]))].map(value => new Option(value || "all", value)));
-  input.oninput = () => { chosen.set(i, input.value); show(); };
-  find(".choices").append(label);
-}
-show();
-</script>"""
-"""A table that sorts and filters without a server. COLUMNS and ROWS stand for JSON."""
+PLOTS = ROOT / "docs" / "measured.html"
+"""The script of the table and the plots. In it, COLUMNS, ROWS and PEAKS stand for JSON."""
 
 
 def measured() -> str:
-    """The stored runs as one table, losses first."""
-    texts = {"COLUMNS": COLUMNS, "ROWS": _rows()}
-    table = re.sub("COLUMNS|ROWS", lambda name: json.dumps(texts[name[0]]).replace("</", r"<\/"), TABLE)
+    """The stored runs as two plots and a table, losses first."""
+    rates = PEAKS["sm_90a"]
+    arithmetic = {"16-bit matmuls": rates.half_matmul, "float32": rates.single}
+    peaks = {"bandwidth": rates.bandwidth / 1e12, "arithmetic": [(name, rate / 1e12) for name, rate in arithmetic.items()]}
+    texts = {"COLUMNS": COLUMNS, "ROWS": _rows(), "PEAKS": peaks}
+    script = PLOTS.read_text(encoding="utf-8")
+    script = re.sub("|".join(texts), lambda name: json.dumps(texts[name[0]]).replace("</", r"<\/"), script)
     runs = (f"- {path.name}: {heading(read(path).environment)}" for path in RUNS)
     parts = [
         "# Measured",
         "Every case of every stored run of `fusegen bench`. *Speed-up* compares with the fastest other implementation; below 1 is a"
-        " loss. A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each"
-        " row has its command. [Benchmarks](benchmarks.md) has the method, and host times.",
-        f"```{{raw}} html\n{table}\n```",
-        "The runs:",
+        " loss. [Benchmarks](benchmarks.md) has the method, and host times. The filters apply to the plots and the table.",
+        '<p class="choices"></p>',
+        "## Speed-up",
+        "A mark for each shape and dtype of a case that another implementation computes too; losses are triangles. A pointer or the"
+        " arrow keys show its figures.",
+        '<div class="plot speedups"></div>',
+        "## Roofline",
+        f"The cases with matmuls, below the peak rates of the {rates.gpu} in the model that `explain` uses. Runs of an H100 are"
+        " drawn too; its bandwidth is lower. All other cases are bound by bandwidth, and the table has their TB/s.",
+        '<div class="plot roofline"></div>',
+        "## All cases",
+        "A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each row has"
+        " its command.",
+        '<p><output class="count"></output> · all as <a href="measured.csv">CSV</a>, <a href="measured.json">JSON</a></p>',
+        '<div class="measured" tabindex="0"><table></table></div>',
+        f"```{{raw}} html\n{script}```",
+        "## Runs",
         "\n".join(runs),
     ]
     return "\n\n".join(parts)
@@ -419,7 +396,8 @@ def _figures(device: str, row: TimedCase) -> tuple[str | float | None, ...]:
     ours, theirs = (None if time is None else round(time, 1) for time in (found.ours, found.theirs))
     speedup = None if found.speedup is None else round(found.speedup, 2)
     rates = (round(amount / found.ours / 1e6, 2) if found.ours and amount else None for amount in (row.bytes, row.flops))
-    return (row.case, row.shape, row.dtype, ours, found.peer or None, theirs, speedup, *rates, row.group, device)
+    intensity = round(row.flops / row.bytes) if row.flops and row.bytes else None
+    return (row.case, row.shape, row.dtype, ours, found.peer or None, theirs, speedup, *rates, intensity, row.group, device)
 
 
 GENERATED = {"api": api, "measured": measured, "functions": functions, "operations": operations, "options": options}

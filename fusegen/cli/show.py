@@ -212,10 +212,13 @@ def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
             **saving_fields(saved),
         )  # fmt: skip
         return 0
-    terminal.line(low.explain())
+    for line in low.explain().splitlines():
+        terminal.wrapped(line, "" if line.startswith(" ") else "bold cyan")
     terminal.line()
-    for line in saved.lines():
-        terminal.line(line)
+    *costs, verdict = saved.lines()
+    for line in costs:
+        terminal.wrapped(line)
+    terminal.wrapped(verdict, "green" if verdict.startswith("saved") else "yellow")
     return 0
 
 

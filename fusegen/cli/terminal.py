@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import sysconfig
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -110,6 +111,13 @@ class Terminal:
             self.stream.write(f"{text}\n")
         else:
             self.console.print(text, style=style or None, soft_wrap=True)
+
+    def wrapped(self, text: str, style: str = "") -> None:
+        """Prints a line; a terminal breaks it between words and indents its continuation."""
+        if self.console is not None:
+            lead = " " * (len(text) - len(text.lstrip()) + 2)
+            text = textwrap.fill(text, self.console.width, subsequent_indent=lead, break_on_hyphens=False)
+        self.line(text, style)
 
     def title(self, text: str) -> None:
         self.line()

@@ -7,22 +7,13 @@ import io
 import pytest
 
 from fusegen.cli.terminal import Terminal
-
-
-class Screen(io.StringIO):
-    """A stream that a person looks at."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.tools.pictures import Screen, ordinary_terminal
 
 
 @pytest.fixture(autouse=True)
 def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal is an ordinary one of 40 columns."""
-    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
+    ordinary_terminal(monkeypatch, 40)
 
 
 def test_a_person_sees_one_line_that_goes() -> None:
@@ -61,6 +52,15 @@ def test_elsewhere_steps_are_lines(stream: type[io.StringIO] | None) -> None:
         terminal.note("aside")
         step("second")
     assert err is None or err.getvalue() == "1/2 first\naside\n2/2 second\n"
+
+
+def test_a_terminal_breaks_lines_between_words_and_a_pipe_never_does() -> None:
+    screen, pipe = Screen(), io.StringIO()
+    line = "   reads 512.0 MiB, writes 256.0 MiB, one-pass [rows]"
+    for stream in (screen, pipe):
+        Terminal(stream).wrapped(line)
+    assert screen.getvalue() == "   reads 512.0 MiB, writes 256.0 MiB,\n     one-pass [rows]\n"
+    assert pipe.getvalue() == f"{line}\n"
 
 
 def test_text_is_printed_as_it_is() -> None:

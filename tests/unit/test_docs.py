@@ -17,6 +17,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -25,11 +26,14 @@ from fusegen.bench.table import PeerResult, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS
+from tests.tools.pictures import capture, drawing
 from tests.unit import bench_records
 
 ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "docs" / "pictures"
 DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
 
+_MOST_LINES = 150  # of the README
 _ACCEPT = "run pytest tests/unit/test_docs.py --accept, and look at the difference"
 
 _PYTHON = r"^```python\n(?P<code>.*?)^```$"
@@ -38,19 +42,20 @@ _STEP = re.compile(f"{_PYTHON}|{_SHOWN}", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 _SECTION = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _LOCAL = re.compile(r"(?<![\w$}])/(?:home|root|work|tmp|opt|Users)/|file://")
+_OUTSIDE = re.compile(r"(?:url\(|href=\W?)(?!#)|@import|//(?!www\.w3\.org/)")
 _NAMED_PATH = re.compile(r"`((?:fusegen|templates|tests|docs|examples|bench|\.ci)/[\w./-]*)`")
 
 
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_what_a_document_shows_comes_out(name: str, accept: bool) -> None:
-    path = ROOT / name
-    text = path.read_text(encoding="utf-8")
-    shown = session(path, text)
-    if accept:
-        path.write_text(shown, encoding="utf-8")
-    elif shown != text:
-        pytest.fail(f"{name}:{first_difference(text, shown)} is not what comes out; {_ACCEPT}", pytrace=False)
+    for path, shown in session(ROOT / name).items():
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if accept:
+            path.write_text(shown, encoding="utf-8")
+        elif shown != text:
+            place = f"{path.relative_to(ROOT)}:{first_difference(text, shown)}"
+            pytest.fail(f"{place} is not what comes out; {_ACCEPT}", pytrace=False)
 
 
 def first_difference(old: str, new: str) -> int:
@@ -59,8 +64,14 @@ def first_difference(old: str, new: str) -> int:
     return next((number for number, (a, b) in enumerate(pairs, 1) if a != b), 1)
 
 
-def session(path: Path, text: str) -> str:
-    """The document with everything that it shows made anew."""
+def session(path: Path) -> dict[Path, str]:
+    """The document with everything that it shows made anew, and its pictures."""
+    text, pictures = path.read_text(encoding="utf-8"), dict[Path, str]()
+
+    def picture(name: str, alt: str, svg: str) -> str:
+        pictures[PICTURES / f"{name}.svg"] = svg
+        return f"![{alt}]({(PICTURES / name).relative_to(path.parent).as_posix()}.svg)"
+
     module = ModuleType("document")  # torch.compile looks for the module of what it reads
     names = vars(module)
     names |= {
@@ -68,6 +79,9 @@ def session(path: Path, text: str) -> str:
         "stored": stored,
         "chosen": chosen,
         "command": command,
+        "picture": picture,
+        "capture": capture,
+        "drawing": drawing,
         "math_of": math_of,
         "families": families,
     }
@@ -85,7 +99,8 @@ def session(path: Path, text: str) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
-        return _STEP.sub(step, text)
+        shown = _STEP.sub(step, text)
+    return {path: shown, **pictures}
 
 
 # Output that documents show.
@@ -197,6 +212,21 @@ def test_documents_show_stored_training_runs(tmp_path: Path) -> None:
     assert "[`h100-training.json`]" in text and "training: CUDA events" in text and "| fusegen MiB | eager MiB |" in text
 
 
+# Pictures.
+
+
+def test_every_picture_is_shown() -> None:
+    linked = {(ROOT / name).parent / target for name in DOCUMENTS for target in _LINK.findall((ROOT / name).read_text("utf-8"))}
+    assert not set(PICTURES.iterdir()) - linked
+
+
+def test_pictures_load_nothing() -> None:
+    for path in (*PICTURES.iterdir(), *ROOT.glob("docs/bench/*.svg")):
+        text = path.read_text(encoding="utf-8")
+        assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg", path.name
+        assert not _OUTSIDE.findall(text), path.name
+
+
 # Places that documents name.
 
 
@@ -220,6 +250,10 @@ def sections(document: Path, file: str) -> list[str]:
     """The names by which links find the sections of a file; of the document itself where none is named."""
     text = (document.parent / file if file else document).read_text(encoding="utf-8")
     return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= _MOST_LINES
 
 
 def test_the_readme_names_the_two_commands() -> None:

@@ -5,11 +5,13 @@ Skipped where there is no Chromium; ``.ci/deep browser`` installs it.
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
 
 from tests.unit.chromium import LACKING, browser, open_page
 
@@ -33,6 +35,36 @@ def test_pages_fit_and_report_no_error(browser: webdriver.Chrome, site: Path, wi
         grounds.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
     assert browser.get_log("browser") == []
     assert len(grounds) == 1 and (grounds == {"rgb(255, 255, 255)"}) is (scheme == "light")
+
+
+def test_plots_have_the_cases_that_the_filters_leave(browser: webdriver.Chrome, site: Path) -> None:
+    rows = json.loads((site / "measured.json").read_text(encoding="utf-8"))
+    open_page(browser, (site / "measured.html").as_uri(), DESK)
+
+    def marks(selector: str) -> int:
+        return int(browser.execute_script(f"return document.querySelectorAll('{selector}').length"))
+
+    speedups = [row["speed-up"] for row in rows if row["speed-up"]]
+    assert marks(".speedups .mark") == len(speedups)
+    assert marks(".speedups .loss") == sum(speedup < 1 for speedup in speedups) > 0
+    assert marks(".roofline .mark") == sum(row["TFLOP/s"] is not None for row in rows)
+    browser.find_element("css selector", ".choices input").send_keys("swiglu")
+    assert marks(".speedups .mark") == sum("swiglu" in row["case"] for row in rows if row["speed-up"])
+    assert marks(".roofline .mark") == sum("swiglu" in row["case"] for row in rows if row["TFLOP/s"])
+
+
+@pytest.mark.parametrize("name", ["speedups", "roofline"])
+def test_keys_read_the_marks_of_a_plot(browser: webdriver.Chrome, site: Path, name: str) -> None:
+    open_page(browser, (site / "measured.html").as_uri(), PHONE)
+    svg, tip = (browser.find_element("css selector", f".{name} {part}") for part in ("svg", "output"))
+    assert not tip.is_displayed()
+    told = []
+    for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.HOME, Keys.END):
+        svg.send_keys(key)
+        told.append(tip.text)
+    assert told[0] == told[2] and len(set(told)) == 3 and all("NVIDIA" in text for text in told)
+    svg.send_keys(Keys.ESCAPE)
+    assert not tip.is_displayed()
 
 
 def test_the_search_finds_a_word(browser: webdriver.Chrome, site: Path) -> None:
