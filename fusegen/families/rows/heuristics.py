@@ -51,7 +51,7 @@ _OWN_REGISTERS = 27
 not spill, but recomputes values that later phases use, e.g. a softmax's exponentials. For layer_norm over 18432 columns, each of
 768 threads takes 40 instead of 48 registers."""
 _FEW_RESULTS = 8
-"""Registers of a row's results that count for nothing beside its elements: those of a router, which finds one maximum after another,
+"""Registers of results that count for nothing beside a row's elements. Those of a router, which finds one maximum after another,
 spill if four blocks of 256 threads have to fit."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # ratio of stages to vectors per row from which on staging is worth its barriers
