@@ -198,19 +198,17 @@ class ColumnSumView:
 
     Attributes:
         partials: accesses of the workspace, one per component of the state.
-        writes: stores of results, each with the name of a variable in the stored dtype.
+        writes: stores of results.
     """
 
     reduction: ReductionView
     partials: tuple[FragmentView, ...]
-    writes: tuple[tuple[FragmentView, str], ...]
+    writes: tuple[FragmentView, ...]
 
 
 def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> ColumnSumView:
-    writes = [fragment(a, offsets, lane_axis) for a in total.writes]
-    narrow = [f"{w.name}_narrow{'' if n == 0 else f'_{n}'}" for n, w in enumerate(writes)]
-    partials = tuple(fragment(a, offsets, lane_axis) for a in total.partials)
-    return ColumnSumView(view(total.reduction), partials, tuple(zip(writes, narrow, strict=True)))
+    partials, writes = (tuple(fragment(a, offsets, lane_axis) for a in accesses) for accesses in (total.partials, total.writes))
+    return ColumnSumView(view(total.reduction), partials, writes)
 
 
 def row_functions(body: RowBody) -> list[MathFunction]:

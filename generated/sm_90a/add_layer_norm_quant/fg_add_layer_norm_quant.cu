@@ -19,9 +19,10 @@
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store.f8e4m3.bf16.float.cuh"
 #include "../primitives/store_vec.8.16.cuh"
 #include "../primitives/store_lanes.cuh"
+#include "../primitives/store.f8e4m3.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen_e4m3x2.cuh"
@@ -272,8 +273,6 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
-        float narrowed;
-        narrow(found, narrowed);
-        store(out_1_ptr, row, narrowed);
+        store_narrowed(out_1_ptr, row, found);
     }
 }

@@ -16,13 +16,14 @@
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/minimum.float.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/store.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.bf16.float.cuh"
@@ -120,8 +121,6 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
     // Phase 2 of 2: writes value_18.
     launch_dependents();
     if (thread == 0) {
-        float narrowed;
-        narrow(total, narrowed);
-        store(value_18_ptr, row, narrowed);
+        store_narrowed(value_18_ptr, row, total);
     }
 }

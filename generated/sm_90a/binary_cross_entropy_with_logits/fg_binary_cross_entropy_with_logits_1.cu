@@ -9,12 +9,13 @@
 #include "../primitives/lane_id.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.bf16.float.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/store.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
 #include "../primitives/warp_id.cuh"
@@ -103,8 +104,6 @@ fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total, input_dim0 * 4096);
     if (thread == 0) {
-        bf16 narrowed;
-        narrow(quotient, narrowed);
-        store(out_ptr, 0, narrowed);
+        store_narrowed(out_ptr, 0, quotient);
     }
 }

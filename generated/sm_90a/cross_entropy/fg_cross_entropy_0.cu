@@ -12,12 +12,13 @@
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.float.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/store.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.bf16.float.cuh"
@@ -121,13 +122,7 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr
 
     // Phase 2 of 2: writes value_6, value_4.
     if (thread == 0) {
-        float narrowed;
-        narrow(normalizer_mass, narrowed);
-        store(value_6_ptr, row, narrowed);
-    }
-    if (thread == 0) {
-        float narrowed;
-        narrow(normalizer_peak, narrowed);
-        store(value_4_ptr, row, narrowed);
+        store_narrowed(value_6_ptr, row, normalizer_mass);
+        store_narrowed(value_4_ptr, row, normalizer_peak);
     }
 }

@@ -16,12 +16,13 @@
 #include "../primitives/load_vec.4.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/load_once.i64.bf16.float.cuh"
-#include "../primitives/narrow.i64.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.i64.bf16.float.cuh"
 #include "../primitives/store.i64.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
 #include "../primitives/warp_id.cuh"
@@ -145,8 +146,6 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_cross_entropy_1(total, total_2);
     if (thread == 0) {
-        bf16 narrowed;
-        narrow(quotient, narrowed);
-        store(out_ptr, 0, narrowed);
+        store_narrowed(out_ptr, 0, quotient);
     }
 }

@@ -6,11 +6,12 @@
 #include "../primitives/block_sync.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.bf16.float.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
+#include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/store.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
 
@@ -74,10 +75,6 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
         }
     }
     if (row > 0 || column >= column_count) return;
-    bf16 column_total_narrow;
-    narrow(column_total, column_total_narrow);
-    store(out_1_ptr, column, column_total_narrow);
-    bf16 column_total_2_narrow;
-    narrow(column_total_2, column_total_2_narrow);
-    store(out_2_ptr, column, column_total_2_narrow);
+    store_narrowed(out_1_ptr, column, column_total);
+    store_narrowed(out_2_ptr, column, column_total_2);
 }

@@ -31,9 +31,10 @@
 #include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store.bool.bf16.float.cuh"
 #include "../primitives/store_vec.8.16.cuh"
 #include "../primitives/store_lanes.cuh"
+#include "../primitives/store.bool.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.bool.bf16.float.cuh"
@@ -127,9 +128,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out
     const bool rounded = rounded_2_of_layer_norm_invertible_backward_1(largest);
     launch_dependents();
     if (thread == 0) {
-        bool narrowed;
-        narrow(rounded, narrowed);
-        store(out_3_ptr, 0, narrowed);
+        store_narrowed(out_3_ptr, 0, rounded);
     }
 }
 }  // part_1

@@ -9,13 +9,14 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.bool.bf16.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.bool.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/store.bool.bf16.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.bool.bf16.cuh"
@@ -131,8 +132,6 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_linear_cross_entropy_2(total_2, total);
     if (thread == 0) {
-        bf16 narrowed;
-        narrow(quotient, narrowed);
-        store(out_ptr, 0, narrowed);
+        store_narrowed(out_ptr, 0, quotient);
     }
 }

@@ -17,12 +17,13 @@
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/load_once.i64.bf16.cuh"
 #include "../primitives/maximum.float.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/store.i64.bf16.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
 #include "../primitives/warp_id.cuh"
@@ -142,8 +143,6 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
     const float copy_value = copy_value_of_linear_cross_entropy_rows_0_1(value_4_other, normalizer_peak,
             normalizer_mass);
     if (thread == 0) {
-        bf16 narrowed;
-        narrow(copy_value, narrowed);
-        store(result_0_ptr, block_start_0 + row, narrowed);
+        store_narrowed(result_0_ptr, block_start_0 + row, copy_value);
     }
 }

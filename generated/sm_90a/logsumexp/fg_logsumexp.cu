@@ -13,12 +13,13 @@
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.float.cuh"
-#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/store.bf16.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.bf16.cuh"
@@ -163,8 +164,6 @@ fg_logsumexp(const bf16* input_ptr, bf16* out_ptr) {
     // Phase 3 of 3: computes sum_; writes out.
     const float sum_ = sum_of_logsumexp(largest, total);
     if (thread == 0) {
-        bf16 narrowed;
-        narrow(sum_, narrowed);
-        store(out_ptr, row, narrowed);
+        store_narrowed(out_ptr, row, sum_);
     }
 }

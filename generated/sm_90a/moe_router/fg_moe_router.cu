@@ -10,13 +10,14 @@
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/minimum.i64.float.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/sort_key.cuh"
 #include "../primitives/sorted_value.cuh"
+#include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/store.i64.bf16.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
@@ -178,9 +179,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
         i64 smallest_next = smallest_next_of[0];
         smallest_next = row_amin_i64(smallest_next);
         if (thread == 0 && exists) {
-            i64 narrowed;
-            narrow(shifted, narrowed);
-            store(out_1_ptr, row * 8 + turn, narrowed);
+            store_narrowed(out_1_ptr, row * 8 + turn, shifted);
         }
         smallest_each[turn + 1] = smallest_next;
     }
@@ -200,48 +199,14 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
             smallest_each[4], smallest_each[5], smallest_each[6], scale, smallest_each[7], product, product_2,
             product_3, product_4, product_5, product_6, product_7, product_8, shifted_8);
     if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product, narrowed);
-        store(out_0_ptr, row * 8, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_2, narrowed);
-        store(out_0_ptr, row * 8 + 1, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_3, narrowed);
-        store(out_0_ptr, row * 8 + 2, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_4, narrowed);
-        store(out_0_ptr, row * 8 + 3, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_5, narrowed);
-        store(out_0_ptr, row * 8 + 4, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_6, narrowed);
-        store(out_0_ptr, row * 8 + 5, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_7, narrowed);
-        store(out_0_ptr, row * 8 + 6, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(product_8, narrowed);
-        store(out_0_ptr, row * 8 + 7, narrowed);
-    }
-    if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted_8, narrowed);
-        store(out_1_ptr, row * 8 + 7, narrowed);
+        store_narrowed(out_0_ptr, row * 8, product);
+        store_narrowed(out_0_ptr, row * 8 + 1, product_2);
+        store_narrowed(out_0_ptr, row * 8 + 2, product_3);
+        store_narrowed(out_0_ptr, row * 8 + 3, product_4);
+        store_narrowed(out_0_ptr, row * 8 + 4, product_5);
+        store_narrowed(out_0_ptr, row * 8 + 5, product_6);
+        store_narrowed(out_0_ptr, row * 8 + 6, product_7);
+        store_narrowed(out_0_ptr, row * 8 + 7, product_8);
+        store_narrowed(out_1_ptr, row * 8 + 7, shifted_8);
     }
 }

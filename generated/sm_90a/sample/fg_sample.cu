@@ -21,14 +21,15 @@
 #include "../primitives/mbarrier_init.cuh"
 #include "../primitives/mbarrier_init_fence.cuh"
 #include "../primitives/mbarrier_wait_cluster.cuh"
-#include "../primitives/narrow.i64.bf16.float.cuh"
 #include "../primitives/opaque.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
+#include "../primitives/narrow.i64.bf16.float.cuh"
 #include "../primitives/store.i64.bf16.float.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/widen.i64.bf16.float.cuh"
@@ -359,17 +360,13 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         float chosen = chosen_of[0];
         chosen = row_amax_f32(chosen, shared_array<float>(chosen_offset) + turn * WARPS, arrived + 4 + turn, parity);
         if (thread == 0) {
-            i64 narrowed;
-            narrow(place_indices, narrowed);
-            store(out_0_ptr, row, narrowed);
+            store_narrowed(out_0_ptr, row, place_indices);
         }
 
         // Phase 3 of 3: computes difference; writes out_1.
         const float difference = difference_of_sample(chosen, normalizer_peak, normalizer_mass);
         if (thread == 0) {
-            float narrowed;
-            narrow(difference, narrowed);
-            store(out_1_ptr, row, narrowed);
+            store_narrowed(out_1_ptr, row, difference);
         }
         turn ^= 1;
         parity ^= turn ^ 1;

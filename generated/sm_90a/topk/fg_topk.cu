@@ -7,13 +7,14 @@
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/minimum.i64.float.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/sort_key.cuh"
 #include "../primitives/sorted_value.cuh"
+#include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/store.i64.bf16.cuh"
+#include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
@@ -141,14 +142,8 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
         i64 smallest_next = smallest_next_of[0];
         smallest_next = row_amin_i64(smallest_next);
         if (thread == 0 && exists) {
-            i64 narrowed;
-            narrow(shifted, narrowed);
-            store(out_1_ptr, row * 8 + turn, narrowed);
-        }
-        if (thread == 0 && exists) {
-            bf16 narrowed;
-            narrow(element, narrowed);
-            store(out_0_ptr, row * 8 + turn, narrowed);
+            store_narrowed(out_1_ptr, row * 8 + turn, shifted);
+            store_narrowed(out_0_ptr, row * 8 + turn, element);
         }
         smallest_each[turn + 1] = smallest_next;
     }
@@ -158,13 +153,7 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     float element;
     shifted_and_element_of_topk(smallest_each[7], shifted, element);
     if (thread == 0 && exists) {
-        i64 narrowed;
-        narrow(shifted, narrowed);
-        store(out_1_ptr, row * 8 + 7, narrowed);
-    }
-    if (thread == 0 && exists) {
-        bf16 narrowed;
-        narrow(element, narrowed);
-        store(out_0_ptr, row * 8 + 7, narrowed);
+        store_narrowed(out_1_ptr, row * 8 + 7, shifted);
+        store_narrowed(out_0_ptr, row * 8 + 7, element);
     }
 }
