@@ -1,7 +1,8 @@
-"""Measures the steps of `docs/stories.md` on this machine's GPU, and kernels whose data outgrow its registers and caches.
+"""Measures the steps of `docs/stories.md` on this machine's GPU, and for `docs/memory.md` kernels whose data outgrow its
+registers and caches.
 
 ``python -m tests.tools.steps FILE.json`` writes the record, in less than two minutes. Each result is compared with float64.
-`tests/tools/steps_shown.py` makes the page's tables, excerpts and plots.
+`tests/tools/steps_shown.py` makes the tables, excerpts and plots of the pages.
 """
 
 from __future__ import annotations

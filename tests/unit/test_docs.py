@@ -25,6 +25,7 @@ from fusegen.bench.table import PeerResult, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS
+from tests.tools import steps_shown
 from tests.unit import bench_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,7 @@ def session(path: Path, text: str) -> str:
         "command": command,
         "math_of": math_of,
         "families": families,
+        "steps": steps_shown,
     }
 
     def step(found: re.Match[str]) -> str:
