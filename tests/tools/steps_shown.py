@@ -12,6 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import fusegen as fg
 from tests.tools import steps
 from tests.tools.charts import file_of
 from tests.tools.drawing import OURS, Look, canvas, doublings, evenly, peer_look, styled, unit_label
@@ -121,15 +124,28 @@ def table(story: str, flops: int = 0) -> str:
 
 
 def lengths() -> str:
-    """TB/s of softmax for each length of rows and each layout."""
-    found = _rates_of_layouts()
-    titles = ("row, elements", "KiB", *found)
-    every = sorted({length for rates in found.values() for length, _ in rates})
+    """TB/s of softmax for each length of rows and each layout; the plan that the cost model chooses for an H200 is bold."""
+    names = [name for name in LAYOUTS if any(row["layout"] == name for row in stored()["row_lengths"])]
+    titles = ("row, elements", "KiB", *names)
     lines = [titles, ("---",) * len(titles)]
-    for length in every:
-        cells = (dict(rates).get(length) for rates in found.values())
-        lines.append((str(length), str(2 * length / 1024).removesuffix(".0"), *("–" if c is None else f"{c:.2f}" for c in cells)))
+    for length in steps.LENGTHS:
+        rows = {row["layout"]: row for row in stored()["row_lengths"] if row["length"] == length}
+        chosen = _chosen_plan(length)
+        lines.append((str(length), str(length // 512), *(_rate_of(rows.get(name), chosen) for name in names)))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _chosen_plan(length: int) -> str:
+    rows = torch.empty(steps.ELEMENTS // length, length, dtype=torch.bfloat16, device="meta")
+    (launch,) = fg.kernel(steps.softmax).lower(rows, target="sm_90a").program.launches
+    return launch.plan.description if launch.plan is not None else ""
+
+
+def _rate_of(row: Mapping[str, Any] | None, chosen: str) -> str:
+    if row is None:
+        return "–"
+    rate = f"{row['bytes'] / row['median'] / 1e6:.2f}"
+    return f"**{rate}**" if row["plan"] == chosen else rate
 
 
 def working_sets() -> str:
