@@ -47,7 +47,14 @@ ROOT = Path(__file__).resolve().parents[1]
 NAVIGATION = {
     "Start": ("README.md", "docs/start.md", "docs/migrating.md"),
     "Write": ("docs/reference.md", "operations", "docs/limits.md", "docs/troubleshooting.md"),
-    "Understand": ("docs/fusion.md", "docs/profiling.md", "docs/promises.md", "docs/architecture.md"),
+    "Understand": (
+        "docs/fusion.md",
+        "docs/stories.md",
+        "docs/memory.md",
+        "docs/profiling.md",
+        "docs/promises.md",
+        "docs/architecture.md",
+    ),
     "Use": (
         "docs/catalogue.md",
         "docs/modules.md",

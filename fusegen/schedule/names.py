@@ -61,10 +61,11 @@ _PRIMITIVES = """
     refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2 rsqrt_f32 rsqrt_f64
     safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store shared_store_vec shift_left
     shift_right shuffle_up shuffle_xor shuffle_xor_among sign_of sin_f32 sin_f64 sin_reduced small_to_float sort_key
-    sorted_value sqrt_f32 sqrt_f64 store store_lanes store_narrowed store_part store_shared_words store_vec sub_bf16x2 sub_f16x2 tanh_by_exp
-    tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait trap_index
-    trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence
-    wgmma_wait widen widen_e4m3x2 widen_vec wrap_abs wrap_add wrap_mul wrap_neg wrap_sub wrapped_index wrapped_index_by_trap
+    sorted_value sqrt_f32 sqrt_f64 store store_lanes store_narrowed store_part store_shared_words store_vec sub_bf16x2 sub_f16x2
+    tanh_by_exp tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit
+    tma_store_wait trap_index trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit
+    wgmma_descriptor wgmma_fence wgmma_wait widen widen_e4m3x2 widen_vec wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
+    wrapped_index wrapped_index_by_trap
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 

@@ -392,10 +392,11 @@ def plot(record: BenchRecord, *, group: str = "public") -> str:
     with styled("plot"):
         figure = speedups(verdicts, _PLOT_WIDTH, head=22.0)
         figure.text(0.5, 1 - 6 / (72 * figure.get_figheight()), title, ha="center", va="top", fontweight="bold")
-        return _file("plot", title, described(verdicts), figure)
+        return file_of("plot", title, described(verdicts), figure)
 
 
-def _file(key: str, title: str, said: str, figure: Figure) -> str:
+def file_of(key: str, title: str, said: str, figure: Figure) -> str:
+    """Returns a figure as the text of a standalone SVG file; call it within `styled`."""
     figure.set_facecolor(PAPER)
     return svg(figure, key=key, title=title, description=said, style=render("bench/colours.css") + _FONT) + "\n"
 
@@ -417,8 +418,8 @@ def _product_charts(verdicts: Sequence[JudgedCase]) -> Iterator[tuple[str, str]]
     said = f"{len(products(verdicts))} cases with products: operations a byte, and the rate that was reached."
     marks = [(name, replace(look, dash="none")) for name, look in case_looks(verdicts).items()]
     with styled("roofline"):
-        yield "roofline", _file("roofline", "Roofline", said, roofline(verdicts, roof, memory, _WIDTH))
-        yield "roofline-legend", _file("roofline-legend", "Legend", "A mark a case.", legend(marks, _WIDTH))
+        yield "roofline", file_of("roofline", "Roofline", said, roofline(verdicts, roof, memory, _WIDTH))
+        yield "roofline-legend", file_of("roofline-legend", "Legend", "A mark a case.", legend(marks, _WIDTH))
 
 
 def _byte_charts(rows: Sequence[TimedCase]) -> Iterator[tuple[str, str]]:
@@ -428,12 +429,12 @@ def _byte_charts(rows: Sequence[TimedCase]) -> Iterator[tuple[str, str]]:
     with styled("bandwidth"):
         for case, of in found.items():
             said = f"{unit.name} of {', '.join(providers(of))} at {len(of)} sizes: {', '.join(row.shape for row in of)}."
-            yield f"bandwidth-{case}", _file(case, f"Bandwidth of {case}", said, sweep(of, marks, unit, top, _WIDTH / 2))
+            yield f"bandwidth-{case}", file_of(case, f"Bandwidth of {case}", said, sweep(of, marks, unit, top, _WIDTH / 2))
         if shown := single(rows):
             said = f"{unit.name} by provider in {len(shown)} cases: {', '.join(map(name_of, shown))}."
-            yield "bandwidth", _file("bandwidth", "Bandwidth by case", said, singles(shown, marks, unit, _WIDTH))
+            yield "bandwidth", file_of("bandwidth", "Bandwidth by case", said, singles(shown, marks, unit, _WIDTH))
         if marks:
-            yield "legend", _file("legend", "Legend", ", ".join(marks), legend(list(marks.items()), _WIDTH))
+            yield "legend", file_of("legend", "Legend", ", ".join(marks), legend(list(marks.items()), _WIDTH))
 
 
 def main(file: str, folder: str) -> None:

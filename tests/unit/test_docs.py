@@ -26,6 +26,7 @@ from fusegen.bench.table import PeerResult, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS
+from tests.tools import steps_shown
 from tests.tools.pictures import capture, drawing
 from tests.unit import bench_records
 
@@ -84,6 +85,7 @@ def session(path: Path) -> dict[Path, str]:
         "drawing": drawing,
         "math_of": math_of,
         "families": families,
+        "steps": steps_shown,
     }
 
     def step(found: re.Match[str]) -> str:

@@ -17,6 +17,7 @@ from fusegen.bench.report import describe_verdicts, full_table, report, speedup_
 from fusegen.bench.table import PeerResult, compared, judge, tally
 from fusegen.errors import ArgumentError
 from tests.naming import case
+from tests.tools import steps_shown
 from tests.tools.charts import charts, plot
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, timing, wrong
 
@@ -190,10 +191,19 @@ def test_every_record_has_charts_or_none(name: str) -> None:
 def test_the_readmes_plot_is_of_the_stored_run(accept: bool) -> None:
     if not accept and PLOT.name not in (ROOT / "README.md").read_text(encoding="utf-8"):
         pytest.skip("the README shows no plot")
+    _are_drawn({PLOT: plot(read(STORED))}, accept)
+
+
+def test_the_plots_of_memory_are_of_the_stored_run(accept: bool) -> None:
+    _are_drawn({steps_shown.FOLDER / name: text for name, text in steps_shown.plots().items()}, accept)
+
+
+def _are_drawn(texts: dict[Path, str], accept: bool) -> None:
     pinned = re.search(r"^matplotlib==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     if pinned is None or version("matplotlib") != pinned[1]:
         pytest.skip("another matplotlib than the pinned one, which places letters elsewhere")
-    if accept:
-        PLOT.write_text(plot(read(STORED)), encoding="utf-8")
-    elif PLOT.read_text(encoding="utf-8") != plot(read(STORED)):
-        pytest.fail(f"{PLOT.name} is not of {STORED.name}; {_ACCEPT}", pytrace=False)
+    for path, text in texts.items():
+        if accept:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            pytest.fail(f"{path.name} is not of the stored run; {_ACCEPT}", pytrace=False)
