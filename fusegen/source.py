@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _WIDTH = 120  # columns of a line of code
 _RULE = "// " + "-" * 117
+_WORDS = re.compile(r"( *)// [^ -]")
+_TEXT = re.compile(r'"(?:\\.|[^"\\])*"')
+_PLACE = "\0"  # stands for the characters of a text, which nothing breaks
 _OPERATOR = re.compile(r" (?:[-+*/?:]|&&|\|\|) ")
 
 
@@ -79,25 +83,58 @@ def section(title: str, text: str) -> str:
 
 
 def fitted(text: str) -> str:
-    """Breaks the long lines of a text."""
-    return "\n".join(part for line in text.split("\n") for part in _fitted(line))
+    """Breaks the long lines of a text. Lines that a break would leave ragged are joined first: those of a comment, and those of a
+    function's parameters."""
+    lines = [part for block in _blocks(text.split("\n")) for part in _fitted_block(block)]
+    return "\n".join(lines)
+
+
+def _blocks(lines: list[str]) -> Iterator[list[str]]:
+    """Groups the lines of a comment, and those of a function's parameters; each other line is a block."""
+    block: list[str] = []
+    for line in lines:
+        if not (block and (_continues(block[-1], line) or _is_open(block))):
+            yield from [block] if block else []
+            block = []
+        block.append(line)
+    yield block
+
+
+def _continues(line: str, following: str) -> bool:
+    """True if the second line goes on with a sentence of the first line's comment."""
+    first, second = _WORDS.match(line), _WORDS.match(following)
+    return first is not None and second is not None and first[1] == second[1] and not line.endswith((".", ":"))
+
+
+def _is_open(block: list[str]) -> bool:
+    """True if a function's parameters have no end yet."""
+    return block[0].startswith("__device__") and sum(line.count("(") - line.count(")") for line in block) > 0
+
+
+def _fitted_block(block: list[str]) -> list[str]:
+    if all(len(line) <= _WIDTH for line in block):
+        return block
+    head, *rest = block
+    start = "// " if _WORDS.match(head) else ""
+    return _fitted(" ".join([head, *(line.strip().removeprefix(start) for line in rest)]))
 
 
 def _fitted(line: str) -> list[str]:
     """Breaks a line that is too long: a comment between words, code after a comma or before an operator, in as few parentheses as
     possible. A comment behind the code moves above it."""
-    if len(line) <= _WIDTH or '"' in line or line.lstrip().startswith("#"):
+    if len(line) <= _WIDTH or line.lstrip().startswith("#"):
         return [line]
-    code, mark, comment = line.partition("// ")
+    texts = _TEXT.findall(line)
+    code, mark, comment = _TEXT.sub(lambda found: _PLACE * len(found[0]), line).partition("// ")
     indent = " " * (len(line) - len(line.lstrip()))
     lines = [f"{indent}// {part}" for part in textwrap.wrap(comment, _WIDTH - len(indent) - len(mark))]
-    if not code.strip():
-        return lines
     code = code.rstrip()
     while len(code) > _WIDTH and (position := _break_position(code, len(indent))):
         lines.append(code[:position].rstrip())
         code = f"{indent}        {code[position:].lstrip()}"
-    return [*lines, code]
+    lines += [code] if code else []
+    given = iter(texts)
+    return [re.sub(f"{_PLACE}+", lambda _: next(given), part) for part in lines]
 
 
 def _break_position(code: str, indent: int) -> int | None:

@@ -54,8 +54,7 @@ __device__ __forceinline__ float flash_attention_score(float product) {
 
 // Scores two neighbouring keys.
 __device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head,
-        i32 query,
-                                      i32 key, float (&s)[2]) {
+        i32 query, i32 key, float (&s)[2]) {
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) s[v] = flash_attention_score(product[v]);
 }
@@ -93,8 +92,7 @@ __device__ __forceinline__ float flash_attention_finish(float total, float mass)
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
-        i32 head,
-                                       i32 query, i32 channel, bf16 (&out)[2]) {
+        i32 head, i32 query, i32 channel, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = flash_attention_finish(total[v], mass);
@@ -126,7 +124,8 @@ constexpr i32 LINE = 64;  // elements of a 128-byte line of the swizzle
 constexpr i32 LINE_BYTES = 128;
 constexpr i32 LINES = (HEAD_DIM + LINE - 1) / LINE;  // TMA pads the last one with zeros
 constexpr i32 VALUE_LINES = (VALUE_DIM + LINE - 1) / LINE;
-static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && TILE_K % K_STEP == 0, "whole vectors of 16 bytes, whole steps");
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0 && TILE_K % K_STEP == 0,
+        "whole vectors of 16 bytes, whole steps");
 constexpr i32 SCORES = ROWS * TILE_K / WARPGROUP;  // accumulators of a thread: scores of a key tile
 constexpr i32 CHANNELS = ROWS * VALUE_DIM / WARPGROUP;  // accumulators of a thread: output
 

@@ -251,8 +251,7 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUM
 // Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
 // busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared,
-        Cursor& cursor,
-                                              i32 depth, i32 consumer) {
+        Cursor& cursor, i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
     multiply_stage(accumulator, shared, cursor.stage, true);
@@ -271,8 +270,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMU
 }
 
 // Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
-// by the
-// line number, which also avoids bank conflicts.
+// by the line number, which also avoids bank conflicts.
 __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
 }
@@ -280,8 +278,7 @@ __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
 // Stores a warpgroup's 64 rows of a result with TMA through shared memory; TMA clips at the borders of C.
 template <typename T, i32 WORDS>
 __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared,
-        Tile tile,
-                                           Place place, i32 consumer) {
+        Tile tile, Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
     constexpr i32 PAIR_WORDS = sizeof(T) / 2;
     constexpr i32 HELD = CHUNK / 4 * PAIR_WORDS;  // registers of a thread per chunk
@@ -315,8 +312,7 @@ __device__ __forceinline__ void store_tile(const float (&words)[WORDS], const Te
 }
 
 // A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
-// branches keeps
-// many loads of operands in flight.
+// branches keeps many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
     return INSIDE ? position : min(position, static_cast<Index>(last));
@@ -327,8 +323,7 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // INSIDE: the tile is full.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile,
-                                            Place place, i64 rows, float (&y)[RESULTS / 2]) {
+        Tile tile, Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
         const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);

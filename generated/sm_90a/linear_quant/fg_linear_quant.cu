@@ -265,8 +265,7 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUM
 // Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
 // busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMULATORS], SharedMemory& shared,
-        Cursor& cursor,
-                                              i32 depth, i32 consumer) {
+        Cursor& cursor, i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
     multiply_stage(accumulator, shared, cursor.stage, true);
@@ -285,8 +284,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMU
 }
 
 // A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
-// branches keeps
-// many loads of operands in flight.
+// branches keeps many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
     return INSIDE ? position : min(position, static_cast<Index>(last));
@@ -297,8 +295,7 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // INSIDE: the tile is full.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile,
-                                            Place place, i64 rows, float (&y)[RESULTS / 2]) {
+        Tile tile, Place place, i64 rows, float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
         const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);

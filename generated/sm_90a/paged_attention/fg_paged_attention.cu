@@ -80,8 +80,7 @@ __device__ __forceinline__ void load_score(const Operands& operands, i32 batch, 
 
 // Scores two neighbouring keys.
 __device__ __forceinline__ void score(const Operands& operands, const Loaded& loaded, const float (&product)[2],
-        i32 batch,
-                                      i32 head, i32 query, i32 key, float (&s)[2]) {
+        i32 batch, i32 head, i32 query, i32 key, float (&s)[2]) {
     const i64 lengths = loaded.lengths;
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_score(product[v], key + v, lengths);
@@ -121,8 +120,7 @@ __device__ __forceinline__ float paged_attention_finish(float total, i64 lengths
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
-        i32 head,
-                                       i32 query, i32 channel, bf16 (&out)[2]) {
+        i32 head, i32 query, i32 channel, bf16 (&out)[2]) {
     const i64 lengths_other = widen(load_once(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
@@ -147,7 +145,9 @@ __device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch,
 
 // The page of the cache with a block of keys.
 __device__ __forceinline__ i64 page_number(const Operands& operands, i32 batch, i32 block) {
-    return wrapped_index(choose(i64(block * 16) < i64(widen(load_once(operands.lengths_ptr, batch))), i64(widen(load_once(operands.page_table_ptr, batch * 512 + block))), 0), operands.k_cache_dim0, "fusegen: paged_attention: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
+    return wrapped_index(choose(i64(block * 16) < i64(widen(load_once(operands.lengths_ptr, batch))),
+            i64(widen(load_once(operands.page_table_ptr, batch * 512 + block))), 0), operands.k_cache_dim0,
+            "fusegen: paged_attention: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -191,7 +191,8 @@ constexpr i32 WARP_SUMS = SLAB * PITCH;
 constexpr i32 PEAKS = 4 * WARPS * WARP_SUMS, MASSES = PEAKS + 4 * WARPS * SLAB;
 constexpr i32 BLOCK_SUMS = MASSES + 4 * WARPS * SLAB;
 constexpr i32 BLOCK_PEAKS = BLOCK_SUMS + 4 * ROWS * PITCH, BLOCK_MASSES = BLOCK_PEAKS + 4 * ROWS;
-static_assert(sizeof(SharedMemory) <= 101376 && BLOCK_MASSES + 4 * ROWS <= 101376, "the launch reserves what the kernel uses");
+static_assert(sizeof(SharedMemory) <= 101376 && BLOCK_MASSES + 4 * ROWS <= 101376,
+        "the launch reserves what the kernel uses");
 
 // Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its
 // opposite.
@@ -247,7 +248,8 @@ __device__ __forceinline__ void load_tile(bf16 (&tile)[LINES_OF_TILE][ROWS_OF_TI
 
 constexpr i32 BOX = 16;  // keys of a box
 constexpr i32 BOXES = TILE_K / BOX;  // of a tile
-static_assert(TILE_K % BOX == 0 && BOX % 8 == 0 && 32 % BOXES == 0, "whole boxes, whole rows of the swizzle, whole tiles of a warp");
+static_assert(TILE_K % BOX == 0 && BOX % 8 == 0 && 32 % BOXES == 0,
+        "whole boxes, whole rows of the swizzle, whole tiles of a warp");
 
 // The keys of a sequence that are read. Later ones come from the page `past`, past the last one, which arrives as
 // zeros.
@@ -289,9 +291,8 @@ __device__ __forceinline__ void barriers_init(SharedMemory& shared) {
 // Loads the tiles of this block in the order of the consumers. Each lane reads the page of one box of the next few
 // tiles.
 __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q_map, const TensorMap& k_map,
-                                        const TensorMap& v_map, const Operands& operands, const Work& work,
-                                                const Pages& pages,
-                                        i32 first_tile, i32 key_tiles) {
+        const TensorMap& v_map, const Operands& operands, const Work& work, const Pages& pages, i32 first_tile,
+        i32 key_tiles) {
     constexpr i32 AHEAD = 32 / BOXES;  // tiles whose pages the warp reads at once
     if (lane_id() == 0) load_tile(shared.q, shared.q_full, q_map, work.batch, work.kv_head * SHARING, work.query, ROWS);
     const auto numbers_from = [&](i32 tile) {
@@ -351,8 +352,7 @@ __device__ __forceinline__ u32 present_halves(i32 key, i32 present) {
 // holds.
 template <bool PARTIAL>
 __device__ __forceinline__ void multiply_values(float (&acc)[2 * VALUE_SLABS][4], const u32 (&weights)[4], u32 tile,
-        i32 first_key,
-                                                i32 present) {
+        i32 first_key, i32 present) {
     const i32 own_key = first_key + lane_id() % 4 * 2;
     const u32 halves[2] = {present_halves(own_key, present), present_halves(own_key + OCTET, present)};
     const i32 matrix = lane_id() / OCTET, key = first_key + matrix % 2 * OCTET + lane_id() % OCTET;
@@ -374,8 +374,7 @@ __device__ __forceinline__ i32 scored_key(i32 key, i32 keys) { return key < keys
 
 // Loads the operands of the scores of a tile, while the one before it is computed.
 __device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operands& operands, const Work& work,
-        i32 first_row,
-                                            i32 first_key, i32 queries, i32 keys) {
+        i32 first_row, i32 first_key, i32 queries, i32 keys) {
 #pragma unroll
     for (i32 octet = 0; octet < 2; ++octet) {
         const i32 key = scored_key(first_key + octet * OCTET, keys);
@@ -390,8 +389,7 @@ __device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operan
 // Turns q . k^T into weights, in place; keys past the last one have weight 0. `carried` is the rescale factor of the
 // sums.
 __device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carried)[2], const Loaded (&loaded)[2][2],
-                                      const Operands& operands, const Work& work, i32 first_row, i32 first_key,
-                                              i32 queries, i32 keys) {
+        const Operands& operands, const Work& work, i32 first_row, i32 first_key, i32 queries, i32 keys) {
     const float old_peak[2] = {rows.peak[0], rows.peak[1]};
 #pragma unroll
     for (i32 octet = 0; octet < 2; ++octet) {
@@ -434,8 +432,7 @@ __device__ __forceinline__ void release(u64& empty) {
 
 // Adds up the values of this warp's keys in all tiles of the block.
 __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * VALUE_SLABS][4], Rows& rows,
-        const Operands& operands,
-                                        const Work& work, i32 first_tile, i32 key_tiles, i32 queries, i32 keys) {
+        const Operands& operands, const Work& work, i32 first_tile, i32 key_tiles, i32 queries, i32 keys) {
     const i32 keys_with_values = i32(min(i64(keys), present_keys(operands, work.batch, work.kv_head * SHARING, 0)));
     const i32 row_slab = warp_id() / KEY_SLABS, key_slab = warp_id() % KEY_SLABS;
     const i32 own_row = row_slab * SLAB + lane_id() / 4, own_key = key_slab * SLAB + lane_id() % 4 * 2;

@@ -263,8 +263,7 @@ __device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& share
 
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map_0, const TensorMap& b_map_1,
-        const TensorMap& b_map_2,
-                                        SharedMemory& shared, Schedule schedule, i32 depth) {
+        const TensorMap& b_map_2, SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
@@ -285,8 +284,7 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 
 // Issues the wgmma of one stage.
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared,
-        i32 stage,
-                                               i32 consumer, bool first) {
+        i32 stage, i32 consumer, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
     constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
     constexpr u32 A_STEP = DEPTH * sizeof(bf16);
@@ -322,8 +320,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
 }
 
 // A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
-// branches keeps
-// many loads of operands in flight.
+// branches keeps many loads of operands in flight.
 template <bool INSIDE>
 __device__ __forceinline__ Index nearest(Index position, i64 last) {
     return INSIDE ? position : min(position, static_cast<Index>(last));
@@ -335,8 +332,7 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile,
-                                            Place place, i64 rows, float (&y_0)[RESULTS / 2]) {
+        Tile tile, Place place, i64 rows, float (&y_0)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
         const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
@@ -349,8 +345,7 @@ __device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMUL
 }
 
 // Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
-// a
-// transpose, each lane stores eight contiguous columns.
+// a transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
     constexpr i32 QUAD = 4;
@@ -380,8 +375,7 @@ __device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESU
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile,
-                                            Place place, i64 rows, float (&y_1)[RESULTS / 2]) {
+        Tile tile, Place place, i64 rows, float (&y_1)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
         const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
@@ -394,8 +388,7 @@ __device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMUL
 }
 
 // Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
-// a
-// transpose, each lane stores eight contiguous columns.
+// a transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
     constexpr i32 QUAD = 4;
@@ -425,8 +418,7 @@ __device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESU
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile,
-                                            Place place, i64 rows, float (&y_2)[RESULTS / 2]) {
+        Tile tile, Place place, i64 rows, float (&y_2)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
         const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
@@ -439,8 +431,7 @@ __device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMUL
 }
 
 // Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
-// a
-// transpose, each lane stores eight contiguous columns.
+// a transpose, each lane stores eight contiguous columns.
 __device__ __forceinline__ void scatter_y_2(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
                                             Tile tile, Place place, i64 rows) {
     constexpr i32 QUAD = 4;
@@ -511,8 +502,7 @@ __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS
 
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
-        SharedMemory& shared,
-                                        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
+        SharedMemory& shared, Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {

@@ -128,7 +128,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 8;
         const Index i1 = i2_outer - i0 * 8;
-        const Index k_cache_at = wrapped_index(widen(load_once(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1, "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
+        const Index k_cache_at = wrapped_index(widen(load_once(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1,
+                "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
         bf16 qkv_raw[LANES];
         bf16 cos__raw[LANES];
         bf16 qkv_other_raw[LANES];
@@ -194,7 +195,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* s
     if (position + LANES <= element_count) {
         const Index i0 = position / 1024;
         const Index i2 = position - i0 * 1024;
-        const Index v_cache_at = wrapped_index(widen(load_once(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1, "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
+        const Index v_cache_at = wrapped_index(widen(load_once(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1,
+                "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
         bf16 qkv_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i0 * 6144 + i2 + 5120);
         float qkv[LANES];
