@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import PurePath
 
+import numpy
+
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
@@ -399,13 +401,14 @@ class Language:
             number = int(text == "True") if text in ("True", "False") else int(text)
             if number == -(2**63):  # C++ parses the sign separately, and the positive number does not fit
                 return Text(f"(-{2**63 - 1}LL - 1)")
-            return _signed(f"{number}{suffix}")
+            return _signed(f"{_digits(number)}{suffix}")
         value = float(text == "True") if text in ("True", "False") else float(text)
         if value != value:
             return Text(self.nan[dtype])
         if value in (float("inf"), float("-inf")):
             return _signed(f"{'-' if value < 0 else ''}{self.infinity[dtype]}")
-        return _signed(repr(value) + ("f" if dtype is DType.FLOAT32 else ""))
+        suffix = "f" if dtype is DType.FLOAT32 else ""
+        return _fraction(value, suffix) or _signed(f"{value!r}{suffix}")
 
     def cast(self, value: Text, source: DType, target: DType) -> Text:
         """Prints a conversion. Conversions to narrow dtypes round or wrap, and return a wide value."""
@@ -420,6 +423,23 @@ class Language:
             return Text(f"static_cast<{wide}>({inner})")
         as_integer = inner if source is DType.INT64 else f"static_cast<i64>({inner})"
         return Text(f"static_cast<i64>(static_cast<{target.spelling}>({as_integer}))")
+
+
+def _digits(number: int) -> str:
+    """Prints a large number in hexadecimal where that shows what it is made of, such as bits of a key."""
+    hexadecimal = f"{abs(number):X}"
+    if abs(number) < 1 << 31 or len(set(hexadecimal)) >= len(set(str(abs(number)))):
+        return str(number)
+    return f"{'-' if number < 0 else ''}0x{hexadecimal}"
+
+
+def _fraction(value: float, suffix: str) -> Text | None:
+    """Prints the factor of a mean as one part of a number, where that is the same number and shorter."""
+    kind = numpy.float32 if suffix else numpy.float64
+    parts = round(1 / value) if 0 < value < 1 else 0
+    text = f"1.0{suffix} / {parts}.0{suffix}"
+    is_equal = 0 < parts <= 1 << 24 and kind(1) / kind(parts) == kind(value)
+    return Text(text, Precedence.PRODUCT) if is_equal and len(text) < len(f"{value!r}{suffix}") else None
 
 
 def _signed(text: str) -> Text:

@@ -57,7 +57,7 @@ __device__ __forceinline__ void elements_of_activation_quant(float input, float&
 }
 
 __device__ __forceinline__ void found_and_quotient_of_activation_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
     found = found_2;
     quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }

@@ -47,7 +47,7 @@ __device__ __forceinline__ void elements_of_add_layer_norm(float x, float residu
 }
 
 __device__ __forceinline__ float mean_of_add_layer_norm(float total) {
-    return total * 0.000244140625f;                                                   // add_layer_norm, line 22
+    return total * (1.0f / 4096.0f);                                                  // add_layer_norm, line 22
 }
 
 __device__ __forceinline__ float squared_deviation_of_add_layer_norm(float x, float residual, float mean) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ float squared_deviation_of_add_layer_norm(float x, fl
 }
 
 __device__ __forceinline__ float rstd_of_add_layer_norm(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // add_layer_norm, line 22
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // add_layer_norm, line 22
 }
 
 __device__ __forceinline__ float result_of_add_layer_norm(float x, float residual, float mean, float rstd,

@@ -64,7 +64,7 @@ __device__ __forceinline__ void elements_of_add_layer_norm_quant(float x, float 
 }
 
 __device__ __forceinline__ float mean_of_add_layer_norm_quant(float total) {
-    return total * 0.000244140625f;                                                   // add_layer_norm_quant, line 25
+    return total * (1.0f / 4096.0f);                                                  // add_layer_norm_quant, line 25
 }
 
 __device__ __forceinline__ float squared_deviation_of_add_layer_norm_quant(float x, float residual, float mean) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ float squared_deviation_of_add_layer_norm_quant(float
 }
 
 __device__ __forceinline__ float rstd_of_add_layer_norm_quant(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // add_layer_norm_quant, line 25
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // add_layer_norm_quant, line 25
 }
 
 __device__ __forceinline__ void elements_2_of_add_layer_norm_quant(float x, float residual, float mean, float rstd,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void elements_2_of_add_layer_norm_quant(float x, floa
 
 __device__ __forceinline__ void found_and_quotient_of_add_layer_norm_quant(float largest, float& found,
         float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
     found = found_2;
     quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }

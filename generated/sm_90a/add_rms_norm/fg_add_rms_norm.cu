@@ -47,7 +47,7 @@ __device__ __forceinline__ void elements_of_add_rms_norm(float x, float residual
 }
 
 __device__ __forceinline__ float rstd_of_add_rms_norm(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
 }
 
 __device__ __forceinline__ float result_of_add_rms_norm(float x, float residual, float rstd, float weight) {

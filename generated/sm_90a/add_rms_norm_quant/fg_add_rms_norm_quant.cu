@@ -65,7 +65,7 @@ __device__ __forceinline__ void elements_of_add_rms_norm_quant(float x, float re
 }
 
 __device__ __forceinline__ float rstd_of_add_rms_norm_quant(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
 }
 
 __device__ __forceinline__ float elements_2_of_add_rms_norm_quant(float x, float residual, float rstd, float weight) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ float elements_2_of_add_rms_norm_quant(float x, float
 }
 
 __device__ __forceinline__ void found_and_quotient_of_add_rms_norm_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
     found = found_2;
     quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }

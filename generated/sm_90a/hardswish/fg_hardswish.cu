@@ -24,7 +24,7 @@
 //    7: return F.hardswish(input)
 
 __device__ __forceinline__ float hardswish(float input) {
-    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * 0.16666666666666666f);  // line 7
+    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f));      // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_layer_norm(float total) {
-    return total * 0.000244140625f;                                                   // line 23
+    return total * (1.0f / 4096.0f);                                                  // line 23
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm(float input, float mean) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ float squared_deviation_of_layer_norm(float input, fl
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 23
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 23
 }
 
 __device__ __forceinline__ float result_of_layer_norm(float input, float mean, float rstd, float weight, float bias) {

@@ -57,8 +57,8 @@ __device__ __forceinline__ float elements_of_layer_norm_backward(float dy, float
 
 __device__ __forceinline__ void mean_and_mean_2_of_layer_norm_backward(float total, float total_2, float& mean,
         float& mean_2) {
-    mean = total * 0.000244140625f;                                                   // layer_norm_backward, line 9
-    mean_2 = total_2 * 0.000244140625f;                                               // _input_gradient, line 2
+    mean = total * (1.0f / 4096.0f);                                                  // layer_norm_backward, line 9
+    mean_2 = total_2 * (1.0f / 4096.0f);                                              // _input_gradient, line 2
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_backward(float x, float mean) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ float squared_deviation_of_layer_norm_backward(float 
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_backward(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // layer_norm_backward, line 10
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // layer_norm_backward, line 10
 }
 
 __device__ __forceinline__ void elements_2_of_layer_norm_backward(float x, float dy, float mean, float rstd,
@@ -77,7 +77,7 @@ __device__ __forceinline__ void elements_2_of_layer_norm_backward(float x, float
 }
 
 __device__ __forceinline__ float mean_3_of_layer_norm_backward(float total_3) {
-    return total_3 * 0.000244140625f;                                                 // _input_gradient, line 2
+    return total_3 * (1.0f / 4096.0f);                                                // _input_gradient, line 2
 }
 
 __device__ __forceinline__ float result_of_layer_norm_backward(float x, float dy, float mean, float rstd, float mean_2,

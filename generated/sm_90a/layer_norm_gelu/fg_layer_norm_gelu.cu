@@ -42,7 +42,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu(float total) {
-    return total * 0.0001220703125f;                                                  // layer_norm_gelu, line 7
+    return total * (1.0f / 8192.0f);                                                  // layer_norm_gelu, line 7
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu(float x, float mean) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu(float x, f
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_gelu(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // layer_norm_gelu, line 7
+    return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);                              // layer_norm_gelu, line 7
 }
 
 __device__ __forceinline__ float result_of_layer_norm_gelu(float x, float mean, float rstd, float weight, float bias) {

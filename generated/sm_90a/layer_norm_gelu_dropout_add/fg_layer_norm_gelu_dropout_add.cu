@@ -52,7 +52,7 @@ __device__ __forceinline__ i32 rounded_of_layer_norm_gelu_dropout_add(i64 scalar
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total) {
     // layer_norm_gelu_dropout_add, line 24
-    return total * 0.0001220703125f;
+    return total * (1.0f / 8192.0f);
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_dropout_add(float x, float mean) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_dropout_ad
 
 __device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squares, float eps) {
     // layer_norm_gelu_dropout_add, line 24
-    return fast_rsqrt(squares * 0.0001220703125f + eps);
+    return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);
 }
 
 __device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd, i32 rounded,

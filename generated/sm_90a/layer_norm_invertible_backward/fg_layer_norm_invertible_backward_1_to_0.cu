@@ -167,8 +167,8 @@ __device__ __forceinline__ void elements_of_layer_norm_invertible_backward_0(flo
 
 __device__ __forceinline__ void mean_and_mean_2_of_layer_norm_invertible_backward_0(float total, float total_2,
         float& mean, float& mean_2) {
-    mean = total * 0.000244140625f;                                                   // _input_gradient, line 2
-    mean_2 = total_2 * 0.000244140625f;
+    mean = total * (1.0f / 4096.0f);                                                  // _input_gradient, line 2
+    mean_2 = total_2 * (1.0f / 4096.0f);
 }
 
 __device__ __forceinline__ float result_of_layer_norm_invertible_backward_0(float dy, float y, float rstd, float mean,

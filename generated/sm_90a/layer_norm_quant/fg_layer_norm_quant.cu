@@ -57,7 +57,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_quant(float total) {
-    return total * 0.000244140625f;                                                   // layer_norm_quant, line 22
+    return total * (1.0f / 4096.0f);                                                  // layer_norm_quant, line 22
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_quant(float input, float mean) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ float squared_deviation_of_layer_norm_quant(float inp
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_quant(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // layer_norm_quant, line 22
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // layer_norm_quant, line 22
 }
 
 __device__ __forceinline__ void elements_2_of_layer_norm_quant(float input, float mean, float rstd, float weight,
@@ -76,7 +76,7 @@ __device__ __forceinline__ void elements_2_of_layer_norm_quant(float input, floa
 }
 
 __device__ __forceinline__ void found_and_quotient_of_layer_norm_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
     found = found_2;
     quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }

@@ -47,7 +47,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_modulated_layer_norm(float total) {
-    return total * 0.000244140625f;                                                   // modulated_layer_norm, line 10
+    return total * (1.0f / 4096.0f);                                                  // modulated_layer_norm, line 10
 }
 
 __device__ __forceinline__ float squared_deviation_of_modulated_layer_norm(float x, float mean) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ float squared_deviation_of_modulated_layer_norm(float
 }
 
 __device__ __forceinline__ float rstd_of_modulated_layer_norm(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // modulated_layer_norm, line 10
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // modulated_layer_norm, line 10
 }
 
 __device__ __forceinline__ float result_of_modulated_layer_norm(float x, float mean, float rstd, float scale,

@@ -45,7 +45,7 @@ __device__ __forceinline__ float elements_of_modulated_rms_norm(float x) {
 }
 
 __device__ __forceinline__ float rstd_of_modulated_rms_norm(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
 }
 
 __device__ __forceinline__ float result_of_modulated_rms_norm(float x, float rstd, float scale, float shift) {

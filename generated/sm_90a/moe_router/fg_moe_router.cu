@@ -31,7 +31,7 @@
 //   46: return (scale * weights).to(logits.dtype), indices
 
 __device__ __forceinline__ i64 amin_i64_identity() {
-    return 9223372036854775807LL;
+    return 0x7FFFFFFFFFFFFFFFLL;
 }
 
 __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
@@ -39,32 +39,32 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
 }
 
 __device__ __forceinline__ void elements_of_moe_router(float logits, i64 coordinate, i64& smallest_part, i64& bits) {
-    const i64 bits_2 = sort_key(logits, coordinate) ^ -4294967296LL;                  // line 42
+    const i64 bits_2 = sort_key(logits, coordinate) ^ -0x100000000LL;                 // line 42
     smallest_part = bits_2;
     bits = bits_2;
 }
 
 __device__ __forceinline__ i64 shifted_of_moe_router(i64 smallest) {
-    return shift_right(smallest & 4294967295LL, 1LL);                                 // line 42
+    return shift_right(smallest & 0xFFFFFFFFLL, 1LL);                                 // line 42
 }
 
 __device__ __forceinline__ i64 chosen_of_moe_router(i64 bits, i64 smallest) {
-    return bits > smallest ? bits : 9187343248425746432LL;                            // line 42
+    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 42
 }
 
 __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 smallest_2, i64 smallest_3,
         i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& product,
         float& product_2, float& product_3, float& product_4, float& product_5, float& product_6, float& product_7,
         float& product_8, i64& shifted_8) {
-    const float element = sorted_value(smallest ^ -4294967296LL);                     // line 42
-    const float element_2 = sorted_value(smallest_2 ^ -4294967296LL);
-    const float element_3 = sorted_value(smallest_3 ^ -4294967296LL);
-    const float element_4 = sorted_value(smallest_4 ^ -4294967296LL);
-    const float element_5 = sorted_value(smallest_5 ^ -4294967296LL);
+    const float element = sorted_value(smallest ^ -0x100000000LL);                    // line 42
+    const float element_2 = sorted_value(smallest_2 ^ -0x100000000LL);
+    const float element_3 = sorted_value(smallest_3 ^ -0x100000000LL);
+    const float element_4 = sorted_value(smallest_4 ^ -0x100000000LL);
+    const float element_5 = sorted_value(smallest_5 ^ -0x100000000LL);
     const float larger = maximum(maximum(maximum(element, element_2), element_3), element_4);  // line 43
-    const float element_6 = sorted_value(smallest_6 ^ -4294967296LL);                 // line 42
-    const float element_7 = sorted_value(smallest_7 ^ -4294967296LL);
-    const float element_8 = sorted_value(smallest_8 ^ -4294967296LL);
+    const float element_6 = sorted_value(smallest_6 ^ -0x100000000LL);                // line 42
+    const float element_7 = sorted_value(smallest_7 ^ -0x100000000LL);
+    const float element_8 = sorted_value(smallest_8 ^ -0x100000000LL);
     const float larger_2 = maximum(maximum(maximum(larger, element_5), element_6), element_7);  // line 43
     const float larger_3 = maximum(larger_2, element_8);
     const float exponential = fast_exp(element - larger_3);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 sm
     product_6 = scale * fast_divide(exponential_6, sum_2);
     product_7 = scale * fast_divide(exponential_7, sum_2);
     product_8 = scale * fast_divide(exponential_8, sum_2);
-    shifted_8 = shift_right(smallest_8 & 4294967295LL, 1LL);                          // line 42
+    shifted_8 = shift_right(smallest_8 & 0xFFFFFFFFLL, 1LL);                          // line 42
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

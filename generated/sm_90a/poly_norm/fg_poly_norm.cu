@@ -51,9 +51,9 @@ __device__ __forceinline__ void elements_of_poly_norm(float x, float& squares_pa
 
 __device__ __forceinline__ void values_of_row_of_poly_norm(float squares, float eps, float squares_2, float squares_3,
         float& rstd, float& rstd_2, float& rstd_3) {
-    rstd = fast_rsqrt(squares * 0.000244140625f + eps);                               // reciprocal_rms, line 2
-    rstd_2 = fast_rsqrt(squares_2 * 0.000244140625f + eps);
-    rstd_3 = fast_rsqrt(squares_3 * 0.000244140625f + eps);
+    rstd = fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // reciprocal_rms, line 2
+    rstd_2 = fast_rsqrt(squares_2 * (1.0f / 4096.0f) + eps);
+    rstd_3 = fast_rsqrt(squares_3 * (1.0f / 4096.0f) + eps);
 }
 
 __device__ __forceinline__ float result_of_poly_norm(float x, float weight, float rstd, float weight_other,

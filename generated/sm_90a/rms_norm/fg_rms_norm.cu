@@ -43,7 +43,7 @@ __device__ __forceinline__ float elements_of_rms_norm(float input) {
 }
 
 __device__ __forceinline__ float rstd_of_rms_norm(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 28
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 28
 }
 
 __device__ __forceinline__ float result_of_rms_norm(float input, float rstd, float weight) {

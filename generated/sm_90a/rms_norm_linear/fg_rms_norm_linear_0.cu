@@ -42,7 +42,7 @@ __device__ __forceinline__ float elements_of_rms_norm_linear_0(float x) {
 }
 
 __device__ __forceinline__ float rstd_of_rms_norm_linear_0(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 19
 }
 
 __device__ __forceinline__ float result_of_rms_norm_linear_0(float x, float rstd, float norm_weight) {

@@ -61,7 +61,7 @@ __device__ __forceinline__ float elements_of_rms_norm_quant(float input) {
 }
 
 __device__ __forceinline__ float rstd_of_rms_norm_quant(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
 }
 
 __device__ __forceinline__ float elements_2_of_rms_norm_quant(float input, float rstd, float weight) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ float elements_2_of_rms_norm_quant(float input, float
 }
 
 __device__ __forceinline__ void found_and_quotient_of_rms_norm_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * 0.002232142857142857f;           // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
     found = found_2;
     quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
 }

@@ -55,7 +55,7 @@
 
 __device__ __forceinline__ void max_f32_identity(float& values, i64& indices) {
     values = -bit_cast<float>(0x7f800000u);
-    indices = 9223372036854775807LL;
+    indices = 0x7FFFFFFFFFFFFFFFLL;
 }
 
 __device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, float b_values, i64 b_indices,
@@ -90,25 +90,25 @@ __device__ __forceinline__ void values_of_row_of_sample(float temperature, i64 s
         float& chosen_2, i64& bits) {
     const bool is_at_least_2 = temperature >= 1e-30f;                                 // sample, line 47
     const i64 sum = wrap_add(seeds, -7046029254386353131LL);                          // _exponential, line 2
-    const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 17179869183LL);                // _mixed, line 2
+    const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 2
     const i64 product = wrap_mul(bits_2, -4658895280553007687LL);
-    const i64 bits_3 = product ^ (shift_right(product, 27LL) & 137438953471LL);       // _mixed, line 3
+    const i64 bits_3 = product ^ (shift_right(product, 27LL) & 0x1FFFFFFFFFLL);       // _mixed, line 3
     const i64 product_2 = wrap_mul(bits_3, -7723592293110705685LL);
     is_at_least = is_at_least_2;                                                      // sample, line 47
     chosen_2 = is_at_least_2 ? temperature : 1.0f;
-    bits = product_2 ^ (shift_right(product_2, 31LL) & 8589934591LL);                 // _mixed, line 4
+    bits = product_2 ^ (shift_right(product_2, 31LL) & 0x1FFFFFFFFLL);                // _mixed, line 4
 }
 
 __device__ __forceinline__ void elements_of_sample(bool is_at_least, float chosen_2, i64 bits, float logits,
         i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
     // _exponential, line 2
     const i64 bits_2 = wrap_add(bits, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));
-    const i64 bits_3 = bits_2 ^ (shift_right(bits_2, 30LL) & 17179869183LL);          // _mixed, line 2
+    const i64 bits_3 = bits_2 ^ (shift_right(bits_2, 30LL) & 0x3FFFFFFFFLL);          // _mixed, line 2
     const i64 x = wrap_mul(bits_3, -4658895280553007687LL);
-    const i64 bits_4 = x ^ (shift_right(x, 27LL) & 137438953471LL);                   // _mixed, line 3
+    const i64 bits_4 = x ^ (shift_right(x, 27LL) & 0x1FFFFFFFFFLL);                   // _mixed, line 3
     const i64 x_2 = wrap_mul(bits_4, -7723592293110705685LL);
-    const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 8589934591LL), 24LL);  // _exponential, line 3
-    const float sum = static_cast<float>(shifted & 1099511627775LL) + 0.5f;
+    const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 0x1FFFFFFFFLL), 24LL);  // _exponential, line 3
+    const float sum = static_cast<float>(shifted & 0xFFFFFFFFFFLL) + 0.5f;
     const float chosen = is_at_least ? logf(-log1pf(sum * -9.094947017729282e-13f)) : 0.0f;  // sample, line 56
     place_values_part = logits / chosen_2 - chosen;
     normalizer_mass_part = 1.0f;

@@ -26,7 +26,7 @@
 //    8: values, indices = input.topk(k, largest=largest)
 
 __device__ __forceinline__ i64 amin_i64_identity() {
-    return 9223372036854775807LL;
+    return 0x7FFFFFFFFFFFFFFFLL;
 }
 
 __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
@@ -34,18 +34,18 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
 }
 
 __device__ __forceinline__ void elements_of_topk(float input, i64 coordinate, i64& smallest_part, i64& bits) {
-    const i64 bits_2 = sort_key(input, coordinate) ^ -4294967296LL;                   // line 8
+    const i64 bits_2 = sort_key(input, coordinate) ^ -0x100000000LL;                  // line 8
     smallest_part = bits_2;
     bits = bits_2;
 }
 
 __device__ __forceinline__ void shifted_and_element_of_topk(i64 smallest, i64& shifted, float& element) {
-    shifted = shift_right(smallest & 4294967295LL, 1LL);                              // line 8
-    element = sorted_value(smallest ^ -4294967296LL);
+    shifted = shift_right(smallest & 0xFFFFFFFFLL, 1LL);                              // line 8
+    element = sorted_value(smallest ^ -0x100000000LL);
 }
 
 __device__ __forceinline__ i64 chosen_of_topk(i64 bits, i64 smallest) {
-    return bits > smallest ? bits : 9187343248425746432LL;                            // line 8
+    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
