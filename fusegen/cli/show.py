@@ -22,6 +22,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.program.call import plan_workspace
+from fusegen.runtime.callables import by_name
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Step
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
@@ -306,7 +307,7 @@ class Saving:
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
     """The saving of a lowered kernel over its declaration run by torch."""
     moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
-    return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
+    return Saving(len(low.program.steps), moved, eager_cost(by_name(function), arguments))
 
 
 def _launches(count: int) -> str:

@@ -57,9 +57,27 @@ def name_of(target: Callable[..., Any]) -> str:
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts named arguments to positional ones where possible: a parameter of the kernel may have the name of one of `lower`."""
-    bound = inspect.signature(function).bind(**arguments)
+    bound = by_name(inspect.signature(function).bind_partial, function)(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
+
+
+def by_name(function: Callable[..., Any], declared: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Returns a function that takes all arguments by name, also those of positional-only parameters.
+
+    Args:
+        declared: the function with the parameters, if ``function`` shows others.
+    """
+    parameters = inspect.signature(declared or function).parameters
+    defaults = {n: p.default for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY}
+    if not defaults:
+        return function
+
+    def call(**arguments: Any) -> Any:
+        positional = [arguments.pop(name, default) for name, default in defaults.items()]
+        return function(*positional, **arguments)
+
+    return call
 
 
 def _wrapped(
