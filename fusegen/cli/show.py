@@ -39,15 +39,20 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page: graph, traffic, plan, and your lines beside the source"
     )
+    parser.add_argument("--sass", action="store_true", help="with --html: add the machine code, which lights up with your lines")
 
 
 def run_show(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the stages, or writes the page. A single stage is printed alone and complete, so that it can be piped into a file."""
     if options.html is not None:
         check_writable(options.html, "--html")
+    elif options.sass:
+        raise ArgumentError(
+            "--sass adds machine code to the page of --html", hint="--html FILE --sass, or --stage sass to print it"
+        )
     named, _, low = lowered(options)
     if options.html is not None:
-        write_for_user(options.html, low.html(), "choose another file with --html")
+        write_for_user(options.html, low.html(sass=options.sass), "choose another file with --html")
         if options.json:
             print_document(terminal, "show", kernel=named.name, target=low.target.name, html=str(options.html))
         else:
