@@ -40,7 +40,7 @@ from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
-from fusegen.files import check_writable
+from fusegen.files import PAGE, check_writable
 from fusegen.own.case import UserKernelCase, own_providers, user_kernel_case
 from fusegen.runtime.callables import by_position
 from fusegen.specs import find
@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace) -> None:
         if options.out.exists():
             read(options.out)  # refuses to replace a file that is no record
     if options.report is not None:
-        check_writable(options.report, "--report")
+        check_writable(options.report, "--report", PAGE)
 
 
 def _timing_option(options: argparse.Namespace) -> str | None:

@@ -16,7 +16,7 @@ from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.errors import ArgumentError, ToolNotFoundError
 from fusegen.families.roofline import roofline
-from fusegen.files import check_writable, write_for_user
+from fusegen.files import PAGE, check_writable, write_for_user
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
@@ -45,7 +45,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def run_show(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the stages, or writes the page. A single stage is printed alone and complete, so that it can be piped into a file."""
     if options.html is not None:
-        check_writable(options.html, "--html")
+        check_writable(options.html, "--html", PAGE)
     elif options.sass:
         raise ArgumentError(
             "--sass adds machine code to the page of --html", hint="--html FILE --sass, or --stage sass to print it"

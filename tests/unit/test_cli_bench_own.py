@@ -288,6 +288,8 @@ def test_a_file_that_is_no_record_is_not_replaced(run: Run) -> None:
         with case(path):
             refused = run(*QUICK, "mine.py:drop", "--shape", "x=8x64", "--out", path)
             assert refused.code == 2 and message in refused.err
+    refused = run(*QUICK, "mine.py:drop", "--shape", "x=8x64", "--report", "mine.py")
+    assert refused.code == 2 and "--report would replace mine.py" in refused.err
     assert Path("mine.py").read_text() == FILE
 
 

@@ -314,6 +314,15 @@ def test_show_adds_machine_code(run: Run, tmp_path: Path) -> None:
     assert refused.code == 2 and "--html FILE --sass" in refused.err
 
 
+def test_show_replaces_a_page_and_no_other_file(run: Run, tmp_path: Path) -> None:
+    page, other = tmp_path / "page.html", tmp_path / "mine.py"
+    page.write_text("<!DOCTYPE html>\n")
+    other.write_text("import torch\n")
+    assert run("show", "gelu", "--target", "cpu", "--html", str(page)).code == 0 and "gelu" in page.read_text(encoding="utf-8")
+    refused = run("show", "gelu", "--target", "cpu", "--html", str(other))
+    assert refused.code == 2 and f"--html would replace {other}" in refused.err and other.read_text() == "import torch\n"
+
+
 def test_show_says_that_it_cannot_write(run: Run, tmp_path: Path) -> None:
     result = run("show", "rms_norm", "--target", "cpu", "--html", str(tmp_path))
     assert result.code == 2
