@@ -40,16 +40,25 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def check_writable(path: Path, option: str) -> None:
-    """Raises `ArgumentError` if the file that ``option`` names cannot be written."""
+PAGE = b"<!DOCTYPE html>"
+
+
+def check_writable(path: Path, option: str, begins: bytes = b"") -> None:
+    """Raises `ArgumentError` if the file that ``option`` names cannot be written, or exists and begins with other bytes."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
+        first = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                first = file.read(len(begins))
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", hint=f"choose another file with {option}") from None
+    if first and first != begins:
+        raise ArgumentError(f"{option} would replace {path}, a file of another kind", hint=f"choose another file with {option}")
 
 
 def write_for_user(path: Path, text: str, hint: str) -> None:

@@ -11,6 +11,7 @@ from fusegen.compiler.lower import Specialization
 from fusegen.compiler.tuned import records_text
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, summary
 from fusegen.eager_cost import EagerCost
+from fusegen.errors import ArgumentError
 from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
@@ -129,12 +130,21 @@ class Lowered:
     def __repr__(self) -> str:
         return summary(self._stages())
 
-    def html(self) -> str:
+    def html(self, *, sass: bool = False) -> str:
         """Returns a page as one HTML document: the graph, the memory traffic, the plan, and the emitted text beside your lines.
 
         The page loads nothing. `fusegen show NAME --html FILE` writes it.
+
+        Args:
+            sass: True compiles the kernels, and adds their machine code, which lights up with your lines.
+
+        Raises:
+            ArgumentError: ``sass`` is for the targets of GPUs.
+            ToolNotFoundError: with ``sass``, NVRTC or nvdisasm is not installed.
         """
-        return page(self._stages())
+        if sass and "sass" not in self.target.languages:
+            raise ArgumentError(f"{self.target.name} has no SASS", hint="lower for a GPU: target='sm_90a'")
+        return page(self._stages(), {each: nvrtc.instructions(each, self.target.name) for each in self.sources} if sass else None)
 
     def _repr_html_(self) -> str:
         return framed(self.html())

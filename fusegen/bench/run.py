@@ -20,6 +20,7 @@ from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, Timed
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import device_name, recorded_plans
 from fusegen.errors import ArgumentError, FusegenError, one_line
+from fusegen.runtime.callables import by_position
 from fusegen.schedule.program import Launch, LoopStep, Step
 from fusegen.specs.spec import Arguments
 from fusegen.timing import RoundTimes, TimedCall, attempt, interleaved, timer_name
@@ -87,7 +88,8 @@ def _measured(
     case: BenchCase, implementations: Mapping[Provider, Implementation], device: torch.device, quick: bool, tuned: bool
 ) -> _Measured:
     arguments = case.arguments(device)
-    tuning = attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
+    args, kwargs = by_position(case.kernel.function, arguments)
+    tuning = attempt(lambda: fg.tune(case.kernel, *args, **kwargs)) if tuned else None
     expected = attempt(lambda: reference(case, arguments))
     missing = []
     if case.is_detailed and isinstance(expected, torch.OutOfMemoryError):

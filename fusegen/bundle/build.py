@@ -59,6 +59,7 @@ from fusegen.program.signature import (
     Signature,
     TensorArgument,
 )
+from fusegen.runtime.callables import by_position
 from fusegen.target import Backend, Target
 from fusegen.trace import run
 
@@ -170,7 +171,7 @@ def merged(kernels: Iterable[BuiltKernel]) -> tuple[BuiltKernel, ...]:
 
 def _traced(requested: BuildRequest) -> TracedCall:
     dispatcher = requested.dispatcher
-    values = dispatcher.arguments((), requested.arguments)
+    values = dispatcher.arguments(*by_position(dispatcher.function, requested.arguments))
     device = torch.device("cpu" if requested.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.variant_of(values, requested.target, device)
     if queries := variant.state.queries:

@@ -264,6 +264,8 @@ def _value(name: str, text: str, parameters: Parameters) -> Any:
     if len(text) > _LONGEST_VALUE:
         raise ArgumentError(f"the value of {name!r} has {len(text)} characters", hint=f"give at most {_LONGEST_VALUE} characters")
     value = _literal(text)
+    if isinstance(value, str) and bool in (parameters.annotations.get(name), type(parameters.defaults.get(name))):
+        raise ArgumentError(f"{name!r} is true or false, but {text!r} is neither", hint=f"--arg {name}=true or --arg {name}=false")
     return text if parameters.annotations.get(name) is str and not isinstance(value, str) else value
 
 

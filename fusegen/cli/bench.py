@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import sys
 from collections.abc import Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fusegen as fg
 from fusegen.bench import latency
 from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
@@ -32,14 +34,15 @@ from fusegen.bench.report import write_report
 from fusegen.bench.run import earlier_record, is_measured, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table, notes, worst_of_own
 from fusegen.cli.arguments import KernelCall, add_calls, add_inputs, are_user_kernels, chosen_device, kernel_calls, shapes_of_calls
-from fusegen.cli.load import file_of, load_all, location_of
+from fusegen.cli.load import file_of, load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
-from fusegen.files import check_writable
+from fusegen.files import PAGE, check_writable
 from fusegen.own.case import UserKernelCase, own_providers, user_kernel_case
+from fusegen.runtime.callables import by_position
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
@@ -47,6 +50,8 @@ _TIMING_OPTIONS = ("group", "providers", "out", "device", "quick", "tune", "late
 """Options that select what is timed."""
 
 _ARGUMENT_LINES = 7  # of 15 lines of a program that repeats a measurement
+
+_WITHOUT_FOLDER = "import sys; del sys.path[0]  # this folder, in which a file has the name of a module of Python's"
 
 _TEXT_COLUMNS = ("group", "case", "shape", "dtype", "provider", "called", "best peer", "slower")
 
@@ -107,8 +112,10 @@ def _check(options: argparse.Namespace) -> None:
             raise ArgumentError(f"--report would overwrite the record of {option}", hint="choose another file with --report")
     if options.show is None and options.out is not None:
         check_writable(options.out, "--out")
+        if options.out.exists():
+            read(options.out)  # refuses to replace a file that is no record
     if options.report is not None:
-        check_writable(options.report, "--report")
+        check_writable(options.report, "--report", PAGE)
 
 
 def _timing_option(options: argparse.Namespace) -> str | None:
@@ -257,31 +264,31 @@ def _own_cases(options: argparse.Namespace, device: torch.device) -> tuple[UserK
     return tuple(
         replace(
             user_kernel_case(call.name, call.kernel, call.arguments, device, backward=options.backward),
-            reproducer=_reproducer(call, kernels[call.name].name, device, backward=options.backward),
+            reproducer=_reproducer(call, device, backward=options.backward),
         )
         for call in calls
     )
 
 
-def _reproducer(call: KernelCall, only: str, device: torch.device, *, backward: bool) -> str:
+def _reproducer(call: KernelCall, device: torch.device, *, backward: bool) -> str | None:
     """A program of at most 15 lines that repeats a measurement, to paste into a report. It draws the same tensors as
-    `fusegen.specs.materialize`; ``only`` is the name of a file's only kernel."""
-    location, attribute = location_of(call.name)
+    `fusegen.specs.materialize`. None for a keyword parameter with the name of a setting of `fg.benchmark`."""
+    args, kwargs = by_position(call.kernel.function, call.arguments)
+    if not inspect.signature(fg.benchmark).parameters.keys().isdisjoint(kwargs):
+        return None
     file = file_of(call.name)
-    folder, module = (".", location) if file is None else (str(file.parent), file.stem)
-    bound = inspect.signature(call.kernel.function).bind(**call.arguments)
-    passed = [_text(value, device) for value in bound.args]
-    passed += [f"{name}={_text(value, device)}" for name, value in bound.kwargs.items()]
+    passed = [_text(value, device) for value in args]
+    passed += [f"{name}={_text(value, device)}" for name, value in kwargs.items()]
     passed += ["backward=True"] if backward else []
     each = math.ceil(len(passed) / _ARGUMENT_LINES)
     lines = [", ".join(passed[start : start + each]) for start in range(0, len(passed), each)]
     return "\n".join(
         [
-            "import importlib, sys",
+            *([_WITHOUT_FOLDER] if file is not None and file.stem in sys.stdlib_module_names else []),
             "import torch",
             "import fusegen as fg",
-            f"sys.path.insert(0, {folder!r})",
-            f"kernel = importlib.import_module({module!r}).{attribute or only}",
+            "from fusegen.cli.load import load",
+            f"kernel = load({call.name!r}).kernel",
             f"g = torch.Generator({device.type!r}).manual_seed(0)",
             "print(fg.benchmark(kernel,",
             *(f"    {line}," for line in lines),

@@ -62,7 +62,7 @@ def _find(options: argparse.Namespace) -> Findings:
         raise ArgumentError(f"{source} is neither a model nor a trace", hint="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
     location, _, attribute = source.rpartition(":")
     if not location or not attribute:
-        raise ArgumentError(f"{source} does not name a model", hint=f"{source.strip(':')}:MODEL")
+        raise ArgumentError(f"{source} does not name a model", hint=f"{location or 'FILE.py'}:MODEL")
     module = module_at(location)
     model = _model(module, location, attribute)
     batch = _batch(options.batch, module, location, model)

@@ -79,6 +79,9 @@ def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> 
         spec = find(name)
         return NamedKernel(spec.name.replace(":", "_"), spec.fresh(), spec)  # the name becomes an attribute of a built package
     location, attribute = location_of(name)
+    if not location or name.endswith(":"):
+        missing = "kernel after the colon" if location else "file or module before the colon"
+        raise ArgumentError(f"{name!r} names no {missing}", hint="path/to/file.py:kernel, path/to/file.py or package.module:kernel")
     modules = {} if imported is None else imported
     if location not in modules:
         modules[location] = module_at(location)

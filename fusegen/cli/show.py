@@ -16,12 +16,13 @@ from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.errors import ArgumentError, ToolNotFoundError
 from fusegen.families.roofline import roofline
-from fusegen.files import check_writable, write_for_user
+from fusegen.files import PAGE, check_writable, write_for_user
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.program.call import plan_workspace
+from fusegen.runtime.callables import by_name
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Step
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
@@ -38,15 +39,20 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page: graph, traffic, plan, and your lines beside the source"
     )
+    parser.add_argument("--sass", action="store_true", help="with --html: add the machine code, which lights up with your lines")
 
 
 def run_show(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the stages, or writes the page. A single stage is printed alone and complete, so that it can be piped into a file."""
     if options.html is not None:
-        check_writable(options.html, "--html")
+        check_writable(options.html, "--html", PAGE)
+    elif options.sass:
+        raise ArgumentError(
+            "--sass adds machine code to the page of --html", hint="--html FILE --sass, or --stage sass to print it"
+        )
     named, _, low = lowered(options)
     if options.html is not None:
-        write_for_user(options.html, low.html(), "choose another file with --html")
+        write_for_user(options.html, low.html(sass=options.sass), "choose another file with --html")
         if options.json:
             print_document(terminal, "show", kernel=named.name, target=low.target.name, html=str(options.html))
         else:
@@ -309,7 +315,7 @@ class Saving:
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
     """The saving of a lowered kernel over its declaration run by torch."""
     moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
-    return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
+    return Saving(len(low.program.steps), moved, eager_cost(by_name(function), arguments))
 
 
 def _launches(count: int) -> str:

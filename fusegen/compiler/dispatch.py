@@ -45,6 +45,7 @@ from fusegen.runtime.callables import (
     is_intercepted,
     is_recorded_as_operators,
     is_transformed,
+    run_in_torch,
     runs_in_torch,
     taking_real_pairs,
 )
@@ -195,7 +196,7 @@ class Dispatcher(CallBinder):
             warnings.warn(what, stacklevel=4)
         if self._recorded_call is not None and is_recorded_as_operators():
             return self._recorded_call(self, args, kwargs)
-        return self.function(*args, **kwargs)
+        return run_in_torch(self.name, self.function, args, kwargs)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
         """All arguments in the order of the parameters."""

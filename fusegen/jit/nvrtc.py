@@ -27,7 +27,7 @@ from fusegen.files import FORMAT, one_builder, read_sealed, stored_if_possible, 
 from fusegen.jit.cache import keep_within_size
 from fusegen.jit.host import run
 from fusegen.settings import cache_folder, settings
-from fusegen.source import Source
+from fusegen.source import Source, strip_comments
 from fusegen.threads import new_lock
 
 _STANDARD = "c++17"
@@ -278,8 +278,46 @@ def find_nvdisasm() -> str | None:
     return None
 
 
-def sass(cubin: bytes) -> str:
-    """Disassembles a cubin.
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of SASS, or a label.
+
+    Attributes:
+        lines: indices of the lines of the source's text that it computes: that of the innermost inlined function first.
+    """
+
+    text: str
+    lines: tuple[int, ...]
+
+
+def instructions(source: Source, architecture: str) -> list[Instruction]:
+    """Compiles and disassembles a source; errors are those of `compile_cubin` and `sass`."""
+    binary = compile_cubin(source, architecture)
+    # A cubin in the cache may be that of a text with other comments.
+    compiled = binary.source_path.read_text(encoding="utf-8") if binary.source_path.is_file() else source.text
+    lines = dict(zip(_code_lines(compiled), _code_lines(source.text), strict=False))
+    found, places, is_open = list[Instruction](), list[int](), False
+    for line in sass(binary.cubin, "-gi").splitlines():
+        if place := _PLACE.match(line):
+            places = [*(places if is_open else ()), int(place[1]) - 1]
+            is_open = True
+        elif code := _CODE.match(line):
+            found.append(Instruction(code[1], tuple(lines[place] for place in places if place in lines)))
+            is_open = False
+    return found
+
+
+_PLACE = re.compile(r'\s*//## File "[^"]*", line (\d+)')
+_CODE = re.compile(r"(?:\s+/\*[0-9a-f]{4,}\*/)?\s*(\.L_\w+:|(?<=\s)[@A-Z].*;)")
+
+
+def _code_lines(text: str) -> list[int]:
+    """Returns the indices of the lines with code."""
+    return [number for number, line in enumerate(text.splitlines()) if strip_comments(line).strip()]
+
+
+def sass(cubin: bytes, *options: str) -> str:
+    """Disassembles a cubin, with further options of nvdisasm.
 
     Raises:
         ToolNotFoundError: no disassembler was found, or it does not run here.
@@ -292,7 +330,7 @@ def sass(cubin: bytes) -> str:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(cubin)
             file.flush()
-            result = run([tool, "-c", file.name], _SECONDS)
+            result = run([tool, "-c", *options, file.name], _SECONDS)
     except OSError as error:
         what = f"no temporary file can be written: {error.strerror or error}"
         raise SettingsError(what, where="TMPDIR", hint="free space there, or set TMPDIR to another folder") from error

@@ -25,7 +25,7 @@ from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.lowered import Lowered
 from fusegen.program.call import Role
-from fusegen.runtime.callables import by_position
+from fusegen.runtime.callables import by_name, by_position
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
 from fusegen.timing import TimedCall
@@ -101,7 +101,7 @@ class UserKernelCase(BenchCase):
         return self.passes
 
     def eager_cost(self) -> EagerCost | None:
-        function = inlined(self.declared.function)
+        function = by_name(inlined(self.declared.function))
         if not self.is_step:
             return eager_cost(function, self.own_arguments)
         names = [name for name in self.wrt if name in self.own_arguments]
@@ -126,6 +126,7 @@ class UserKernelCase(BenchCase):
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """A call on copies of the tensors that the kernel writes to, which returns its results and these tensors; or a call and
         its gradients, which returns both."""
+        function = by_name(function, self.declared.function)
         if self.is_step:
             return self._step(function, arguments)
         if not (written := {name: arguments[name].clone() for name in self._written(arguments)}):
@@ -155,7 +156,7 @@ def _step(
     return (*results, *(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)))
 
 
-def _meta_step(function: Callable[..., Any], names: Sequence[str], **arguments: Any) -> None:
+def _meta_step(function: Callable[..., Any], names: Sequence[str], /, **arguments: Any) -> None:
     """A step on meta tensors, for counting; it makes no gradients of the results, which a step is given."""
     leaves = {name: arguments[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
@@ -176,15 +177,12 @@ def user_kernel_case(
         backward: True for a call and the gradients of its float arguments, and of captured tensors that require one.
 
     Raises:
-        ArgumentError: a parameter takes no argument by name; with ``backward``, the kernel writes to an argument.
+        ArgumentError: with ``backward``, the kernel writes to an argument.
         GradientError: with ``backward``, nothing can be differentiated.
         TraceError: the kernel does something that cannot be traced.
     """
     kernel = kernel.fresh()
     parameters = inspect.signature(kernel.function).parameters
-    if unnamed := [n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]:
-        what = f"{name} cannot be timed: its parameter {unnamed[0]!r} takes no argument by name"
-        raise ArgumentError(what, hint="remove the / from its parameters")
     arguments = {n: arguments[n] for n in parameters if n in arguments}  # drawn in this order
     args, kwargs = by_position(kernel.function, arguments)
     target = target_of(device).name

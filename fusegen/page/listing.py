@@ -18,7 +18,9 @@ from fusegen.describe import explain_title
 from fusegen.emit.math import Quote, quote_of, quoted_lines
 from fusegen.ir.graph import Graph, Location
 from fusegen.ir.ops import Family
+from fusegen.jit.nvrtc import Instruction
 from fusegen.page.units import Unit
+from fusegen.source import Source
 
 _MOST_LINES = 400  # of one function
 _COMMENT = re.compile(r"//[^\n]*")
@@ -125,23 +127,42 @@ def _words(text: str) -> str:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Consecutive emitted lines that come from the same lines of the user."""
+    """Consecutive emitted lines, or instructions, that come from the same lines of the user."""
 
     keys: tuple[int, ...]
     html: Markup
 
 
 def code_blocks(unit: Unit, keys: Keys) -> list[CodeBlock]:
-    """Returns the text of a unit's kernel, without primitives, with the keys of the user's lines.
+    """Returns the text of a unit's kernel, without primitives, with the keys of the user's lines."""
+    if unit.source is None:
+        lit = frozenset().union(*(keys.lit[quote] for quote in _nodes_by_quote(unit.graph, unit.nodes)))
+        return [CodeBlock(tuple(sorted(lit)), escape(f"{explain_title(unit.parts[0])}\n"))]
+    return list(_joined(unit.source.kernel_text.splitlines(), _keys_of_lines(unit, unit.source, keys)))
+
+
+def machine_blocks(unit: Unit, source: Source, keys: Keys, instructions: Sequence[Instruction]) -> list[CodeBlock]:
+    """Returns the instructions of a unit's kernel, each with the keys of the innermost emitted line that has some.
+
+    Lines of primitives have none.
+    """
+    found = _keys_of_lines(unit, source, keys)
+    first = len(source.text.splitlines()) - len(found)
+    of_instructions = (
+        next((found[line - first] for line in each.lines if line >= first and found[line - first]), set[int]())
+        for each in instructions
+    )
+    return list(_joined([each.text for each in instructions], list(of_instructions)))
+
+
+def _keys_of_lines(unit: Unit, source: Source, keys: Keys) -> list[set[int]]:
+    """Returns the keys of the user's lines for each line of a kernel's text.
 
     A line that the text does not quote is inlined, or computed by the template: it belongs to the lines that use its values first,
     to those that multiply matrices, or else to the signature of the kernel.
     """
     inside, by_quote = unit.nodes, _nodes_by_quote(unit.graph, unit.nodes)
-    if unit.source is None:
-        lit = frozenset().union(*(keys.lit[quote] for quote in by_quote))
-        return [CodeBlock(tuple(sorted(lit)), escape(f"{explain_title(unit.parts[0])}\n"))]
-    lines = quoted_lines(unit.source.kernel_text)
+    lines = quoted_lines(source.kernel_text)
     found = [set() if quote is None else set(keys.lit.get(quote, ())) for _, quote in lines]
     quoted = {quote for _, quote in lines if quote is not None}
     texts = [line for line, _ in lines]
@@ -154,7 +175,7 @@ def code_blocks(unit: Unit, keys: Keys) -> list[CodeBlock]:
         for number in places or _signature(texts):
             found[number] |= keys.lit[quote]
     _add_calls(texts, found)
-    return list(_joined(texts, found))
+    return found
 
 
 def _nodes_by_quote(graph: Graph, positions: Iterable[int]) -> dict[Quote, list[int]]:

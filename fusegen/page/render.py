@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,14 +13,16 @@ from markupsafe import Markup, escape
 
 from fusegen.describe import Stages, explain_head, explain_step
 from fusegen.emit.environment import html_environment, templates
+from fusegen.jit.nvrtc import Instruction
 from fusegen.page.costs import Candidate, candidates, comparisons
 from fusegen.page.drawing import draw
-from fusegen.page.listing import CodeBlock, Keys, code_blocks, keys_of, user_functions
+from fusegen.page.listing import CodeBlock, Keys, code_blocks, keys_of, machine_blocks, user_functions
 from fusegen.page.units import Unit, units_of
+from fusegen.source import Source
 from fusegen.units import human_bytes
 
-_MOST_TEXT, _MOST_PRIMITIVES, _MOST_GRAPH = 400_000, 200_000, 100_000
-"""Characters of kernels, of their primitives, and of each graph that a page has at most."""
+_MOST_TEXT, _MOST_PRIMITIVES, _MOST_GRAPH, _MOST_SASS = 400_000, 200_000, 100_000, 500_000
+"""Characters of kernels, of their primitives, of each graph, and of machine code that a page has at most."""
 
 _NOTEBOOK_HEIGHT = 720  # pixels
 
@@ -31,23 +34,26 @@ class UnitView:
     Attributes:
         title, facts: the first line of `explain` and the other ones, for each part.
         code_blocks: the emitted text; None if it is left out because the page has enough.
+        machine: the machine code; None if the page has none of it, or enough.
     """
 
     unit: Unit
     paragraphs: tuple[tuple[str, tuple[str, ...]], ...]
     candidates: tuple[Candidate, ...]
     code_blocks: tuple[CodeBlock, ...] | None
+    machine: tuple[CodeBlock, ...] | None
 
 
-def page(stages: Stages) -> str:
-    """Renders the page of a lowered kernel as a complete HTML document."""
+def page(stages: Stages, machine: Mapping[Source, Sequence[Instruction]] | None = None) -> str:
+    """Renders the page of a lowered kernel as a complete HTML document, with the machine code of the sources if it is given."""
     units = units_of(stages.program, stages.sources)
     keys = keys_of(stages.traced, units)
     script = _text("page.js")
     return _template().render(
         stages=stages,
         head=explain_head(stages.program, stages.sizes),
-        units=_views(stages, units, keys),
+        units=_views(stages, units, keys, machine or {}),
+        has_machine=machine is not None,
         comparisons=comparisons(stages, units),
         drawing=draw(units, stages.sizes, keys),
         functions=user_functions(stages.traced, units, keys),
@@ -65,14 +71,17 @@ def framed(text: str) -> str:
     return f'<iframe sandbox="allow-scripts" height="{_NOTEBOOK_HEIGHT}" style="{frame}" srcdoc="{escape(text)}"></iframe>'
 
 
-def _views(stages: Stages, units: list[Unit], keys: Keys) -> list[UnitView]:
-    views, size = [], 0
+def _views(stages: Stages, units: list[Unit], keys: Keys, machine: Mapping[Source, Sequence[Instruction]]) -> list[UnitView]:
+    views, size, sass_size = [], 0, 0
     for unit in units:
+        sass = None
+        if unit.source is not None and unit.source in machine:
+            sass = tuple(machine_blocks(unit, unit.source, keys, machine[unit.source]))
+            sass_size += sum(len(block.html) for block in sass)
         size += len(unit.source.kernel_text) if unit.source else 0
         code = tuple(code_blocks(unit, keys)) if size <= _MOST_TEXT else None
-        views.append(
-            UnitView(unit, tuple(_paragraphs(stages, unit)), tuple(candidates(stages, unit)) if not unit.is_inner else (), code)
-        )
+        choices = tuple(candidates(stages, unit)) if not unit.is_inner else ()
+        views.append(UnitView(unit, tuple(_paragraphs(stages, unit)), choices, code, sass if sass_size <= _MOST_SASS else None))
     return views
 
 

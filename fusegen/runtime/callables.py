@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.fx import Proxy
 from torch.utils._device import DeviceContext
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, one_line
 from fusegen.runtime.arguments import Values
 
 _WRAPPER_CODE = compile(
@@ -57,9 +57,27 @@ def name_of(target: Callable[..., Any]) -> str:
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Converts named arguments to positional ones where possible: a parameter of the kernel may have the name of one of `lower`."""
-    bound = inspect.signature(function).bind(**arguments)
+    bound = by_name(inspect.signature(function).bind_partial, function)(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
+
+
+def by_name(function: Callable[..., Any], declared: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Returns a function that takes all arguments by name, also those of positional-only parameters.
+
+    Args:
+        declared: the function with the parameters, if ``function`` shows others.
+    """
+    parameters = inspect.signature(declared or function).parameters
+    defaults = {n: p.default for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY}
+    if not defaults:
+        return function
+
+    def call(**arguments: Any) -> Any:
+        positional = [arguments.pop(name, default) for name, default in defaults.items()]
+        return function(*positional, **arguments)
+
+    return call
 
 
 def _wrapped(
@@ -172,6 +190,22 @@ def taking_real_pairs(function: Callable[..., Any], names: Collection[str]) -> C
 def runs_in_torch(values: Values) -> bool:
     """True if torch must run the function of a call without a kernel."""
     return is_transformed() or _is_recorded() or is_intercepted(values) or any(map(_is_placeholder, values))
+
+
+def run_in_torch(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Runs the user's function on arguments that torch handles.
+
+    Raises:
+        ArgumentError: the function needs the values or the device of a meta tensor.
+    """
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as error:
+        if "meta" not in str(error) or not any(isinstance(value, Tensor) and value.is_meta for value in (*args, *kwargs.values())):
+            raise
+        what = f"{name}: a meta tensor has a shape and no values, and torch cannot run the function with it: {one_line(error)}"
+        hint = "pass all tensors on the meta device, also captured ones, or none"
+        raise ArgumentError(what, hint=hint) from error
 
 
 def is_intercepted(values: Values) -> bool:

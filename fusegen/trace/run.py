@@ -9,6 +9,7 @@ specialized to the number's value.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -174,6 +175,8 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)
+            if inspect.iscoroutine(returned):
+                returned.close()  # it is refused below, and Python would warn that nothing awaits it
         except TypeError as error:
             if not any(name in str(error) for name in ("SymbolicSize", "TracedScalar", "TracedTensor")):
                 raise

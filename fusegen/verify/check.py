@@ -25,6 +25,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import first_version
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import differentiate, evaluate
+from fusegen.runtime.callables import by_name, by_position
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.trace import inlined
@@ -99,8 +100,9 @@ class CheckedCall:
         self.written, self.puts = tuple(kernel.options.mutates), dict[str, int]()
         if variant is not None:
             self.captured = dict(zip(variant.state.names, captured, strict=True))
-            self.sizes = dispatcher.variants.sizes(variant, dispatcher.arguments((), arguments), captured)
-            self.named = dict(zip(parameters.emitted_names, dispatcher.arguments((), self.arguments), strict=True)) | self.captured
+            given, contiguous = (dispatcher.arguments(*by_position(self.function, each)) for each in (arguments, self.arguments))
+            self.sizes = dispatcher.variants.sizes(variant, given, captured)
+            self.named = dict(zip(parameters.emitted_names, contiguous, strict=True)) | self.captured
             graph = variant.traced
             self.puts = {self.given[str(graph.nodes[first_version(graph, put)].attr("name"))]: put for put in graph.writes}
             self.written = tuple(self.puts)
@@ -121,7 +123,7 @@ class CheckedCall:
     def results(self, function: TensorFunction, arguments: Mapping[str, Any]) -> list[Tensor]:
         """The results of a function, then the final contents of the arguments that it mutates (copies)."""
         copies = {name: _copied(arguments[name]) for name in self.written}
-        return [*_tensors(function(**{**arguments, **copies})), *copies.values()]
+        return [*_tensors(by_name(function, self.function)(**{**arguments, **copies})), *copies.values()]
 
     def reference(self, eager: list[Tensor], values: DataValues = DataValues.ORDINARY) -> _Reference:
         if self.graph is None:
@@ -358,7 +360,8 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
 def own_call(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> CheckedCall:
     """A call of a user's kernel; the arguments are on the device."""
     dispatcher = kernel._dispatcher
-    variant, captured = kernel._variant(dispatcher, dispatcher.arguments((), arguments), target=None)
+    given = dispatcher.arguments(*by_position(kernel.function, arguments))
+    variant, captured = kernel._variant(dispatcher, given, target=None)
     return CheckedCall(kernel, dispatcher, variant, arguments, captured, device)
 
 
@@ -408,7 +411,7 @@ def _gradients_of(function: TensorFunction, call: CheckedCall, wrt: Sequence[str
     leaves = {name: call.inputs[name].detach().clone().requires_grad_() for name in wrt if name not in call.captured}
     arguments = {**call.arguments, **{call.given[name]: leaf for name, leaf in leaves.items()}}
     with torch.enable_grad():
-        results = _tensors(function(**arguments))
+        results = _tensors(by_name(function, call.function)(**arguments))
     pairs = [(r, s) for r, s in zip(results, seeds, strict=True) if s is not None and r.requires_grad]
     outputs, gradients = zip(*pairs, strict=True)
     inputs = [leaves[name] if name in leaves else call.captured[name] for name in wrt]

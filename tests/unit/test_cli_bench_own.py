@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +24,12 @@ import fusegen as fg
 WEIGHT = torch.ones(64)
 
 @fg.kernel
-def placed(x, /, y):
-    return x - y
+def placed(x, by=2.0, y=None, /, backward: bool = False):
+    return x - y if backward else x * by - y
 
+@fg.kernel
+def flagged(x, *, backward: bool = False):
+    return x + 1
 
 @fg.kernel
 def shift(x, by: float, twice: bool = False):
@@ -76,6 +81,7 @@ def total(a, b, c, d, e, f, g, h, i, j, k):
     return a + b + c + d + e + f + g + h + i + j + k
 """
 
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("bench", "--quick", "--device", "cpu", "--providers", "fusegen,eager,copy")
 
 
@@ -109,9 +115,10 @@ def test_a_row_says_what_was_timed(run: Run) -> None:
     assert [timing["provider"] for timing in row["timings"]] == ["fusegen", "eager", "copy"]
 
 
-def test_a_parameter_that_takes_no_argument_by_name(run: Run) -> None:
-    done = run("bench", "mine.py:placed", "--shape", "y=8x64", "x=8x64")
-    assert done.code == 2 and "'x' takes no argument by name" in done.err and "remove the /" in done.err
+def test_positional_only_parameters(run: Run) -> None:
+    for backward in ((), ("--backward",)):
+        timings = row_of(run, "mine.py:placed", "--shape", "y=8x64", "x=8x64", *backward)["timings"]
+        assert timings[0]["max_error"] < 1e-6 and timings[1]["launches"] >= 2
 
 
 def test_tensors_have_the_dtype_that_is_given(run: Run) -> None:
@@ -168,6 +175,9 @@ def test_torch_compile_takes_part_by_default(run: Run, monkeypatch: pytest.Monke
 MISTAKES = [
     (("mine.py:drop",), ("x of drop", "--shape x=")),
     (("mine.py:dorp", "--shape", "x=8"), ("no kernel 'dorp'", "mine.py:drop")),
+    ((":drop", "--shape", "x=8"), ("names no file or module before the colon", "path/to/file.py:kernel")),
+    (("mine.py:", "--shape", "x=8"), ("names no kernel after the colon", "path/to/file.py:kernel")),
+    (("mine.py:shift", "--shape", "x=8x64", "--arg", "twice=maybe"), ("'maybe' is neither", "twice=true or --arg twice=false")),
     (("mine.py:number", "--arg", "n=3"), ("mine.py:number takes no tensor",)),
     (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape describes one kernel", "one kernel per command")),
     (("mine.py:drop", "gelu", "--shape", "x=8"), ("mine.py:drop is your own kernel, and gelu is a prebuilt one", "for each")),
@@ -251,22 +261,42 @@ def test_a_reproducer_repeats_the_measurement(
 ) -> None:
     monkeypatch.setattr("torch.compile", lambda function, dynamic: function)
     scaled = ("mine.py:scaled", "--shape", "x=8x64", "w=64", "--arg", "by=0.5", "--backward")
-    for words in (scaled, ("mine.py:total", "--shape", *(f"{letter}=8x64" for letter in "abcdefghijk"))):
+    total = ("mine.py:total", "--shape", *(f"{letter}=8x64" for letter in "abcdefghijk"))
+    for words in (scaled, total, ("mine.py:placed", "--shape", "x=8x64", "y=8x64", "--arg", "backward=true")):
         with case(words):
             row = row_of(run, *words)
             program = row["reproducer"]
             assert len(program.splitlines()) <= 15
-            monkeypatch.syspath_prepend(".")
-            sys.modules.pop("mine", None)
             exec(program, {})
             assert f"{row['timings'][0]['max_error']:.1e}" in capsys.readouterr().out
-    sys.modules.pop("mine", None)
+
+
+@pytest.mark.deep  # a process
+def test_a_reproducer_of_a_file_that_is_named_like_a_module_of_python(run: Run) -> None:
+    Path("random.py").write_text("import fusegen as fg\n\n@fg.kernel\ndef double(x):\n    return x * 2\n")
+    Path("repeat.py").write_text(row_of(run, "random.py", "--shape", "x=8x64")["reproducer"])
+    done = subprocess.run([sys.executable, "repeat.py"], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and "double x=8x64" in done.stdout, done.stderr
+
+
+def test_a_keyword_parameter_named_like_a_setting_has_no_reproducer(run: Run) -> None:
+    assert row_of(run, "mine.py:flagged", "--shape", "x=8x64")["reproducer"] is None
+
+
+def test_a_file_that_is_no_record_is_not_replaced(run: Run) -> None:
+    for path, message in (("mine.py", "mine.py is not a record"), (".", "cannot write .: Is a directory")):
+        with case(path):
+            refused = run(*QUICK, "mine.py:drop", "--shape", "x=8x64", "--out", path)
+            assert refused.code == 2 and message in refused.err
+    refused = run(*QUICK, "mine.py:drop", "--shape", "x=8x64", "--report", "mine.py")
+    assert refused.code == 2 and "--report would replace mine.py" in refused.err
+    assert Path("mine.py").read_text() == FILE
 
 
 def test_figures_stay_in_the_record_and_its_page(run: Run) -> None:
     words = ("mine.py:scaled", "--call", "x=8x64,w=64", "--call", "x=16x64,w=64", "--out", "run.json")
     assert run(*QUICK, *words).code == 0
     shown = run("bench", "--show", "run.json", "--report", "run.html").out
-    assert shown.count("importlib.import_module('mine').scaled") == 1, "one is printed, for the worst case"
+    assert shown.count("load('mine.py:scaled').kernel") == 1, "one is printed, for the worst case"
     page = Path("run.html").read_text()
     assert page.count("<svg") == 2 and page.count("<pre>") == 2 and "script" not in page

@@ -84,6 +84,9 @@ def gpt2():
 def alone(): return Stack()
 def number(): return 5, (IDS,)
 async def waiting(): return Stack(), (IDS,)
+class Waiting(nn.Module):
+    async def forward(self, x): return x
+def awaited(): return Waiting(), (torch.ones(2, 4),)
 def yielding(): yield Stack(), (IDS,)
 def tensor(): return Stack(), IDS
 def wrong(): return Stack(), (torch.zeros(3, dtype=torch.int32), 1)
@@ -318,6 +321,12 @@ def test_files_of_one_name_are_two_models(tmp_path: Path, file: Path, run: Run, 
         assert run("build", "--model", f"{place.name}:mixed", "--arch", "cpu", "--out", str(out)).code == 0
         found.append({kernel.name for kernel in read_manifest(out).kernels})
     assert found[0] < found[1] == found[2]
+
+
+def test_a_model_that_nothing_awaits(tmp_path: Path, file: Path, run: Run, recwarn: pytest.WarningsRecorder) -> None:
+    refused = run("build", "--model", f"{file}:awaited", "--arch", "cpu", "--out", str(tmp_path / "built"))
+    assert refused.code == 2 and "the example call of" in refused.err and "by def, not async def" in refused.err
+    assert not [each for each in recwarn if "never awaited" in str(each.message)]
 
 
 def test_mistakes(tmp_path: Path, file: Path, run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
+from fusegen.jit import nvrtc
 from fusegen.source import strip_comments
 from fusegen.units import human_bytes
 from tests.naming import case
@@ -155,6 +157,32 @@ def test_a_line_lights_up_the_lines_that_compute_it() -> None:
     assert "exp" in page(inlined).beside("y = x * 2")
 
 
+def test_instructions_light_up_with_the_line_that_they_compute() -> None:
+    for function, line, instruction in (
+        (norm, "normed = wide", "MUFU.RSQ"),
+        (linear, "hidden = x @ weight", "MMA"),
+        (attention, "weights = scores", "MUFU.EX2"),
+    ):
+        with case(function.__name__):
+            text = lowered(function, *CASES[function]).html(sass=True)
+            found, machine = Page(text), Page(text).connected("machine")
+            (keys,) = (keys for shown, keys in found.connected("yours").items() if line in shown)
+            assert any(instruction in shown and keys & own for shown, own in machine.items())
+            assert len(text) <= _LARGEST
+
+
+def test_machine_code_in_the_cache_belongs_to_lines_below_other_comments() -> None:
+    (source,) = lowered(norm, *CASES[norm]).sources
+    longer = replace(source, banner=f"// one line more\n{source.banner}")
+    first, second = (nvrtc.instructions(each, "sm_90a") for each in (source, longer))
+    assert [[line + 1 for line in each.lines] for each in first] == [list(each.lines) for each in second]
+
+
+def test_a_processor_has_no_machine_code_on_its_page() -> None:
+    with pytest.raises(ArgumentError, match="cpu has no SASS"):
+        lowered(norm, *CASES[norm], target="cpu").html(sass=True)
+
+
 def test_a_line_of_a_library_matmul_lights_up_its_step() -> None:
     assert page(gated, "cpu").beside("hidden = F.gelu(x @ weight)").startswith("torch.matmul (library): ")
 
@@ -277,6 +305,22 @@ def test_show_writes_a_page(run: Run, target: str, tmp_path: Path) -> None:
     result = run("show", "rms_norm", "--target", target, "--html", str(path), "--json")
     assert result.code == 0 and json.loads(result.out)["html"] == str(path)
     assert Page(path.read_text(encoding="utf-8")).connected("yours")
+
+
+def test_show_adds_machine_code(run: Run, tmp_path: Path) -> None:
+    assert run("show", "rms_norm", "--target", "sm_90a", "--sass", "--html", str(tmp_path / "page.html")).code == 0
+    assert Page((tmp_path / "page.html").read_text(encoding="utf-8")).connected("machine")
+    refused = run("show", "rms_norm", "--target", "sm_90a", "--sass")
+    assert refused.code == 2 and "--html FILE --sass" in refused.err
+
+
+def test_show_replaces_a_page_and_no_other_file(run: Run, tmp_path: Path) -> None:
+    page, other = tmp_path / "page.html", tmp_path / "mine.py"
+    page.write_text("<!DOCTYPE html>\n")
+    other.write_text("import torch\n")
+    assert run("show", "gelu", "--target", "cpu", "--html", str(page)).code == 0 and "gelu" in page.read_text(encoding="utf-8")
+    refused = run("show", "gelu", "--target", "cpu", "--html", str(other))
+    assert refused.code == 2 and f"--html would replace {other}" in refused.err and other.read_text() == "import torch\n"
 
 
 def test_show_says_that_it_cannot_write(run: Run, tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
+def machine_address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page with machine code."""
+    path: Path = tmp_path_factory.mktemp("machine") / "page.html"
+    arguments = meta(4096, 512), meta(512), meta(512, 2048), meta(2048, 512), ""
+    path.write_text(lowered(block, *arguments).html(sass=True), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
 def model_address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of a patched model with a name that does not fit a phone."""
     model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(2)))
@@ -108,6 +117,15 @@ def test_the_mouse_lights_up_each_line(browser: webdriver.Chrome, address: str) 
         assert _lit(browser) == ALL
     ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
     assert _lit(browser) == []
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_machine_code_lights_up_with_each_line(browser: webdriver.Chrome, machine_address: str, width: int) -> None:
+    open_page(browser, machine_address, width)
+    assert browser.execute_script("return document.scrollingElement.scrollWidth <= window.innerWidth")
+    for line in _lines(browser):
+        line.click()
+        assert _lit(browser) == ["pane emitted", "pane emitted machine", "pane yours", "svg"]
 
 
 def test_a_click_keeps_a_line_lit_until_escape(browser: webdriver.Chrome, address: str) -> None:

@@ -247,6 +247,14 @@ def test_a_call_that_is_watched(name: str, was_called: bool) -> None:
     agree(kernel, (x,))
 
 
+def test_a_meta_tensor_beside_one_with_values_is_refused() -> None:
+    given = torch.empty(3, COUNT, device="meta")
+    for function in (lambda x: x + torch.ones(COUNT), lambda x: x * x.sum().item()):
+        with pytest.raises(ArgumentError, match="a meta tensor has a shape and no values") as caught:
+            fg.kernel(function)(given)
+        assert "all tensors on the meta device" in str(caught.value)
+
+
 def test_meta_tensors_give_shapes() -> None:
     y = fg.kernel(doubled)(torch.empty(3, COUNT, dtype=torch.float16, device="meta"))
     assert y.is_meta and y.shape == (3, COUNT) and y.dtype is torch.float16
