@@ -79,6 +79,8 @@ def banner(launch: Launch, target: Target) -> str:
         reason = f": {body.reason}" if body.reason else ""
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
     lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
+    if target.warp and not launch.kernel.index64:
+        lines.append("Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.")
     return fitted("\n".join(f"// {line}" for line in lines))
 
 
@@ -126,7 +128,7 @@ def generator() -> str:
 def environment() -> jinja2.Environment:
     """Returns the environment of emitted text, without escaping."""
     env = strict_environment(autoescape=False, lstrip_blocks=True)
-    env.tests["mentioning"] = mentions
+    env.tests["mentioning"] = lambda text, name: mentions(code_of(text), name)
     env.filters["needed_definitions"] = needed_definitions
     return env
 

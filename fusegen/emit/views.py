@@ -137,6 +137,10 @@ def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> 
     lines: list[str] = []
     remaining = linear
     for d in range(len(symbols) - 1, 0, -1):
+        if extents[d] == 1:
+            lines.append(f"const {index_type} {symbols[d].name} = 0;")
+            lines += [f"const {index_type} {symbols[0].name} = {remaining};"] if d == 1 else []
+            continue
         outer = symbols[d - 1].name if d == 1 else f"{symbols[d].name}_outer"
         extent, is_symbol = c_text(extents[d]), sympy.sympify(extents[d]).is_Symbol
         cast = f"static_cast<{index_type}>" if not sized else ""

@@ -238,8 +238,13 @@ class RowBody(Body):
         if self.plan.tiled:
             return f"{kind}, tiles of {self.plan.columns_per_step} columns"
         split = f", each split over a cluster of {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
-        reads = "rows read once, nothing of them held" if self.plan.once else _PERSISTENCE_TEXT[self.plan.persistence]
+        reads = "rows read once, nothing of them held" if self._reads_once else _PERSISTENCE_TEXT[self.plan.persistence]
         return f"{kind}, {counted(len(self.phases), 'phase')}, {reads}{split}"
+
+    @property
+    def _reads_once(self) -> bool:
+        reading = [phase for phase in self.phases if phase.reads or phase.late]
+        return self.plan.once or (self.plan.persistence is Persistence.MULTI_PASS and len(reading) == 1)
 
     @property
     def reason(self) -> str:
@@ -252,7 +257,7 @@ class RowBody(Body):
         owner = f"a cluster of {plan.cluster} blocks" if plan.cluster > 1 else "a block"
         if plan.persistence is Persistence.STAGED:
             return f"the shared memory of {owner} holds a row and the next ones, which are prefetched"
-        if plan.once:
+        if self._reads_once:
             return "one phase alone needs the elements of a row, so that nothing holds them"
         if plan.persistence is Persistence.MULTI_PASS:
             return f"a row is, or may be, too long for the registers and shared memory of {owner}"

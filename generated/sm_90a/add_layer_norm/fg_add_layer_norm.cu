@@ -1,6 +1,7 @@
 // add_layer_norm: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 16384 bytes, writes x_dim0 * 16384.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"

@@ -1,6 +1,7 @@
 // add_layer_norm_quant: row reduction, 4 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 16384 bytes, writes x_dim0 * 12292.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

@@ -2,8 +2,8 @@
 // sm_90a.
 // Grid 1, block 992, 496 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
 // Reads input_dim0 * 4 bytes, writes 2.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
@@ -77,7 +77,6 @@ fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, 
     wait_for_previous();
     const Index column_count = input_dim0;
     const i32 thread = thread_id();
-    const Index row = static_cast<Index>(block_id());
 
     // Phase 1 of 2: reduces each row to total.
     float total_of[SUMS];
@@ -86,7 +85,7 @@ fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, 
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        const Index i0 = column / 1;
+        const Index i0 = column;
         float value_18_raw[LANES];
         for (i32 v = 0; v < 1; ++v) value_18_raw[v] = load(value_18_ptr, i0);
         float value_18[LANES];

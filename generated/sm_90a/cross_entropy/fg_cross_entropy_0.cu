@@ -2,6 +2,7 @@
 // Grid 8192, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 524288000 bytes, writes 65536.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,9 +1,9 @@
-// cross_entropy_1: row reduction, 2 phases, rows read again in each phase, emitted by fusegen for sm_90a.
-// Grid 1, block 1024, 1024 bytes of shared memory: a row is, or may be, too long for the registers and shared memory of
-// a block.
+// cross_entropy_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
+// Grid 1, block 1024, 1024 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
+// them.
 // Reads ((65536 + min(8192, 262144000) * 2) + min(8192, 8192) * 4) + min(8192, 8192) * 4 bytes, writes 2.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/refuse_index.cuh"
 #include "../primitives/checked_index.cuh"
@@ -90,7 +90,6 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
     wait_for_previous();
     const Index column_count = 8192;
     const i32 thread = thread_id();
-    const Index row = static_cast<Index>(block_id());
 
     // Phase 1 of 2: reduces each row to total, total_2.
     float total_of[SUMS];

@@ -1,6 +1,7 @@
 // dequantize: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 4096 + 1023) // 1024), block 128.
 // Reads input_dim0 * 4100 bytes, writes input_dim0 * 8192.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"

@@ -1,6 +1,7 @@
 // dropout: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"

@@ -2,6 +2,7 @@
 // Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
 // thread.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,6 +1,7 @@
 // geglu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((gate_dim0 * 14336 + 1023) // 1024), block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_exp.cuh"

@@ -1,6 +1,7 @@
 // gelu_new: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((x_dim0 * x_dim1 * 3072 + 1023) // 1024), block 128.
 // Reads x_dim0 * x_dim1 * 6144 bytes, writes x_dim0 * x_dim1 * 6144.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_exp.cuh"

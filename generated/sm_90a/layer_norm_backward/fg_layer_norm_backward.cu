@@ -3,6 +3,7 @@
 // Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"

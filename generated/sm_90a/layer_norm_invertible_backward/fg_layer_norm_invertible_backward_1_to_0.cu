@@ -2,11 +2,13 @@
 // sm_90a.
 // Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by
 // fusegen for sm_90a.
 // Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -95,7 +97,6 @@ __device__ __forceinline__ i64 row_amax_i64_meet(Scratch scratch) {
 
 __device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out_3_ptr) {
     const i32 thread = thread_id();
-    const Index row = static_cast<Index>(block);
 
     // Phase 1 of 2: reduces each row to largest.
     i64 largest_of[SUMS];

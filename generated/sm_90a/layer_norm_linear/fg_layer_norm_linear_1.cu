@@ -1,6 +1,7 @@
 // layer_norm_linear_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 64, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 100687872 bytes, writes x_dim0 * 24576.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"

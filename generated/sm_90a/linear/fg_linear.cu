@@ -1,6 +1,7 @@
 // linear: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) // 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250496 bytes, writes input_dim0 * 32768.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"

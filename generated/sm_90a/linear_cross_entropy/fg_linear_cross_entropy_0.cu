@@ -1,6 +1,7 @@
 // linear_cross_entropy_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 4, block 128.
 // Reads 32768 bytes, writes 36864.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"

@@ -1,8 +1,8 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
 // Reads 12288 bytes, writes 2.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
@@ -80,7 +80,6 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(512, 2)
 fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
-    const Index row = static_cast<Index>(block_id());
     // Operands that all rows share are loaded together with the row.
     bool value_7_raw[CHUNKS][LANES];
     bf16 value_12_raw[CHUNKS][LANES];

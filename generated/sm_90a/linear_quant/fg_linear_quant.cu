@@ -1,6 +1,7 @@
 // linear_quant: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) // 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250500 bytes, writes input_dim0 * 16384.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"

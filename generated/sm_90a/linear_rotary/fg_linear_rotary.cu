@@ -1,6 +1,7 @@
 // linear_rotary: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 16384 + 33554432 bytes, writes x_dim0 * 8192.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"

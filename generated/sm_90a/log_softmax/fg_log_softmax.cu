@@ -2,6 +2,7 @@
 // Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

@@ -2,6 +2,7 @@
 // Grid x_dim0 * 4096, block 192, 96 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per
 // thread.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"

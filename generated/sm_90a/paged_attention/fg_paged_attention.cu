@@ -2,6 +2,7 @@
 // Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
 // Reads (196736 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes
 // 131072.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

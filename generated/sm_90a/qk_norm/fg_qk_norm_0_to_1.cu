@@ -2,10 +2,12 @@
 // Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements per
 // thread.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // qk_norm_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements per
 // thread.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_rsqrt.cuh"

@@ -1,9 +1,11 @@
 // rotary_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((q_dim0 * q_dim1 * q_dim2 * 64 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + q_dim2 * 512 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // rotary_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"

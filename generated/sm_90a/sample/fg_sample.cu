@@ -3,6 +3,7 @@
 // Grid min(logits_dim0, 66) * 2, block 672, 67920 bytes of shared memory: the shared memory of a cluster of 2 blocks
 // holds a row and the next ones, which are prefetched.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

@@ -2,6 +2,7 @@
 // Grid ((scores_dim0 * scores_dim1 * 1024 + 7) // 8), block 256: a row fits the registers of 32 threads, 32 elements
 // per thread.
 // Reads scores_dim0 * 2048 + scores_dim0 * scores_dim1 * 2097152 bytes, writes scores_dim0 * scores_dim1 * 2097152.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"

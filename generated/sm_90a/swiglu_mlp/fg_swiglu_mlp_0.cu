@@ -1,6 +1,7 @@
 // swiglu_mlp_0: matmul with epilogue, two matmuls per tile, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) // 128) * 224, 132), block 384, 229488 bytes of shared memory.
 // Reads x_dim0 * 8192 + 234881024 bytes, writes x_dim0 * 28672.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"

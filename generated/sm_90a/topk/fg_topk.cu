@@ -1,6 +1,7 @@
 // topk: row reduction, 9 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 + 63) // 64), block 256: a row fits the registers of 4 threads, 16 elements per thread.
 // Reads input_dim0 * 128 bytes, writes input_dim0 * 80.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
