@@ -111,6 +111,7 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
     }
     float product_kept[CHUNKS][LANES];
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -111,6 +111,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -143,6 +144,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_add_layer_norm(total);
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -160,6 +160,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -192,6 +193,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     // Phase 2 of 4: computes mean; reduces each row to squares.
     const float mean = mean_of_add_layer_norm_quant(total);
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -220,6 +222,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     const float rstd = rstd_of_add_layer_norm_quant(squares, eps);
     float normalized_kept[CHUNKS][LANES];
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

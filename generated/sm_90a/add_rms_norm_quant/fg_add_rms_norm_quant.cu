@@ -149,6 +149,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -187,6 +188,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

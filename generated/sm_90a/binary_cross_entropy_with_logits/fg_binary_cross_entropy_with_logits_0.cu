@@ -95,6 +95,7 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

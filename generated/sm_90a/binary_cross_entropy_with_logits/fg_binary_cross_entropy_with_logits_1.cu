@@ -80,6 +80,7 @@ fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, 
 
     // Phase 1 of 2: reduces each row to total.
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

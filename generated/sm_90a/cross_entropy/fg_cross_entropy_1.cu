@@ -93,8 +93,10 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
 
     // Phase 1 of 2: reduces each row to total, total_2.
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
     float total_2_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {

@@ -116,6 +116,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
     }
     float product_kept[CHUNKS][LANES];
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -99,6 +99,7 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -122,6 +123,7 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm(total);
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -172,8 +172,10 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 
         // Phase 1 of 4: reduces each row to total, total_2; accumulates column_total_2 of each column.
         float total_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
         float total_2_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -219,6 +221,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         float mean_2;
         mean_and_mean_2_of_layer_norm_backward(total, total_2, mean, mean_2);
         float squares_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -246,6 +249,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
         const float rstd = rstd_of_layer_norm_backward(squares, eps);
         float total_3_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {

@@ -108,6 +108,7 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 8192 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -131,6 +132,7 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_gelu_add(total);
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

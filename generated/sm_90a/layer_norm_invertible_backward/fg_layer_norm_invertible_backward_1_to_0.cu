@@ -100,6 +100,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out
 
     // Phase 1 of 2: reduces each row to largest.
     i64 largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -264,8 +265,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
         // Phase 1 of 2: reduces each row to total, total_2; accumulates column_total, column_total_2 of each column.
         const float rstd = widen(load(rstd_ptr, row));
         float total_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
         float total_2_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {

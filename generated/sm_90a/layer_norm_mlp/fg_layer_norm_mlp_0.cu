@@ -101,6 +101,7 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -124,6 +125,7 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_mlp_0(total);
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -148,6 +148,8 @@ struct SharedMemory {
     u64 turns[CONSUMERS];  // mbarriers: the other warpgroup has issued all wgmma of its tile
 };
 static_assert(sizeof(SharedMemory) <= 196688, "the plan reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory::a[0]) % 1024 == 0 && sizeof(SharedMemory::b[0]) % 1024 == 0,
+        "each stage starts a period of the swizzle");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {

@@ -160,6 +160,8 @@ struct SharedMemory {
     u64 empty[STAGES];  // mbarriers: all consumer warps have released a stage
 };
 static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory::a[0]) % 1024 == 0 && sizeof(SharedMemory::b[0]) % 1024 == 0,
+        "each stage starts a period of the swizzle");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {

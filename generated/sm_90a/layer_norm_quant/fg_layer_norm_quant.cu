@@ -150,6 +150,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -173,6 +174,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     // Phase 2 of 4: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_quant(total);
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -199,6 +201,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     const float rstd = rstd_of_layer_norm_quant(squares, eps);
     float normalized_kept[CHUNKS][LANES];
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -92,8 +92,10 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
 
     // Phase 1 of 2: reduces each row to total, total_2.
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
     float total_2_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -122,6 +122,7 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -144,6 +145,7 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
 
     // Phase 2 of 3: reduces each row to total.
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

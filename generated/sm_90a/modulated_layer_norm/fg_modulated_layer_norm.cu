@@ -149,6 +149,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
         float total_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -174,6 +175,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         // Phase 2 of 3: computes mean; reduces each row to squares.
         const float mean = mean_of_modulated_layer_norm(total);
         float squares_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {

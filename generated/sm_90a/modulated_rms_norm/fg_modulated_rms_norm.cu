@@ -106,6 +106,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         load_lanes<LANES>(shift_raw[c], shift_ptr, i0 * 4096 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

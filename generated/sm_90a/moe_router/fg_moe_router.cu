@@ -128,6 +128,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     }
     i64 bits_kept[CHUNKS][LANES];
     i64 smallest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) smallest_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -158,6 +159,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     for (i32 turn = 0; turn < 7; ++turn) {
         const i64 shifted = shifted_of_moe_router(smallest_each[turn]);
         i64 smallest_next_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) smallest_next_of[k] = amin_i64_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {

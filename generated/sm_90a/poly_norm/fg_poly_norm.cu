@@ -113,10 +113,13 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
     float squares_2_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_2_of[k] = sum_f32_identity();
     float squares_3_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_3_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -89,6 +89,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         load_lanes<LANES>(q_raw[c], q_ptr, row * 128 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -200,6 +201,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         load_lanes<LANES>(k__raw[c], k_ptr, row * 128 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -94,6 +94,7 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -93,6 +93,7 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* value
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

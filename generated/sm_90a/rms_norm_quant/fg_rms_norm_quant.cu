@@ -141,6 +141,7 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float squares_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -172,6 +173,7 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -339,6 +339,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
 
         // Phase 2 of 3: reduces each row to chosen; writes out_0.
         float chosen_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) chosen_of[k] = amax_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {

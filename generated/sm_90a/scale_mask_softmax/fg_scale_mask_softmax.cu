@@ -105,6 +105,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         load_lanes<LANES>(mask_raw[c], mask_ptr, i0 * 1024 + column);
     }
     float largest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -130,6 +131,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
     float exponential_kept[CHUNKS][LANES];
     float total_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -88,6 +88,7 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
     }
     i64 bits_kept[CHUNKS][LANES];
     i64 smallest_of[SUMS];
+#pragma unroll
     for (i32 k = 0; k < SUMS; ++k) smallest_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -121,6 +122,7 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
         float element;
         shifted_and_element_of_topk(smallest_each[turn], shifted, element);
         i64 smallest_next_of[SUMS];
+#pragma unroll
         for (i32 k = 0; k < SUMS; ++k) smallest_next_of[k] = amin_i64_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
