@@ -51,6 +51,7 @@ NAVIGATION = {
         "docs/catalogue.md",
         "docs/modules.md",
         "docs/patching.md",
+        "docs/trainers.md",
         "docs/training.md",
         "docs/decoding.md",
         "docs/layers.md",
