@@ -25,7 +25,7 @@ from fusegen.bench.table import PeerResult, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS
-from tests.unit import bench_records
+from tests.unit import bench_records, compatibility
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
@@ -70,6 +70,7 @@ def session(path: Path, text: str) -> str:
         "command": command,
         "math_of": math_of,
         "families": families,
+        "compatibility": compatibility,
     }
 
     def step(found: re.Match[str]) -> str:
