@@ -57,7 +57,7 @@ NAVIGATION = {
         "docs/layers.md",
         "docs/find.md",
     ),
-    "Ship": ("docs/shipping.md", "docs/security.md"),
+    "Ship": ("docs/shipping.md", "docs/clusters.md", "docs/security.md"),
     "Measured": ("measured", "docs/benchmarks.md"),
     "Reference": ("api", "functions", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
     "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
