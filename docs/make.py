@@ -44,7 +44,7 @@ from fusegen.trace.registry import CREATORS, HANDLERS, name_of
 ROOT = Path(__file__).resolve().parents[1]
 
 NAVIGATION = {
-    "Start": ("README.md", "docs/start.md", "docs/compatibility.md", "docs/migrating.md"),
+    "Start": ("README.md", "docs/start.md", "docs/tasks.md", "docs/compatibility.md", "docs/migrating.md"),
     "Write": ("docs/reference.md", "operations", "docs/limits.md", "docs/troubleshooting.md"),
     "Understand": ("docs/fusion.md", "docs/profiling.md", "docs/promises.md", "docs/architecture.md"),
     "Use": (

@@ -198,6 +198,18 @@ def test_documents_show_stored_training_runs(tmp_path: Path) -> None:
     assert "[`h100-training.json`]" in text and "training: CUDA events" in text and "| fusegen MiB | eager MiB |" in text
 
 
+def test_the_commands_of_the_tasks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the file that the page begins with."""
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    source = re.search(_PYTHON, text, re.MULTILINE | re.DOTALL)
+    assert source
+    (tmp_path / "mine.py").write_text(source["code"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    codes = {line: main(shlex.split(line)[1:]) for line in lines}
+    assert set(codes.values()) == {0} and len(codes) == 5, (codes, capsys.readouterr().err)
+
+
 # Places that documents name.
 
 
