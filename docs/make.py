@@ -44,7 +44,14 @@ from fusegen.trace.registry import CREATORS, HANDLERS, name_of
 ROOT = Path(__file__).resolve().parents[1]
 
 NAVIGATION = {
-    "Start": ("README.md", "docs/start.md", "docs/tasks.md", "docs/compatibility.md", "docs/migrating.md"),
+    "Start": (
+        "README.md",
+        "docs/start.md",
+        "examples/faster_model.ipynb",
+        "docs/tasks.md",
+        "docs/compatibility.md",
+        "docs/migrating.md",
+    ),
     "Write": ("docs/reference.md", "operations", "docs/limits.md", "docs/troubleshooting.md"),
     "Understand": ("docs/fusion.md", "docs/profiling.md", "docs/promises.md", "docs/architecture.md"),
     "Use": (
@@ -141,8 +148,17 @@ def _moved(name: str, folder: Path) -> str:
         shutil.copyfile(ROOT / target, folder / target)
         return f"[{link['text']}]({target})"
 
-    parts = _FENCE.split((ROOT / name).read_text(encoding="utf-8"))
+    parts = _FENCE.split(_markdown(name))
     return "".join(part if part.startswith("```") else _LINK.sub(moved, _COMMENT.sub("", part)) for part in parts)
+
+
+def _markdown(name: str) -> str:
+    """The text of a document, or the cells of a notebook."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if not name.endswith(".ipynb"):
+        return text
+    cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"])
+    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells) + "\n"
 
 
 def _navigation() -> str:
