@@ -45,7 +45,14 @@ from fusegen.trace.registry import CREATORS, HANDLERS, name_of
 ROOT = Path(__file__).resolve().parents[1]
 
 NAVIGATION = {
-    "Start": ("README.md", "docs/start.md", "docs/migrating.md"),
+    "Start": (
+        "README.md",
+        "docs/start.md",
+        "examples/faster_model.ipynb",
+        "docs/tasks.md",
+        "docs/compatibility.md",
+        "docs/migrating.md",
+    ),
     "Write": ("docs/reference.md", "operations", "docs/limits.md", "docs/troubleshooting.md"),
     "Understand": (
         "docs/fusion.md",
@@ -59,12 +66,13 @@ NAVIGATION = {
         "docs/catalogue.md",
         "docs/modules.md",
         "docs/patching.md",
+        "docs/trainers.md",
         "docs/training.md",
         "docs/decoding.md",
         "docs/layers.md",
         "docs/find.md",
     ),
-    "Ship": ("docs/shipping.md", "docs/security.md"),
+    "Ship": ("docs/shipping.md", "docs/clusters.md", "docs/security.md"),
     "Measured": ("measured", "docs/benchmarks.md"),
     "Reference": ("api", "functions", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
     "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
@@ -148,8 +156,17 @@ def _moved(name: str, folder: Path) -> str:
         shutil.copyfile(ROOT / target, folder / target)
         return f"[{link['text']}]({target})"
 
-    parts = _FENCE.split((ROOT / name).read_text(encoding="utf-8"))
+    parts = _FENCE.split(_markdown(name))
     return "".join(part if part.startswith("```") else _LINK.sub(moved, _COMMENT.sub("", part)) for part in parts)
+
+
+def _markdown(name: str) -> str:
+    """The text of a document, or the cells of a notebook."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if not name.endswith(".ipynb"):
+        return text
+    cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"])
+    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells) + "\n"
 
 
 def _navigation() -> str:

@@ -91,6 +91,16 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     return traced, recorder
 
 
+_UNKNOWN = (
+    "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
+    "pass the tensor as a parameter; if it is computed in the kernel's Python code, compute it outside",
+)
+_MADE_SHARDED = (
+    "the kernel computes with a DTensor, as hooks of torch.distributed.tensor.parallel make them",
+    "fuse the operations between such layers, or split the module by fusegen.parallel",
+)
+
+
 class _CaptureRecorder:
     """Captured tensors.
 
@@ -109,11 +119,8 @@ class _CaptureRecorder:
         """The graph input of a captured tensor."""
         name = self._recorder.use(tensor)
         if name is None:
-            raise TraceError(
-                "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
-                where=user_line(),
-                hint="pass the tensor as a parameter; if it is computed in the kernel's Python code, compute it outside",
-            )
+            what, hint = _MADE_SHARDED if type(tensor).__name__ == "DTensor" else _UNKNOWN
+            raise TraceError(what, where=user_line(), hint=hint)
         with torch._C.DisableTorchFunction():  # our own reads of the tensor are not recorded
             check_values(self._name, name, tensor)
             return captured_spec(name, tensor)

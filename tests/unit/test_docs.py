@@ -28,7 +28,7 @@ from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS
 from tests.tools import steps_shown
 from tests.tools.pictures import capture, drawing
-from tests.unit import bench_records
+from tests.unit import bench_records, compatibility
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -86,6 +86,7 @@ def session(path: Path) -> dict[Path, str]:
         "math_of": math_of,
         "families": families,
         "steps": steps_shown,
+        "compatibility": compatibility,
     }
 
     def step(found: re.Match[str]) -> str:
@@ -227,6 +228,18 @@ def test_pictures_load_nothing() -> None:
         text = path.read_text(encoding="utf-8")
         assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg", path.name
         assert not _OUTSIDE.findall(text), path.name
+
+
+def test_the_commands_of_the_tasks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the file that the page begins with."""
+    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    source = re.search(_PYTHON, text, re.MULTILINE | re.DOTALL)
+    assert source
+    (tmp_path / "mine.py").write_text(source["code"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    codes = {line: main(shlex.split(line)[1:]) for line in lines}
+    assert set(codes.values()) == {0} and len(codes) == 5, (codes, capsys.readouterr().err)
 
 
 # Places that documents name.

@@ -91,18 +91,26 @@ class Report:
     @property
     def before(self) -> int:
         """Launches of torch eager for all fused modules."""
-        return sum(row.before or 0 for row in self.rows if row.fused and row.after is not None)
+        return sum(before for before, _ in self._counted())
 
     @property
     def after(self) -> int:
         """Launches of fusegen for all fused modules."""
-        return sum(row.after or 0 for row in self.rows if row.fused and row.before is not None)
+        return sum(after for _, after in self._counted())
+
+    def _counted(self) -> Iterator[tuple[int, int]]:
+        """The known launches of each fused module. Those of its parts, which other calls run alone, are among them."""
+        covered: list[str] = []
+        for row in self._ungrouped_rows():
+            if row.fused and row.before is not None and row.after is not None and not _is_inside(row.path, covered):
+                covered.append(row.path)
+                yield row.before, row.after
 
     def _ungrouped_rows(self) -> Iterator[ReportRow]:
         """A row for each module that was called by itself, or that is in no fused module."""
         covered: list[str] = []
         for path, call in self._calls.items():
-            inside = any(path.startswith(f"{outer}.") or not outer for outer in covered)
+            inside = _is_inside(path, covered)
             if not call.kinds:
                 if call.own_code:
                     yield ReportRow(path, call.name, 1, False, None, None, f"not fused: {call.own_code}")
@@ -150,6 +158,10 @@ class Report:
         return [f"CUDA graphs of the model: {self._graphs}", f"CUDA graphs of layers, with gradients: {layers}"]
 
     __repr__ = __str__
+
+
+def _is_inside(path: str, covered: Sequence[str]) -> bool:
+    return any(path.startswith(f"{outer}.") or not outer for outer in covered)
 
 
 def _row(path: str, call: FusedCall) -> ReportRow:

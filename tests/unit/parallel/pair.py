@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import shutil
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,15 +16,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.multiprocessing.spawn import spawn
 
+import fusegen as fg
 import fusegen.nn as fnn
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, TraceError
 from fusegen.parallel import ColumnParallelLinear, ParallelAttention, ParallelGatedMLP, RowParallelLinear
 from tests.unit.eager import randn, same
 
@@ -126,6 +134,118 @@ def dtensors() -> None:
     assert isinstance(stored, DTensor) and part.gate_proj.weight.data_ptr() == stored.to_local().data_ptr()
     with pytest.raises(ArgumentError, match="placed as"):
         RowParallelLinear.from_module(split.gate_proj, mesh)
+
+
+class Block(nn.Module):
+    """A block in torch's modules, for `parallelize_module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.down = nn.RMSNorm(16), nn.Linear(24, 16)
+        self.gate, self.up = nn.Linear(16, 24), nn.Linear(16, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def same_gradients(found: nn.Module, wanted: nn.Module) -> None:
+    for (name, one), other in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(full(one.grad), other.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def _mesh() -> DeviceMesh:
+    return dist.device_mesh.init_device_mesh(torch.get_default_device().type, (2,))
+
+
+@check
+def kernels_of_local_tensors() -> None:
+    kernel, x = fg.kernel(lambda x: F.gelu(x) * 2), randn(8, 16).requires_grad_()
+    mesh = _mesh()
+    sharded = distribute_tensor(x.detach(), mesh, [Shard(0)])
+    sharded.requires_grad_()
+    with pytest.raises(ArgumentError, match=r"(?s)'x' is a DTensor.*x\.to_local\(\)"):
+        kernel(sharded)
+    (wanted,) = torch.autograd.grad((F.gelu(x) * 2).sum(), x)
+    by_map = local_map(kernel, out_placements=[Shard(0)], in_placements=([Shard(0)],), device_mesh=mesh)
+    by_hand = DTensor.from_local(kernel(sharded.to_local()), mesh, [Shard(0)])
+    for found in (by_map(sharded), by_hand):
+        same(full(found), F.gelu(x) * 2)
+        same(full(torch.autograd.grad(found.sum(), sharded)[0]), wanted)
+
+
+@check
+def patched_blocks_in_parts() -> None:
+    plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    for is_patched_first in (True, False):
+        whole, x = nn.Sequential(Block(), Block()), randn(4, 16)
+        model = copy.deepcopy(whole)
+        report = fg.patch(model) if is_patched_first else None
+        for each in model:
+            parallelize_module(each, _mesh(), plan)
+        report = report or fg.patch(model)
+        found, wanted = model(x), whole(x)
+        same(found, wanted)
+        found.square().sum().backward()
+        wanted.square().sum().backward()
+        same_gradients(model, whole)
+        assert {row.kind: row.fused for row in report.rows} == {"Block": False, "RMSNorm": True}, str(report)
+    with pytest.raises(TraceError, match="computes with a DTensor"):
+        fg.kernel(parallelize_module(Block(), _mesh(), plan))(x)
+
+
+@check
+def patched_models_of_transformers() -> None:
+    from tests.unit.patching.models import IDS, small_model, transformers  # other checks start without transformers
+
+    rank = str(dist.get_rank())
+    os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"})  # transformers reads them
+    ids = IDS.to(torch.get_default_device())
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    if rank == "0":
+        small_model("Llama").save_pretrained(folder[0])
+    dist.barrier()
+    whole = transformers.LlamaForCausalLM.from_pretrained(folder[0]).to(ids.device)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder[0], tp_plan="auto")
+    dist.barrier()
+    if rank == "0":
+        shutil.rmtree(folder[0])
+    report = fg.patch(model)
+    found, wanted = (each(input_ids=ids, labels=ids) for each in (model, whole))
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    found.loss.backward()
+    wanted.loss.backward()
+    same_gradients(model, whole)
+    assert isinstance(model.model.layers[0].mlp.up_proj.weight, DTensor)
+    assert {"LlamaRMSNorm", "LlamaRotaryEmbedding", "ForCausalLMLoss"} <= {row.kind for row in report.rows if row.fused}
+
+
+@check
+def replicas_and_shards_of_patched_models() -> None:
+    """A row of the batch on each rank; gradients are the means over the ranks."""
+    from tests.unit.patching.models import IDS, small_model
+
+    ids, rank = IDS.to(torch.get_default_device()), dist.get_rank()
+    for kind in ("DDP", "FSDP2, patched first", "FSDP2, patched last"):
+        model = small_model("Llama").train()
+        whole = copy.deepcopy(model)
+        report = None if kind.endswith("last") else fg.patch(model)
+        called = nn.parallel.DistributedDataParallel(model) if kind == "DDP" else model
+        if kind != "DDP":
+            for layer in model.model.layers:
+                fully_shard(layer)
+            fully_shard(model)
+        report = report or fg.patch(model)
+        mine = ids[rank : rank + 1]
+        called(input_ids=mine, labels=mine).loss.backward()
+        (sum(whole(input_ids=ids[i : i + 1], labels=ids[i : i + 1]).loss for i in range(2)) / 2).backward()
+        same_gradients(model, whole)
+        assert all(row.fused for row in report.rows), str(report)
 
 
 @check
