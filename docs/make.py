@@ -20,14 +20,17 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 
 import fusegen
-from fusegen import errors, nn, ops
+from docs import families
+from docs.families import ROOT, RUNS, listed
+from fusegen import errors, nn
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.primitives import no_gradient
 from fusegen.bench.record import TimedCase, read
@@ -38,11 +41,8 @@ from fusegen.errors import TraceError
 from fusegen.families.roofline import PEAKS
 from fusegen.ir.infer import Operand, result_dtype
 from fusegen.ir.ops import DtypeRule, Family, Op
-from fusegen.specs import FAMILIES, SPECS
-from fusegen.specs.spec import Spec
+from fusegen.specs import FAMILIES
 from fusegen.trace.registry import CREATORS, HANDLERS, name_of
-
-ROOT = Path(__file__).resolve().parents[1]
 
 NAVIGATION = {
     "Start": (
@@ -63,7 +63,6 @@ NAVIGATION = {
         "docs/architecture.md",
     ),
     "Use": (
-        "docs/catalogue.md",
         "docs/modules.md",
         "docs/patching.md",
         "docs/trainers.md",
@@ -72,9 +71,10 @@ NAVIGATION = {
         "docs/layers.md",
         "docs/find.md",
     ),
+    "Catalogue": ("docs/catalogue.md", "fusions", *FAMILIES),
     "Ship": ("docs/shipping.md", "docs/clusters.md", "docs/security.md"),
     "Measured": ("measured", "docs/benchmarks.md"),
-    "Reference": ("api", "functions", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
+    "Reference": ("api", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
     "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
 }
 """The pages of each section: files of the repository, and names of generated pages."""
@@ -227,7 +227,7 @@ def api() -> str:
     mistakes = [name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)]
     parts = [
         "# Python API",
-        "The public names, from their docstrings. The [prebuilt fusions](functions.md) have a page of their own.",
+        "The public names, from their docstrings. The [prebuilt fusions](fusions.md) have pages of their own.",
         "## Functions",
         *(_auto("function", "fusegen", name) for name in functions),
         "## Classes",
@@ -249,40 +249,6 @@ def api() -> str:
 def _auto(kind: str, module: str, name: str, *flags: str) -> str:
     options = "".join(f"\n   :{flag}:" for flag in flags)
     return f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}{options}\n```"
-
-
-def functions() -> str:
-    """The prebuilt fusions by family, with signatures, formulas, variants, dtypes and gradients."""
-    head = "# Prebuilt fusions\n\nThe functions of `fusegen.ops`, from their declarations; [examples](catalogue.md)."
-    parts = [head]
-    for family in FAMILIES:
-        parts += [f"## {family.capitalize()}", *(_function(spec) for spec in SPECS.values() if spec.family == family)]
-    return "\n\n".join(parts)
-
-
-def _function(spec: Spec) -> str:
-    document, gradients = _plain(inspect.getdoc(spec.kernel) or ""), spec.gradients
-    facts = {
-        "Dtypes": _listed(str(dtype.torch).removeprefix("torch.") for dtype in spec.dtypes),
-        "Gradients": _listed(gradients) if isinstance(gradients, tuple) else "all float tensors" if gradients else "none",
-        "Variants": _listed(spec.variants),
-        "Other names": _listed(spec.aliases),
-    }
-    lines = [f"- {name}: {value}" for name, value in facts.items() if value]
-    signature = inspect.signature(getattr(ops, spec.name))
-    untyped = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-    parameters = signature.replace(parameters=untyped, return_annotation=signature.empty)
-    return "\n".join([f"````{{py:function}} fusegen.ops.{spec.name}{parameters}", "", document, "", *lines, "````"])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _plain(text: str) -> str:
-    """A docstring as Markdown: outside of code, signs that Markdown reads as markup are escaped."""
-    parts = re.split(r"(``.+?``|`[^`]+`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"[*_|<\\\[]", r"\\\g<0>", part) for part in parts)
 
 
 # Pages from tables and parsers.
@@ -320,11 +286,11 @@ SECTIONS = {
 def operations() -> str:
     """The functions of torch that can be traced, from the table of operations and that of the functions that trace them."""
     rows = [op for op in Op if op.family is Family.POINTWISE and op.row.torch_names]
-    listed = {name for op in rows for name in op.row.torch_names}
+    in_table = {name for op in rows for name in op.row.torch_names}
     sections: dict[str, set[str]] = {}
     for function, handler in itertools.chain(HANDLERS.items(), CREATORS.items()):
         name = re.sub(r"^(special|linalg)_", r"\1.", name_of(function))
-        if not name.startswith("_") and name.removeprefix("special.") not in listed:
+        if not name.startswith("_") and name.removeprefix("special.") not in in_table:
             module = handler.__module__.rpartition(".")[2]
             sections.setdefault(SECTIONS.get(module, module.capitalize()), set()).add(name)
     parts = [
@@ -337,14 +303,14 @@ def operations() -> str:
         "\n".join(["| functions | floats | integers | gradient |", "|---|---|---|---|", *map(_row, rows)]),
     ]
     for title in sorted(sections):
-        parts += [f"## {title}", _listed(sorted(sections[title]))]
+        parts += [f"## {title}", listed(sorted(sections[title]))]
     return "\n\n".join(parts)
 
 
 def _row(op: Op) -> str:
     floats, integers = _result(op, DType.FLOAT32), _result(op, DType.INT64)
     has_gradient = op.row.result is not DtypeRule.BOOL and RULES.get(op) is not no_gradient
-    return f"| {_listed(op.row.torch_names)} | {floats} | {integers} | {'yes' if has_gradient else 'none'} |"
+    return f"| {listed(op.row.torch_names)} | {floats} | {integers} | {'yes' if has_gradient else 'none'} |"
 
 
 def _result(op: Op, dtype: DType) -> str:
@@ -358,7 +324,6 @@ def _result(op: Op, dtype: DType) -> str:
 
 # Measurements.
 
-RUNS = sorted(ROOT.glob("docs/bench/*.json"))
 COLUMNS = (
     "case", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "speed-up", "TB/s", "TFLOP/s", "FLOP/byte", "group", "GPU",
 )  # fmt: skip
@@ -424,7 +389,14 @@ def _figures(device: str, row: TimedCase) -> tuple[str | float | None, ...]:
     return (row.case, row.shape, row.dtype, ours, found.peer or None, theirs, speedup, *rates, intensity, row.group, device)
 
 
-GENERATED = {"api": api, "measured": measured, "functions": functions, "operations": operations, "options": options}
+GENERATED: dict[str, Callable[[], str]] = {
+    "api": api,
+    "measured": measured,
+    "fusions": families.table_of_all,
+    "operations": operations,
+    "options": options,
+    **{family: partial(families.page, family) for family in FAMILIES},
+}
 """The function that writes each generated page."""
 
 if __name__ == "__main__":

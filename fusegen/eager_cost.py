@@ -34,6 +34,7 @@ _GATHERS = ("embedding", "gather", "index", "index_select", "take")
 """Operations that read their first operand only at given indices."""
 
 _SINGLE_KERNEL: Mapping[Any, str] = {
+    F.dropout: "dropout",
     F.rms_norm: "rms_norm",
     torch.rms_norm: "rms_norm",
     F.scaled_dot_product_attention: "scaled_dot_product_attention",
@@ -126,7 +127,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         self.device, self.passed_through = device, "meta" if device == "meta" else None  # fake tensors may have any device
         self.place = place
         self.costs: list[OperationCost] = []
-        self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
         positional, named = self._map(args), {name: self._map(value) for name, value in (kwargs or {}).items()}
@@ -147,8 +147,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         return self.emptied(value)
 
     def note(self, name: str, operands: Any, results: Any) -> None:
-        if self.paused:
-            return
         read, written = (sum(map(_footprint, _tensors(each))) for each in (operands, results))
         if name in _GATHERS:
             table = _footprint(operands[0][0])
@@ -162,13 +160,12 @@ class _SingleKernelMode(TorchFunctionMode):
         self.counter = counter
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
-        named = kwargs or {}
-        if func not in _SINGLE_KERNEL:
-            return func(*args, **named)
-        self.counter.paused = True
+        named, costs = kwargs or {}, self.counter.costs
+        before = len(costs)
         result = func(*args, **named)
-        self.counter.paused = False
-        self.counter.note(_SINGLE_KERNEL[func], (tuple(args), tuple(named.values())), result)
+        if func in _SINGLE_KERNEL and len(costs) > before:  # else it returns its operand, as dropout does outside of training
+            del costs[before:]
+            self.counter.note(_SINGLE_KERNEL[func], (tuple(args), tuple(named.values())), result)
         return result
 
 

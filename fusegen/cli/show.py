@@ -315,7 +315,7 @@ class Saving:
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
     """The saving of a lowered kernel over its declaration run by torch."""
     moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
-    return Saving(len(low.program.steps), moved, eager_cost(by_name(function), arguments))
+    return Saving(low.step_count, moved, eager_cost(by_name(function), arguments))
 
 
 def _launches(count: int) -> str:

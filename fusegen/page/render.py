@@ -13,11 +13,13 @@ from markupsafe import Markup, escape
 
 from fusegen.describe import Stages, explain_head, explain_step
 from fusegen.emit.environment import html_environment, templates
+from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import Instruction
 from fusegen.page.costs import Candidate, candidates, comparisons
 from fusegen.page.drawing import draw
 from fusegen.page.listing import CodeBlock, Keys, code_blocks, keys_of, machine_blocks, user_functions
 from fusegen.page.units import Unit, units_of
+from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.units import human_bytes
 
@@ -63,6 +65,18 @@ def page(stages: Stages, machine: Mapping[Source, Sequence[Instruction]] | None 
         script=Markup(script),
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def drawing_of(traced: Graph, program: Program, sources: Sequence[Source], sizes: Mapping[str, int]) -> str:
+    """Returns the drawing of the page as an SVG element. Its styles are describe/drawing.css, with the colors of the page.
+
+    Args:
+        sizes: sizes of the example arguments, for the bytes of values in memory.
+    """
+    units = units_of(program, sources)
+    name = program.graph.name
+    template = page_environment().get_template("describe/drawing.svg.jinja")
+    return template.render(drawing=draw(units, sizes, keys_of(traced, units)), name=name, tip=f"tip-{name}")
 
 
 def framed(text: str) -> str:

@@ -38,6 +38,8 @@ def test_launches() -> None:
         (lambda x: F.linear(x, x, x[0]), ("addmm",)),
         (lambda x: F.rms_norm(x, (4,)), ("rms_norm",)),
         (lambda x: F.layer_norm(x, (4,)), ("native_layer_norm",)),
+        (lambda x: F.dropout(x, 0.1) + fg.dropout(x, 0.1, seed=3), ("dropout", "dropout", "add")),
+        (lambda x: F.dropout(x, 0.1, training=False), ()),
         (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), ("scaled_dot_product_attention",)),
         (lambda x: x.mT.reshape(16).unsqueeze(1) + 1, ("clone", "add")),
         (lambda x: x.view(2, 8).expand(2, 8)[:, ::2], ()),

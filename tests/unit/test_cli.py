@@ -177,6 +177,7 @@ def test_explain_says_what_is_saved(run: Run) -> None:
     assert result.code == 0
     assert "torch eager: 8 launches" in result.out and "fusegen: 1 launch," in result.out and "9.0× less traffic" in result.out
     assert "1 library matmul" in run("explain", "linear_bias_gelu", "--target", "cpu").out
+    assert "fusegen: 1 launch," in run("explain", "qk_norm", "--target", "sm_90a").out, "two parts are one launch"
 
 
 # A user's kernels.

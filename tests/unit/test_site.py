@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,11 +21,15 @@ from fusegen import errors, nn, ops
 from fusegen.bench.record import read as read_record
 from fusegen.cli.main import COMMANDS
 from fusegen.ir.ops import Family, Op
+from fusegen.specs import SPECS
 from fusegen.trace.modes import functions_named
+from fusegen.units import human_bytes
 from tests.naming import case
+from tests.unit.commands import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (*ROOT.glob("docs/*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+LARGEST = 1_000_000  # bytes of a page
 SPHINX_PAGES = {"genindex", "search", "py-modindex"}
 
 _IN_STYLES = re.compile(r"(?:url\(|@import)\s*['\"]?([^'\")\s]+)")
@@ -109,8 +114,45 @@ def test_the_reference_has_every_public_name(pages: dict[str, Page]) -> None:
     public = [f"fusegen.{name}" for name in fg.__all__ if name not in ("__version__", "Static", "FusegenError")]
     mistakes = [f"fusegen.errors.{name}" for name, value in vars(errors).items() if isinstance(value, type)]
     assert {*public, *mistakes, *(f"fusegen.nn.{name}" for name in nn.__all__)} <= pages["api"].names
-    assert {f"fusegen.ops.{name}" for name in ops.__all__} <= pages["functions"].names
     assert {f"fusegen-{name}" for name in COMMANDS} <= pages["options"].names
+
+
+def test_each_fusion_has_one_section_with_a_picture_on_the_page_of_its_family(site: Path, pages: dict[str, Page]) -> None:
+    texts = {name: (site / f"{name}.html").read_text(encoding="utf-8") for name in pages}
+    for name in ops.__all__:
+        with case(name):
+            family, picture = SPECS[name].family, f'aria-label="Picture of {name}"'
+            assert [page for page in pages if f"fusegen.ops.{name}" in pages[page].names] == [family]
+            assert [page for page, text in texts.items() for _ in range(text.count(picture))] == [family]
+            assert f"{family}.html#fusegen.ops.{name}" in pages["fusions"].links
+
+
+def test_launches_and_bytes_of_fusions_are_those_of_explain(site: Path, run: Run) -> None:
+    rows = (site / "fusions.html").read_text(encoding="utf-8").split("<tr")[2:]
+    shown = {re.findall(r"#fusegen\.ops\.(\w+)", row)[0]: re.findall(r"<p>([^<]* → [^<]*)</p>", row) for row in rows}
+    assert shown.keys() == SPECS.keys()
+    for name in {spec.family: spec.name for spec in SPECS.values()}.values():
+        with case(name):
+            found = json.loads(run("explain", name, "--target", "sm_90a", "--json").out)
+            sides = found["eager"], found["fusegen"]
+            launches, moved = ([side[figure] for side in sides] for figure in ("launches", "moved_bytes"))
+            assert shown[name] == [" → ".join(map(str, launches)), " → ".join(map(human_bytes, moved))]
+
+
+def test_times_of_fusions_are_those_of_the_newest_run_of_each_gpu(site: Path) -> None:
+    text = (site / "normalization.html").read_text(encoding="utf-8")
+    section = text[text.index('id="fusegen.ops.rms_norm"') : text.index('id="fusegen.ops.poly_norm"')]
+    plain = re.compile(r"<td><p>default</p></td>.*?</tr>", re.DOTALL)
+    shown = Counter(re.findall(r">([\w-]+)</span></a></p></td>\s*</tr>", "".join(plain.findall(section))))
+    newest: dict[str, tuple[str, int]] = {}
+    for path, record in sorted(((p, read_record(p)) for p in ROOT.glob("docs/bench/*.json")), key=lambda r: r[1].environment.date):
+        if count := sum(row.case == "rms_norm" and not row.is_step for row in record.rows):
+            newest[record.environment.device] = path.stem, count
+    assert len(newest) == 2 and shown == dict(newest.values())
+
+
+def test_pages_are_small(site: Path) -> None:
+    assert max(path.stat().st_size for path in site.glob("*.html")) < LARGEST
 
 
 def test_operations_that_are_said_to_have_gradients_have_them(site: Path) -> None:

@@ -75,6 +75,8 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *, seed:
         raise TypeError(f"dropout: the seed is a {type(seed).__name__}, not an int")
     if seed not in _SEEDS:
         raise ValueError(f"the seed {seed} has more than 64 bits")
+    if input.is_meta:  # a mask without values: its cost counts as that of torch's mask
+        return F.dropout(input, p)
     steps = _dropping_values(p)
     keep = random_bits(seed, 0, input.shape, input.device) >= steps - _WORD_VALUES // 2
     wide = input.float() if input.dtype.itemsize == 2 else input
