@@ -177,6 +177,20 @@ def test_nvrtc_compiles_it(path: Path) -> None:
         assert compile_cubin(source, architecture).cubin
 
 
+def test_lines_are_broken_where_they_can_be() -> None:
+    """At most 120 columns, except a text alone on its line; no word of a comment stands alone between full lines."""
+    for path in (*stored_sources(), *GENERATED.glob(f"*/{PRIMITIVES}/*")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert not [line for line in lines if len(line) > 120 and not line.strip().startswith('"')], path
+        alone = [b for a, b, c in zip(lines, lines[1:], lines[2:], strict=False) if _is_ragged(a, b, c)]
+        assert not alone, path
+
+
+def _is_ragged(before: str, line: str, after: str) -> bool:
+    words = [re.fullmatch(r"(?: *)// [^ -].*[^.:]", each) for each in (before, line)]
+    return all(words) and len(line) < 60 and re.match(r" *// [^ -]", after) is not None
+
+
 @pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="nvcc of PyPI needs a host compiler that only Linux is sure to have")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
