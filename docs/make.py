@@ -344,7 +344,8 @@ def measured() -> str:
     parts = [
         "# Measured",
         "Every case of every stored run of `fusegen bench`. *Speed-up* compares with the fastest other implementation; below 1 is a"
-        " loss. [Benchmarks](benchmarks.md) has the method, and host times. The filters apply to the plots and the table.",
+        " loss. The H200 runs are of older row and attention kernels, except that of training. [Benchmarks](benchmarks.md) has the"
+        " method, and host times. The filters apply to the plots and the table.",
         '<p class="choices"></p>',
         "## Speed-up",
         "A mark for each shape and dtype of a case that another implementation computes too; losses are triangles. A pointer or the"
@@ -352,7 +353,7 @@ def measured() -> str:
         '<div class="plot speedups"></div>',
         "## Roofline",
         f"The cases with matmuls, below the peak rates of the {rates.gpu} in the model that `explain` uses. Runs of an H100 are"
-        " drawn too; its bandwidth is lower. All other cases are bound by bandwidth, and the table has their TB/s.",
+        " drawn too; its bandwidth is lower. All other cases are bound by bandwidth or, if small, by the launch; the table has their TB/s.",
         '<div class="plot roofline"></div>',
         "## All cases",
         "A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each row has"

@@ -144,11 +144,13 @@ def check_complete(named: NamedKernel, arguments: Mapping[str, Any]) -> None:
     if not missing:
         return
     parameters = Parameters.of(named.kernel.function)
-    shapes = [f"--shape {name}=16384x4096" for name in missing if name not in parameters.static_user_names]
+    shapes = [f"--shape {name}=SIZES" for name in missing if name not in parameters.static_user_names]
     values = [f"--arg {name}=…" for name in missing if name in parameters.static_user_names]
     unannotated = [name for name in missing if name not in parameters.annotations]
     numbers = f", or --arg {unannotated[-1]}=… if it is a number" if unannotated else ""
-    raise ArgumentError(f"no shape or value for {', '.join(missing)} of {named.name}", hint=" ".join([*shapes, *values]) + numbers)
+    example = "; SIZES such as 16384x4096" if shapes else ""
+    hint = " ".join([*shapes, *values]) + numbers + example
+    raise ArgumentError(f"no shape or value for {', '.join(missing)} of {named.name}", hint=hint)
 
 
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:

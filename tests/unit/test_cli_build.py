@@ -117,7 +117,7 @@ MISTAKES = [
     (["softmax", "--dtype", "f32,f8", "--out", "OUT"], "unknown dtype 'f8'", 2),
     (["softmax", "--out", "MINE"], "exists already", 1),
     (["softmax", "--out", "nowhere/OUT"], "cannot be created", 1),
-    (["MINE:plain", "--out", "OUT"], "no shape or value for x, w of plain · try: --shape x=16384x4096", 2),
+    (["MINE:plain", "--out", "OUT"], "no shape or value for x, w of plain · try: --shape x=SIZES", 2),
     (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "describe one kernel", 2),
 ]
 
