@@ -353,7 +353,8 @@ def measured() -> str:
         '<div class="plot speedups"></div>',
         "## Roofline",
         f"The cases with matmuls, below the peak rates of the {rates.gpu} in the model that `explain` uses. Runs of an H100 are"
-        " drawn too; its bandwidth is lower. All other cases are bound by bandwidth or, if small, by the launch; the table has their TB/s.",
+        " drawn too; its bandwidth is lower. All other cases are bound by bandwidth or, if small, by the launch; the table has"
+        " their TB/s.",
         '<div class="plot roofline"></div>',
         "## All cases",
         "A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each row has"

@@ -40,7 +40,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-PAGE = b"<!DOCTYPE html>"
+PAGE = b"<!DOCTYPE html>\n<!-- fusegen -->"
 
 
 def check_writable(path: Path, option: str, begins: bytes = b"") -> None:
@@ -48,6 +48,8 @@ def check_writable(path: Path, option: str, begins: bytes = b"") -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():  # a pipe, or a device such as /dev/stdout
+            raise OSError(errno.EINVAL, "Not a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -64,7 +66,7 @@ def check_writable(path: Path, option: str, begins: bytes = b"") -> None:
 def write_for_user(path: Path, text: str, hint: str) -> None:
     """Atomically writes a file that the user named; raises `ArgumentError` if that fails."""
     try:
-        write_atomically(path, text.encode())
+        write_atomically(path.resolve(), text.encode())  # a link stays one
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", hint=hint) from None
 

@@ -14,6 +14,7 @@ _RULE = "// " + "-" * 117
 _WORDS = re.compile(r"( *)// [^ -]")
 _TEXT = re.compile(r'"(?:\\.|[^"\\])*"')
 _PLACE = "\0"  # stands for the characters of a text, which nothing breaks
+_INTRODUCES_QUOTES = "; its first line is 0:"
 _OPERATOR = re.compile(r" (?:[-+*/?:]|&&|\|\|) ")
 
 
@@ -121,20 +122,18 @@ def _fitted_block(block: list[str]) -> list[str]:
 
 def _fitted(line: str) -> list[str]:
     """Breaks a line that is too long: a comment between words, code after a comma or before an operator, in as few parentheses as
-    possible. A comment behind the code moves above it."""
-    if len(line) <= _WIDTH or line.lstrip().startswith("#"):
+    possible, but not within a text. A comment behind the code moves above it."""
+    if len(line) <= _WIDTH or line.lstrip().startswith("#") or line.endswith(_INTRODUCES_QUOTES):
         return [line]
-    texts = _TEXT.findall(line)
-    code, mark, comment = _TEXT.sub(lambda found: _PLACE * len(found[0]), line).partition("// ")
+    masked = _TEXT.sub(lambda found: _PLACE * len(found[0]), line)
+    end = masked.find("// ") if "// " in masked else len(line)
     indent = " " * (len(line) - len(line.lstrip()))
-    lines = [f"{indent}// {part}" for part in textwrap.wrap(comment, _WIDTH - len(indent) - len(mark))]
-    code = code.rstrip()
-    while len(code) > _WIDTH and (position := _break_position(code, len(indent))):
+    lines = [f"{indent}// {part}" for part in textwrap.wrap(line[end:].removeprefix("// "), _WIDTH - len(indent) - len("// "))]
+    code, masked = line[:end].rstrip(), masked[:end].rstrip()
+    while len(code) > _WIDTH and (position := _break_position(masked, len(indent))):
         lines.append(code[:position].rstrip())
-        code = f"{indent}        {code[position:].lstrip()}"
-    lines += [code] if code else []
-    given = iter(texts)
-    return [re.sub(f"{_PLACE}+", lambda _: next(given), part) for part in lines]
+        code, masked = (f"{indent}        {part[position:].lstrip()}" for part in (code, masked))
+    return [*lines, code] if code else lines
 
 
 def _break_position(code: str, indent: int) -> int | None:

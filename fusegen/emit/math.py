@@ -436,9 +436,9 @@ def _digits(number: int) -> str:
 def _fraction(value: float, suffix: str) -> Text | None:
     """Prints the factor of a mean as one part of a number, where that is the same number and shorter."""
     kind = numpy.float32 if suffix else numpy.float64
-    parts = round(1 / value) if 0 < value < 1 else 0
+    parts = round(1 / value) if 2**-24 <= value < 1 else 0
     text = f"1.0{suffix} / {parts}.0{suffix}"
-    is_equal = 0 < parts <= 1 << 24 and kind(1) / kind(parts) == kind(value)
+    is_equal = parts > 0 and kind(1) / kind(parts) == kind(value)
     return Text(text, Precedence.PRODUCT) if is_equal and len(text) < len(f"{value!r}{suffix}") else None
 
 

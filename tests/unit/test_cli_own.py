@@ -148,7 +148,7 @@ def test_a_missing_argument_without_annotation_may_be_a_number(run: Run, tmp_pat
     path.write_text("from torch import Tensor\nimport fusegen as fg\n\n@fg.kernel\ndef scaled(x: Tensor, by):\n    return x * by\n")
     tensor, number = run("show", f"{path}:scaled", "--arg", "by=2"), run("show", f"{path}:scaled", "--shape", "x=8x64")
     assert tensor.code == 2 and tensor.err.endswith("try: --shape x=SIZES; SIZES such as 16384x4096\n")
-    assert number.code == 2 and number.err.endswith("try: --shape by=SIZES, or --arg by=… if it is a number; SIZES such as 16384x4096\n")
+    assert number.code == 2 and number.err.endswith("by=SIZES, or --arg by=… if it is a number; SIZES such as 16384x4096\n")
 
 
 def test_a_dtype_that_is_empty(run: Run, file: str, tmp_path: Path) -> None:
