@@ -54,7 +54,8 @@ def code_of(text: str) -> str:
 
 
 def mentions(text: str, name: str) -> bool:
-    return re.search(rf"\b{name}\b", text) is not None
+    """True if the code mentions a name; comments and strings do not count."""
+    return re.search(rf"\b{name}\b", code_of(text)) is not None
 
 
 def needed_definitions(lines: Sequence[str], text: str) -> list[str]:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.source import Source
+from fusegen.specs import SPECS
 from tests.naming import case
 from tests.unit.eager import agree, randn
 from tests.unit.gate import some
-from tests.unit.ptxas import figures
+from tests.unit.ptxas import UNREAD_PARAMETER, figures
 
 
 def norm(x: Tensor) -> Tensor:
@@ -103,6 +104,15 @@ def sources(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Source, ...
 def test_the_compiler_has_nothing_to_say(name: str, dtype: torch.dtype) -> None:
     """Of a variable, say, that nothing uses."""
     assert [w for source in sources(name, dtype) for w in figures(source).warnings] == []
+
+
+READ_IN_FULL = ("cached_attention", "flash_attention", "layer_norm_invertible_backward", "linear_quant", "swiglu_linear")
+
+
+@pytest.mark.parametrize("name", some(SPECS, READ_IN_FULL))
+def test_each_variable_and_parameter_with_a_name_is_read(name: str) -> None:
+    found = (figures(source, "sm_90a", UNREAD_PARAMETER) for source in SPECS[name].lower(torch.bfloat16, "sm_90a").sources)
+    assert [warning for each in found for warning in each.warnings] == []
 
 
 def test_no_function_gives_what_it_is_given() -> None:
