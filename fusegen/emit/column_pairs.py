@@ -48,7 +48,8 @@ class PairCoordinates:
 class ReadView:
     """A read as the template sees it: a vector access, or one or two scalar ones.
 
-    A ``lazy`` read happens only if its condition holds: it draws random bits, or its offset contains an index to read and check.
+    A ``lazy`` read happens only if its condition holds: it is ``drawn``, as random bits are, or its offset contains an index to
+    read and check.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ReadView:
     vector: bool
     offset: str
     condition: str
+    drawn: bool
     lazy: bool
     values: tuple[str, ...]
 
@@ -245,13 +247,14 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
     base = elements(pointer, offsets.prefix)
     values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
-    is_lazy = pointer.stream is not None or sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
-    return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], is_lazy, tuple(guarded))
+    is_drawn = pointer.stream is not None
+    is_lazy = is_drawn or sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
+    return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], is_drawn, is_lazy, tuple(guarded))
 
 
 def _drawn_view(read: LaneRead, number: int) -> ReadView:
     values = (f"static_cast<i16>(drawn[{number}])", f"static_cast<i16>(drawn[{number}] >> {BITS})")
-    return ReadView(read.name, "i64", "", vector=False, offset="", condition="", lazy=False, values=values)
+    return ReadView(read.name, "i64", "", vector=False, offset="", condition="", drawn=True, lazy=False, values=values)
 
 
 def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinates) -> str:

@@ -217,6 +217,20 @@ def test_code_without_source_has_no_quotes() -> None:
     assert "line" not in text and text.isascii() and all(c.isprintable() or c == "\n" for c in text)
 
 
+def test_numbers_of_dropout_have_names() -> None:
+    (source,) = SPECS["dropout"].lower(torch.bfloat16, "sm_90a").sources
+    assert re.search(r"i64 threshold,\s+double keep_scale\)", source.pipeline) and "i64>(static_cast<i16>" not in source.math
+    assert not any(primitive.label.startswith("load_wide") for primitive in source.primitives)
+
+
+def test_a_users_threshold_keeps_its_name() -> None:
+    def function(x: Tensor, threshold: float, p: float) -> Tensor:
+        return F.dropout(x, p) * threshold
+
+    (source,) = fg.kernel(function).lower(torch.ones(8, 64), 0.5, 0.25, target="sm_90a").sources
+    assert {"threshold", "threshold_1", "keep_scale"} <= set(re.findall(r"\w+", source.math))
+
+
 def test_the_text_of_topk_does_not_grow_with_k() -> None:
     few, more = (fg.kernel(lambda x, k=k: x.topk(k)).lower(torch.ones(32, 64), target="sm_90a") for k in (4, 8))
     assert len(few.sources) == len(more.sources) == 1
