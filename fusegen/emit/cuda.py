@@ -170,7 +170,7 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         language="cuda",
         banner=banner(launch, target),
         primitives=primitives_of(math + pipeline, "cuda", uses_of(launch, target, math, pipeline)),
-        math=section("Math", fitted(with_quotes(math))),
+        math=section("Math", fitted(with_quotes(math))) if math else "",
         pipeline=section("Pipeline", fitted(pipeline)),
     )
 

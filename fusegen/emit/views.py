@@ -169,6 +169,11 @@ def call_view(call: MathCall, offsets: Offsets, lane_axis: sympy.Symbol | None) 
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
+def read_by(*calls: MathCall | None) -> frozenset[str]:
+    """Returns the names of the arguments of calls."""
+    return frozenset(argument.name for call in calls if call is not None for argument in call.arguments)
+
+
 def argument_text(argument: CallArgument, offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
     """Prints an argument's value for lane ``v``."""
     if argument.origin is Origin.COORDINATE:

@@ -60,6 +60,11 @@ class BufferRead:
     drawn: bool = False
     bits: ByteBits | None = None
 
+    @property
+    def is_stored(self) -> bool:
+        """True if the value is the element itself."""
+        return not self.drawn and self.bits is None
+
 
 @dataclass(frozen=True)
 class Term:
