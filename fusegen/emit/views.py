@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -94,8 +94,8 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         pointer=elements(pointer),
         pattern=access.pattern.value,
         width=access.width,
-        offset=offsets.text(access.offset),
-        lane_offset=offsets.text(sympy.sympify(access.offset).subs(unaligned)),
+        offset=offsets.text(offsets.linear(access.offset)),
+        lane_offset=offsets.text(offsets.linear(sympy.sympify(access.offset).subs(unaligned))),
         condition=offsets.condition(access.conditions),
         lane_condition=offsets.condition(shift(b, unaligned) for b in access.conditions),
         checked=has_checks([access.offset]),
@@ -221,6 +221,10 @@ _CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Less, Scalar, Minimum, Max
 _EXTREMES = {Minimum: "min", Maximum: "max"}
 
 
+def _unchanged(offset: Index) -> Index:
+    return offset
+
+
 @dataclass(frozen=True)
 class Offsets:
     """Prints the offsets of a kernel's reads and writes.
@@ -233,6 +237,7 @@ class Offsets:
         prefix: the prefix of its buffers' names.
         named: maps hoisted indices to their variables.
         lines: maps these variables to the statements that define them.
+        linear: rewrites the offset of an access for the text.
     """
 
     kernel: str
@@ -242,6 +247,7 @@ class Offsets:
     prefix: str = ""
     named: Mapping[sympy.Expr, str] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
+    linear: Callable[[Index], Index] = _unchanged
 
     def text(self, index: Index) -> str:
         if isinstance(index, int) or not index.has(*_CALLS):

@@ -231,6 +231,14 @@ def test_a_users_threshold_keeps_its_name() -> None:
     assert {"threshold", "threshold_1", "keep_scale"} <= set(re.findall(r"\w+", source.math))
 
 
+def test_offsets_use_the_position() -> None:
+    """A row or element number is not split into indices and put together again."""
+    (source,) = SPECS["merge_heads"].lower(torch.bfloat16, "sm_90a").sources
+    assert "load_lanes<LANES>(q_raw, q_ptr, position);" in source.pipeline
+    (source,) = SPECS["modulated_rms_norm"].lower(torch.bfloat16, "sm_90a").sources
+    assert "x_ptr, row * 4096 + column)" in source.pipeline and "i1" not in source.pipeline
+
+
 def test_the_text_of_topk_does_not_grow_with_k() -> None:
     few, more = (fg.kernel(lambda x, k=k: x.topk(k)).lower(torch.ones(32, 64), target="sm_90a") for k in (4, 8))
     assert len(few.sources) == len(more.sources) == 1

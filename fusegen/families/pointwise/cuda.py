@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.emit.cuda import assemble, head, math_text
-from fusegen.emit.environment import c_text, render
+from fusegen.emit.environment import LinearIndex, c_text, render
 from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment, read_by
 from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, TileBody
 from fusegen.ir.symbolic import Axes, Modulo, literal, product
@@ -27,6 +27,8 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).with_hoisted((*body.reads, *body.writes), [lane_axis])
+    if not body.plan.wraps:  # otherwise elements of the next row have indices of their own
+        offsets = replace(offsets, linear=LinearIndex(body.axes, "position"))
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     return render(
         "cuda/pointwise.cu.jinja",
