@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,8 +19,10 @@ from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import CallArgument, LaneFunction, LaneRead, Origin
 
 _LANES = 2
+_LOADS = "Loads these operands."
 _INLINE = "__device__ __forceinline__"
 _WIDEST = 120  # characters per line
+_NAME = re.compile(r"(\w+)(\)\[\d+\])?$")  # of a parameter, or of one that is a reference to an array
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class PairCoordinates:
 class ReadView:
     """A read as the template sees it: a vector access, or one or two scalar ones.
 
-    A ``lazy`` read happens only if its condition holds: it draws random bits, or its offset contains an index to read and check.
+    A ``lazy`` read happens only if its condition holds: it is ``drawn``, as random bits are, or its offset contains an index to
+    read and check.
     """
 
     name: str
@@ -54,6 +58,7 @@ class ReadView:
     vector: bool
     offset: str
     condition: str
+    drawn: bool
     lazy: bool
     values: tuple[str, ...]
 
@@ -84,10 +89,7 @@ class WrapperView:
     """
 
     name: str
-    doc: str
-    signature: str
     loaded: str
-    load_signature: str
     decode: tuple[str, ...]
     checks: tuple[str, ...]
     reads: tuple[ReadView, ...]
@@ -139,7 +141,17 @@ def operands_text(fields: Sequence[str]) -> str:
 
 def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> str:
     """Prints the function that a pipeline calls for a pair of lanes."""
-    return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
+    seen, coordinates = _view(kernel, function, wrapper), wrapper.coordinates.parameters
+    operands, loaded = "const Operands& operands", f"{wrapper.loaded}& loaded"
+    drawn = [f"const u32 (&drawn)[{len(wrapper.drawn)}]"] if wrapper.drawn else []
+    outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
+    parameters = [operands, *([f"const {loaded}"] if wrapper.loaded else []), *drawn, *wrapper.inputs, *coordinates, *outs]
+    text = _function_text(wrapper.doc, "void", wrapper.name, parameters, _macro("wrapper")(seen))
+    if not wrapper.loaded:
+        return text
+    parameters = [operands, *coordinates, loaded]
+    loading = _function_text(_LOADS, "void", f"load_{wrapper.name}", parameters, _macro("loading")(seen))
+    return "\n".join([_macro("loaded")(seen), loading, text])
 
 
 def offset_text(
@@ -157,8 +169,7 @@ def offset_text(
     renamed = _renamed(offset, axes, coordinates)
     returned = f"return {c_text(renamed) if offsets is None else offsets.text(renamed)};"
     lines = [*needed_definitions(_decode(axes, coordinates), returned), returned]
-    body = "".join(f"    {line}\n" for line in lines)
-    return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
+    return _function_text(doc, "i64", name, parameters, "".join(f"    {line}\n" for line in lines))
 
 
 def index_text(index: Index, offsets: Offsets, axes: Axes, coordinates: PairCoordinates) -> str:
@@ -173,17 +184,9 @@ def _macro(name: str) -> Callable[[Any], str]:
 def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
     coordinates = wrapper.coordinates
     offsets = cuda_offsets(kernel, prefix="operands.")
-    outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
-    loaded = [f"const {wrapper.loaded}& loaded"] if wrapper.loaded else []
-    drawn = [f"const u32 (&drawn)[{len(wrapper.drawn)}]"] if wrapper.drawn else []
-    parameters = ["const Operands& operands", *loaded, *drawn, *wrapper.inputs, *coordinates.parameters, *outs]
-    loading = ["const Operands& operands", *coordinates.parameters, f"{wrapper.loaded}& loaded"]
     return WrapperView(
         name=wrapper.name,
-        doc=wrapper.doc,
-        signature=_signature("void", wrapper.name, parameters),
         loaded=wrapper.loaded,
-        load_signature=_signature("void", f"load_{wrapper.name}", loading),
         decode=tuple(_decode(function.axes, coordinates)),
         checks=tuple(offsets.check(_renamed_check(c, function.axes, coordinates)) for c in function.checks),
         reads=tuple(
@@ -206,11 +209,18 @@ def _written_types(function: LaneFunction) -> list[str]:
     return ["float"] if len(results) == 1 else [r.dtype.spelling for r in results[:: 1 if function.lanewise else _LANES]]
 
 
+def _function_text(doc: str, returned: str, name: str, parameters: Sequence[str], body: str) -> str:
+    """Prints a function. Parameters that its body does not read stay, since a template calls it for every math, without a name."""
+    read = set(re.findall(r"\w+", body))
+    named = [_NAME.sub(lambda m: m[0] if m[1] in read else f"/*{m[1]}*/{m[2] or ''}", p) for p in parameters]
+    return f"// {doc}\n{_signature(returned, name, named)} {{\n{body}}}\n"
+
+
 def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
     head = f"{_INLINE} {returned} {name}("
     lines = [head + parameters[0]]
     for parameter in parameters[1:]:
-        if len(lines[-1]) + len(parameter) > _WIDEST:
+        if len(f"{lines[-1]}, {parameter},") > _WIDEST:
             lines.append(" " * len(head) + parameter)
             lines[-2] += ","
         else:
@@ -237,13 +247,14 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
     base = elements(pointer, offsets.prefix)
     values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
-    is_lazy = pointer.stream is not None or sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
-    return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], is_lazy, tuple(guarded))
+    is_drawn = pointer.stream is not None
+    is_lazy = is_drawn or sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
+    return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], is_drawn, is_lazy, tuple(guarded))
 
 
 def _drawn_view(read: LaneRead, number: int) -> ReadView:
     values = (f"static_cast<i16>(drawn[{number}])", f"static_cast<i16>(drawn[{number}] >> {BITS})")
-    return ReadView(read.name, "i64", "", vector=False, offset="", condition="", lazy=False, values=values)
+    return ReadView(read.name, "i64", "", vector=False, offset="", condition="", drawn=True, lazy=False, values=values)
 
 
 def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinates) -> str:

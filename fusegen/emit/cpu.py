@@ -108,7 +108,7 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         language="cpp",
         banner=banner(launch, target),
         primitives=primitives_of(math + pipeline, "cpu", _uses(kernel)),
-        math=section("Math", fitted(with_quotes(math))),
+        math=section("Math", fitted(with_quotes(math))) if math else "",
         pipeline=section("Pipeline", fitted(pipeline)),
     )
 

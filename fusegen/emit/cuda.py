@@ -160,17 +160,23 @@ _APART = "__device__ __noinline__"
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
     """Returns the source of a launch's kernel, with the primitives that its math and pipeline use."""
     kernel = launch.kernel
-    if len(re.findall(r"\bblocks\b", code_of(pipeline))) == 1:
+    if _is_mentioned_once("blocks", pipeline):
         pipeline = pipeline.replace(f"{_BLOCKS}, ", "", 1)  # a part that does not read the number of its blocks
+    if launch.part and _is_mentioned_once("block", pipeline):
+        pipeline = pipeline.replace(_BLOCK, "i32 /*block*/", 1)  # a part of one block
     return Source(
         name=kernel.name,
         entry=entry(kernel),
         language="cuda",
         banner=banner(launch, target),
         primitives=primitives_of(math + pipeline, "cuda", uses_of(launch, target, math, pipeline)),
-        math=section("Math", fitted(with_quotes(math))),
+        math=section("Math", fitted(with_quotes(math))) if math else "",
         pipeline=section("Pipeline", fitted(pipeline)),
     )
+
+
+def _is_mentioned_once(name: str, pipeline: str) -> bool:
+    return len(re.findall(rf"\b{name}\b", code_of(pipeline))) == 1
 
 
 def math_text(functions: Sequence[MathFunction]) -> str:
@@ -183,8 +189,8 @@ def math_text(functions: Sequence[MathFunction]) -> str:
 PART = "run"
 """The name of a part's function, inside the part's namespace."""
 
-_BLOCKS = "i32 blocks"
-"""The parameter of a part that takes the number of its blocks."""
+_BLOCK, _BLOCKS = "i32 block", "i32 blocks"
+"""The parameters of a part that take the number of its block and of all its blocks."""
 
 
 def head(launch: Launch) -> dict[str, Any]:
@@ -193,7 +199,7 @@ def head(launch: Launch) -> dict[str, Any]:
     ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
-    leading = ["i32 block", _BLOCKS] if is_part else []
+    leading = [_BLOCK, _BLOCKS] if is_part else []
     leading += ["u32* counter", "u32 ready", "u32 end"] if launch.waits else []
     return {
         "entry": entry(launch.kernel),

@@ -23,7 +23,7 @@ from fusegen.errors import SettingsError, VerificationError
 from fusegen.files import FORMAT, read_sealed, write_sealed
 from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.symbolic import Index
+from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.program import Launch
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source, fitted
@@ -45,6 +45,32 @@ def condition_text(bounds: Bounds) -> str:
     return " && ".join(comparisons) or "true"
 
 
+@dataclass(frozen=True)
+class LinearIndex:
+    """A variable of the text: the row-major position that the axes' indices are decoded from."""
+
+    axes: Axes
+    name: str
+
+    def __call__(self, offset: Index) -> Index:
+        """Writes an offset that is linear in the position with the position. No intermediate value exceeds the offset."""
+        if len(self.axes.symbols) < 2:
+            return offset  # the axis is the position
+        expanded = sympy.expand(sympy.sympify(offset))
+        flattened, scale = self._flattened(), expanded.coeff(self.axes.symbols[-1])
+        rest = sympy.expand(expanded - scale * flattened)
+        if scale == 0 or {*scale.free_symbols, *rest.free_symbols} & set(self.axes.symbols):
+            return offset
+        written = sympy.expand(scale * sympy.Symbol(self.name, integer=True, nonnegative=True) + rest)
+        return written if all(term.is_nonnegative for term in sympy.Add.make_args(written)) else offset
+
+    def _flattened(self) -> sympy.Expr:
+        position = sympy.Integer(0)
+        for symbol, extent in zip(self.axes.symbols, self.axes.extents, strict=True):
+            position = position * extent + symbol
+        return sympy.expand(position)
+
+
 _NO_CODE = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"')
 
 
@@ -54,7 +80,8 @@ def code_of(text: str) -> str:
 
 
 def mentions(text: str, name: str) -> bool:
-    return re.search(rf"\b{name}\b", text) is not None
+    """True if the code mentions a name; comments and strings do not count."""
+    return re.search(rf"\b{name}\b", code_of(text)) is not None
 
 
 def needed_definitions(lines: Sequence[str], text: str) -> list[str]:
@@ -128,7 +155,7 @@ def generator() -> str:
 def environment() -> jinja2.Environment:
     """Returns the environment of emitted text, without escaping."""
     env = strict_environment(autoescape=False, lstrip_blocks=True)
-    env.tests["mentioning"] = lambda text, name: mentions(code_of(text), name)
+    env.tests["mentioning"] = mentions
     env.filters["needed_definitions"] = needed_definitions
     return env
 

@@ -220,12 +220,21 @@ class _Writer:
         if term.op is Op.CAST:
             assert isinstance(term.payload, DType)
             if term.dtype is DType.INT32:  # integers that fit 32 bits, for comparisons
-                return Text(f"static_cast<{term.dtype.spelling}>({args[0].text})")
+                return self._in_32_bits(term.args[0])
             return self.language.cast(args[0], operand, term.payload)
         logarithm = self._logarithm(term)
         if logarithm is not None:
             return Text(f"{self.language.power}({', '.join([*(p.text for p in logarithm), args[1].text])})")
         return self.language.form(term, operand, self.function.fast)(*args)
+
+    def _in_32_bits(self, position: int) -> Text:
+        """Converts an integer to 32 bits. One that has just been wrapped to at most 32 bits is not widened to 64 before."""
+        term, text = self.function.terms[position], self.texts[position].text
+        is_unnamed = term.op is Op.CAST and text == self._operation(term).text
+        if is_unnamed and term.payload in (DType.UINT8, DType.INT8, DType.INT16, DType.INT32):
+            assert isinstance(term.payload, DType)
+            text = self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload)
+        return Text(text if text.startswith("static_cast<i32>(") else f"static_cast<i32>({text})")
 
     def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
         """Returns the binary logarithm of a power's constant base in two parts; None for other powers or without a power
@@ -421,8 +430,13 @@ class Language:
             return Text(f"round_{target.short}({as_float})")
         if target in (DType.FLOAT32, DType.FLOAT64, DType.INT64):
             return Text(f"static_cast<{wide}>({inner})")
+        return Text(f"static_cast<i64>({self.wrapped(value, source, target)})")
+
+    def wrapped(self, value: Text, source: DType, target: DType) -> str:
+        """Prints the conversion to a narrow integer, which wraps."""
+        inner = value.within(Precedence.CONDITIONAL)
         as_integer = inner if source is DType.INT64 else f"static_cast<i64>({inner})"
-        return Text(f"static_cast<i64>(static_cast<{target.spelling}>({as_integer}))")
+        return f"static_cast<{target.spelling}>({as_integer})"
 
 
 def _digits(number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -94,8 +94,8 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
         pointer=elements(pointer),
         pattern=access.pattern.value,
         width=access.width,
-        offset=offsets.text(access.offset),
-        lane_offset=offsets.text(sympy.sympify(access.offset).subs(unaligned)),
+        offset=offsets.text(offsets.linear(access.offset)),
+        lane_offset=offsets.text(offsets.linear(sympy.sympify(access.offset).subs(unaligned))),
         condition=offsets.condition(access.conditions),
         lane_condition=offsets.condition(shift(b, unaligned) for b in access.conditions),
         checked=has_checks([access.offset]),
@@ -173,6 +173,11 @@ def call_view(call: MathCall, offsets: Offsets, lane_axis: sympy.Symbol | None) 
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
+def read_by(*calls: MathCall | None) -> frozenset[str]:
+    """Returns the names of the arguments of calls."""
+    return frozenset(argument.name for call in calls if call is not None for argument in call.arguments)
+
+
 def argument_text(argument: CallArgument, offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
     """Prints an argument's value for lane ``v``."""
     if argument.origin is Origin.COORDINATE:
@@ -220,6 +225,10 @@ _CALLS = (LoadedIndex, CheckedIndex, Choice, Differs, Less, Scalar, Minimum, Max
 _EXTREMES = {Minimum: "min", Maximum: "max"}
 
 
+def _unchanged(offset: Index) -> Index:
+    return offset
+
+
 @dataclass(frozen=True)
 class Offsets:
     """Prints the offsets of a kernel's reads and writes.
@@ -232,6 +241,7 @@ class Offsets:
         prefix: the prefix of its buffers' names.
         named: maps hoisted indices to their variables.
         lines: maps these variables to the statements that define them.
+        linear: rewrites the offset of an access for the text.
     """
 
     kernel: str
@@ -241,6 +251,7 @@ class Offsets:
     prefix: str = ""
     named: Mapping[sympy.Expr, str] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
+    linear: Callable[[Index], Index] = _unchanged
 
     def text(self, index: Index) -> str:
         if isinstance(index, int) or not index.has(*_CALLS):

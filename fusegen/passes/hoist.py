@@ -1,13 +1,15 @@
 """Hoists arithmetic on numbers out of kernels: the host evaluates it once per call, in Python's precision.
 
 The largest expressions of run-time scalars, sizes and constants are hoisted. Each becomes a scalar parameter of the kernel, in the
-type of its use, and an instruction of the host program (`Graph.derived`). A size alone stays a size.
+type of its use, and an instruction of the host program (`Graph.derived`). A size alone stays a size. The attribute ``name`` of an
+expression's last node names the parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, count
 
 from fusegen.dtypes import DType
 from fusegen.ir.formula import evaluate, extract
@@ -89,11 +91,11 @@ class _Hoist:
         user_name = str(node.attr("name")) if node.op is Op.SCALAR else ""
         if user_name.isidentifier() and user_name not in self.hoisted.values():
             return user_name
-        number = 1
-        while _folded(f"scalar_{number}") in self.used_names:
-            number += 1
-        self.used_names.add(_folded(f"scalar_{number}"))
-        return f"scalar_{number}"
+        name = dict(node.attrs).get("name") if node.op is not Op.SCALAR else None
+        numbered = (f"{name or 'scalar'}_{number}" for number in count(1))
+        free = next(n for n in chain([str(name)] if name else [], numbered) if _folded(n) not in self.used_names)
+        self.used_names.add(_folded(free))
+        return free
 
 
 def _folded(name: str) -> str:

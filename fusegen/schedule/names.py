@@ -57,8 +57,8 @@ _PRIMITIVES = """
     lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
     mbarrier_wait_cluster minimum mma_m16n8k16_bf16 mma_m16n8k16_f16 mul_bf16x2 mul_f16x2 multiply_add named_barrier_sync narrow
     narrow_checked narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair permute_bytes philox pow_f32 pow_f64
-    power_of power_of_two prefetch_l2 quad_transpose quarter_turns raise_registers random_bits random_pairs reduced_angle
-    refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2 rsqrt_f32 rsqrt_f64
+    power_of power_of_two prefetch_l2 quad_transpose quarter_turns raise_registers random_bits random_pairs random_wide
+    reduced_angle refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2 rsqrt_f32 rsqrt_f64
     safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store shared_store_vec shift_left
     shift_right shuffle_up shuffle_xor shuffle_xor_among sign_of sin_f32 sin_f64 sin_reduced small_to_float sort_key
     sorted_value sqrt_f32 sqrt_f64 store store_lanes store_narrowed store_part store_shared_words store_vec sub_bf16x2 sub_f16x2

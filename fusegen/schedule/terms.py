@@ -60,6 +60,11 @@ class BufferRead:
     drawn: bool = False
     bits: ByteBits | None = None
 
+    @property
+    def is_stored(self) -> bool:
+        """True if the value is the element itself."""
+        return not self.drawn and self.bits is None
+
 
 @dataclass(frozen=True)
 class Term:
@@ -118,6 +123,8 @@ def noun(term: Term) -> str:
     """Returns a name for a value that no variable of the user holds."""
     if isinstance(term.op, Leaf):
         return "value"
+    if term.op is Op.CAST and isinstance(term.payload, DType) and not term.payload.is_float:
+        return "integer"
     return _NOUNS.get(term.op) or f"{term.op.row.name if isinstance(term.op, Op) else term.op.value}_value"
 
 

@@ -16,7 +16,7 @@ from fusegen import target as targets
 from fusegen.compiler import backends, variants
 from fusegen.families.pointwise.plan import TilePlan
 from tests.naming import case
-from tests.unit.eager import agree, ints, randn
+from tests.unit.eager import PERMUTATIONS, agree, ints, keeps_bits, nans, randn
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 I8, U8, I64, BOOL = torch.int8, torch.uint8, torch.int64, torch.bool
@@ -43,6 +43,12 @@ def transposed(x: Tensor) -> Tensor:
 
 def of(dtype: torch.dtype, *shape: int) -> Tensor:
     return randn(*shape, dtype=dtype) if dtype.is_floating_point else ints(*shape, low=0, high=2, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("function", PERMUTATIONS)
+def test_a_permutation_keeps_the_bits_of_nans(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    keeps_bits(function, nans(66, 96, dtype=dtype), nans(70, 240, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtypes", [(BF16, F16, F32, F64), (I8, U8, I64, BOOL)], ids=["floats", "integers"])

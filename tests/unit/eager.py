@@ -21,6 +21,28 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape).to(dtype)
 
 
+def nans(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Numbers among which there are NaNs with other bits than arithmetic gives."""
+    x = randn(*shape, dtype=dtype)
+    bits = x.view(torch.int32 if dtype is torch.float32 else torch.int16).view(-1)
+    nan = torch.full((1,), torch.nan, dtype=dtype).view(bits.dtype)
+    bits[::7], bits[3::11] = nan + 5, -nan + 9
+    return x
+
+
+PERMUTATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x.t().contiguous(),
+    lambda x: x.view(-1, 6, 8).transpose(0, 1).contiguous(),
+    lambda x: x.flip(1),
+)
+
+
+def keeps_bits(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> None:
+    """Each call gives the bits that torch gives."""
+    for x in inputs:
+        assert torch.equal(fg.kernel(function)(x).view(torch.uint8), function(x).view(torch.uint8))
+
+
 def ints(*shape: int, low: int = -9, high: int = 9, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.randint(low, high, shape).to(dtype)
 

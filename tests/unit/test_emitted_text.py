@@ -14,10 +14,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.source import Source
+from fusegen.specs import SPECS
 from tests.naming import case
 from tests.unit.eager import agree, randn
 from tests.unit.gate import some
-from tests.unit.ptxas import figures
+from tests.unit.ptxas import UNREAD_PARAMETER, figures
 
 
 def norm(x: Tensor) -> Tensor:
@@ -103,6 +104,15 @@ def sources(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Source, ...
 def test_the_compiler_has_nothing_to_say(name: str, dtype: torch.dtype) -> None:
     """Of a variable, say, that nothing uses."""
     assert [w for source in sources(name, dtype) for w in figures(source).warnings] == []
+
+
+READ_IN_FULL = ("cached_attention", "flash_attention", "layer_norm_invertible_backward", "linear_quant", "swiglu_linear")
+
+
+@pytest.mark.parametrize("name", some(SPECS, READ_IN_FULL))
+def test_each_variable_and_parameter_with_a_name_is_read(name: str) -> None:
+    found = (figures(source, "sm_90a", UNREAD_PARAMETER) for source in SPECS[name].lower(torch.bfloat16, "sm_90a").sources)
+    assert [warning for each in found for warning in each.warnings] == []
 
 
 def test_no_function_gives_what_it_is_given() -> None:
@@ -205,6 +215,28 @@ def test_code_without_source_has_no_quotes() -> None:
     exec("def f(x):\n    return x * 2 + 1", space)
     text = fg.kernel(space["f"]).lower(torch.ones(4, 64)).sources[0].math
     assert "line" not in text and text.isascii() and all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_numbers_of_dropout_have_names() -> None:
+    (source,) = SPECS["dropout"].lower(torch.bfloat16, "sm_90a").sources
+    assert re.search(r"i64 threshold,\s+double keep_scale\)", source.pipeline) and "i64>(static_cast<i16>" not in source.math
+    assert not any(primitive.label.startswith("load_wide") for primitive in source.primitives)
+
+
+def test_a_users_threshold_keeps_its_name() -> None:
+    def function(x: Tensor, threshold: float, p: float) -> Tensor:
+        return F.dropout(x, p) * threshold
+
+    (source,) = fg.kernel(function).lower(torch.ones(8, 64), 0.5, 0.25, target="sm_90a").sources
+    assert {"threshold", "threshold_1", "keep_scale"} <= set(re.findall(r"\w+", source.math))
+
+
+def test_offsets_use_the_position() -> None:
+    """A row or element number is not split into indices and put together again."""
+    (source,) = SPECS["merge_heads"].lower(torch.bfloat16, "sm_90a").sources
+    assert "load_lanes<LANES>(q_raw, q_ptr, position);" in source.pipeline
+    (source,) = SPECS["modulated_rms_norm"].lower(torch.bfloat16, "sm_90a").sources
+    assert "x_ptr, row * 4096 + column)" in source.pipeline and "i1" not in source.pipeline
 
 
 def test_the_text_of_topk_does_not_grow_with_k() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import ROW
 from tests.naming import case
-from tests.unit.eager import agree, randn
+from tests.unit.eager import PERMUTATIONS, agree, keeps_bits, nans, randn
 from tests.unit.gate import some
 from tests.unit.lowering import kinds, lowered
 
@@ -106,3 +106,9 @@ def test_values_of_what_is_used_otherwise_too(name: str) -> None:
 def test_a_norm_that_is_a_result_too_is_not_computed_twice() -> None:
     low = lowered(lambda x: (n := F.normalize(x, dim=-1), arranged(n) * 2), torch.empty(2, 5, HEADS * HEAD))
     assert kinds(low) == [ROW, POINTWISE]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("function", PERMUTATIONS)
+def test_a_permutation_keeps_the_bits_of_nans(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    keeps_bits(function, nans(66, 96, dtype=dtype), nans(70, 240, dtype=dtype))

@@ -197,6 +197,11 @@ class PartView:
     weights: tuple[OperandView, ...] = ()
     draws: tuple[DrawView, ...] = ()
 
+    @property
+    def has_maps(self) -> bool:
+        """True if a result is stored through shared memory."""
+        return any(result.map for result in self.results)
+
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body

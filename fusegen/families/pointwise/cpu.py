@@ -12,7 +12,7 @@ import sympy
 
 from fusegen.emit.cpu import NestView, assemble, math_text, names_of
 from fusegen.emit.environment import render
-from fusegen.emit.views import call_view, checks_view, cpu_offsets, fragment
+from fusegen.emit.views import call_view, checks_view, cpu_offsets, fragment, read_by
 from fusegen.families.pointwise.plan import PointwiseBody, PointwisePlan
 from fusegen.ir.symbolic import Axes, Index, literal
 from fusegen.schedule.access import AccessPattern, pattern_of
@@ -70,7 +70,9 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         reads=reads,
         places=[*placed.lines.values()],
         writes=[replace(fragment(a, placed, lane_axis), checked=kernel.checks) for a in body.writes],
-        call=call_view(body.call, offsets, lane_axis),
+        call=None if body.call is None else call_view(body.call, offsets, lane_axis),
+        copies={copy.write: copy.read for copy in body.copies},
+        computed=read_by(body.call),
         plan=body.plan,
     )
-    return assemble(launch, target, math_text([body.call.function]), pipeline)
+    return assemble(launch, target, math_text([] if body.call is None else [body.call.function]), pipeline)

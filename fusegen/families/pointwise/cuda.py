@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.emit.cuda import assemble, head, math_text
-from fusegen.emit.environment import c_text, render
-from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment
+from fusegen.emit.environment import LinearIndex, c_text, render
+from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment, read_by
 from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, TileBody
 from fusegen.ir.symbolic import Axes, Modulo, literal, product
 from fusegen.schedule.access import Access
@@ -21,12 +21,14 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     assert isinstance(body, PointwiseBody)
     pipeline = _vectorized(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
     once = (body.common_call, None if body.hoisted is None else body.hoisted.call)
-    return assemble(launch, target, math_text([*(c.function for c in once if c), body.call.function]), pipeline)
+    return assemble(launch, target, math_text([c.function for c in (*once, body.call) if c]), pipeline)
 
 
 def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).with_hoisted((*body.reads, *body.writes), [lane_axis])
+    if not body.plan.wraps:  # otherwise elements of the next row have indices of their own
+        offsets = replace(offsets, linear=LinearIndex(body.axes, "position"))
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     return render(
         "cuda/pointwise.cu.jinja",
@@ -40,7 +42,9 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
         reads=[fragment(a, offsets, lane_axis) for a in body.reads],
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         common_call=None if body.common_call is None else call_view(body.common_call, offsets, None),
-        call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
+        call=None if body.call is None else call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
+        copies={copy.write: copy.read for copy in body.copies},
+        computed=read_by(body.call, body.common_call),
         plan=body.plan,
         extent=c_text(body.axes.extents[-1]),
         lane_axis=lane_axis.name,
@@ -65,7 +69,7 @@ def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, 
         first_call=None if hoisted.call is None else call_view(hoisted.call, offsets, lane_axis),
         reads=[fragment(a, offsets, lane_axis) for a in body.reads],
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
-        call=call_view(body.call, offsets, lane_axis),
+        call=None if body.call is None else call_view(body.call, offsets, lane_axis),
         plan=body.plan,
     )
 
@@ -109,10 +113,12 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         reads=[fragment(a, offsets, body.column_axis) for a in body.reads],
         writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
         whole=" && ".join(f"{c_text(Modulo(size, body.plan.vec))} == 0" for size in body.multiples),
-        call=call_view(body.call, offsets, body.column_axis),
+        call=None if body.call is None else call_view(body.call, offsets, body.column_axis),
+        copies={copy.write: copy.read for copy in body.copies},
+        computed=read_by(body.call),
         plan=body.plan,
     )
-    return assemble(launch, target, math_text([body.call.function]), pipeline)
+    return assemble(launch, target, math_text([] if body.call is None else [body.call.function]), pipeline)
 
 
 def _tile(access: Access, body: TileBody, offsets: Offsets) -> TileView:

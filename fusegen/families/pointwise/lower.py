@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusegen.families.pointwise.heuristics import PointwiseFeatures, pointwise_plans, tile_plans
-from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, PointwisePlan, TileBody, TilePlan
+from fusegen.families.pointwise.plan import Copy, HoistedMath, PointwiseBody, PointwisePlan, TileBody, TilePlan
 from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
@@ -20,7 +20,7 @@ from fusegen.schedule.access import Access, AccessPattern, divisor, merge_axes, 
 from fusegen.schedule.column_pairs import Fragments, interleaved, interleaved_bytes
 from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import CheckedIndex, LoadedIndex
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex, has_checks
 from fusegen.schedule.kernel import Plan, SharedArrays, arrange_shared_arrays
 from fusegen.schedule.math import CallArgument, MathCall, Origin
 from fusegen.schedule.program import Launch
@@ -141,12 +141,34 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     hoisted = None if hoisting is None else _hoisted(fragments, hoisting, joined([fragments.reads[t] for t in sorted(once)]))
     is_vector = context.target.warp > 0 and plan.vec > 1 and not plan.wraps
     common = _common(fragments, points) if is_vector and hoisting is None else None
-    call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
-    reads = joined([each for t, each in fragments.reads.items() if t not in once])
-    body = PointwiseBody(axes, reads, joined(writes), fragments.checks, call, plan, hoisted, common)
+    reads, stored = joined([each for t, each in fragments.reads.items() if t not in once]), joined(writes)
+    copies = () if hoisting is not None else _copies(fragments, points, writes, {a.name for a in (*reads, *stored)})
+    call = _call(fragments, points, writes, copies)
+    body = PointwiseBody(axes, reads, stored, fragments.checks, call, plan, hoisted, common, copies)
     grid = ceil_div(product(body.threads.extents), plan.threads * plan.vec * (plan.unroll if hoisting is None else 1))
     kernel = fragments.kernel(body, writes, [axes])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
+
+
+def _copies(fragments: Fragments, points: PointwiseMath, writes: Sequence[Access], apart: set[str]) -> tuple[Copy, ...]:
+    """Returns the copies among accesses that are not interleaved (`apart`). Checked writes of CPU kernels are left out."""
+    context = fragments.context
+    if not context.target.warp and has_checks([offset for _, offset in points.touched]):
+        return ()
+    pairs = [(w, root, fragments.reads[root]) for w, root in zip(writes, points.roots, strict=True) if root in fragments.reads]
+    return tuple(
+        Copy(read.name, write.name)
+        for write, root, read in pairs
+        if {read.name, write.name} <= apart and read.pattern is not AccessPattern.UNIFORM
+        if context.dtype(read.buffer) is context.dtype(write.buffer) and points.leaves.reads[root].is_stored
+    )
+
+
+def _call(fragments: Fragments, points: PointwiseMath, writes: Sequence[Access], copies: Sequence[Copy]) -> MathCall | None:
+    """Returns the call that computes all results that are not copies."""
+    copied = {copy.write for copy in copies}
+    roots = [(w.name, root) for w, root in zip(writes, points.roots, strict=True) if w.name not in copied]
+    return fragments.call(fragments.context.name, roots) if roots else None
 
 
 def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> HoistedMath:
@@ -329,6 +351,7 @@ class _TileBuilder:
         context, points, plan = self.context, self.points, self.plan
         accesses = {read: self.fragments.reads[t] for t, read in points.leaves.reads.items()}
         across = tuple(access for read, access in accesses.items() if read in self.transposed.reads)
+        copies = _copies(self.fragments, points, self.writes, {a.name for a in (*accesses.values(), *self.writes)})
         body = TileBody(
             points.axes,
             self.transposed.row_axis,
@@ -338,9 +361,10 @@ class _TileBuilder:
             tuple(access for access in accesses.values() if access not in across),
             self.writes,
             _independent(tuple(dict.fromkeys(self._multiples()))),
-            self.fragments.call(context.name, [(w.name, root) for w, root in zip(self.writes, points.roots, strict=True)]),
+            _call(self.fragments, points, self.writes, copies),
             self._staged(across),
             plan,
+            copies,
         )
         kernel = self.fragments.kernel(body, self.writes, [points.axes])
         grid, candidates = formula(product(body.tiles.extents)), context.candidates

@@ -92,6 +92,14 @@ class HoistedMath:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A write that stores the elements of a read, by the names of both. Bits are not converted: those of a NaN stay the same."""
+
+    read: str
+    write: str
+
+
+@dataclass(frozen=True)
 class PointwiseBody(Body):
     """One pass over an iteration space.
 
@@ -99,6 +107,7 @@ class PointwiseBody(Body):
         axes: the merged axes.
         reads, writes: accesses along the last axis; a write is named after the function's result.
         checks: indices to check against their range that no access mentions.
+        call: the math; None if all writes are copies.
         hoisted: reads and math hoisted out of a thread's loop along an axis.
         common_call: functions of values that all lanes of a vector have in common, once per vector.
     """
@@ -107,10 +116,11 @@ class PointwiseBody(Body):
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     checks: tuple[IndexCheck, ...]
-    call: MathCall
+    call: MathCall | None
     plan: PointwisePlan
     hoisted: HoistedMath | None = None
     common_call: MathCall | None = None
+    copies: tuple[Copy, ...] = ()
 
     can_be_part = True
 
@@ -148,6 +158,7 @@ class TileBody(Body):
         transposed: accesses of the transposed operands, along `row_axis`.
         reads, writes: accesses along `column_axis`.
         multiples: sizes that must be multiples of the vector width for whole, aligned vectors; otherwise accesses are scalar.
+        call: the math; None if all writes are copies.
         shared: a tile for each transposed operand.
     """
 
@@ -159,9 +170,10 @@ class TileBody(Body):
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     multiples: tuple[Index, ...]
-    call: MathCall
+    call: MathCall | None
     shared: SharedArrays
     plan: TilePlan
+    copies: tuple[Copy, ...] = ()
 
     can_be_part = True
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fusegen.emit.cuda import assemble, head, math_text
-from fusegen.emit.environment import c_text, render
+from fusegen.emit.environment import LinearIndex, c_text, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
 from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
-from fusegen.ir.symbolic import product
+from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.kernel import BANKS, LoweredKernel
 from fusegen.schedule.math import Reduction
 from fusegen.schedule.program import Launch
@@ -55,6 +55,8 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
     body = replace(whole, phases=repeats.phases)
     touched = [*row_accesses(body), *write_accesses(body)]
     offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
+    if all(literal(extent) is not None for extent in body.row_axes.extents[1:]):  # a kernel reads the extents that it takes
+        offsets = replace(offsets, linear=LinearIndex(body.row_axes, "row"))
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
     phases = phase_views(body, offsets)

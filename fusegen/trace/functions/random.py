@@ -7,6 +7,7 @@ element's index.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 from typing import cast as cast_to
 
@@ -149,7 +150,8 @@ def _keep_mask(input: TracedTensor, shape: Shape, seed: Any, steps: Any) -> Trac
 def _dropout_factor(input: TracedTensor, mask: TracedTensor, steps: Any) -> TracedTensor:
     """Returns 1 / (1 - p) or 0, marked as the input's dtype but not rounded to it."""
     tracer = input._tracer
-    choices = (mask._position, tracer.lift(_scale(steps))._position, tracer.lift(0.0)._position)
+    scale = tracer.lift(_named(_scale(steps), "keep_scale"))
+    choices = (mask._position, scale._position, tracer.lift(0.0)._position)
     return tracer.value(tracer.builder.add_node(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), location()))
 
 
@@ -165,13 +167,21 @@ def _dropping_values(p: Any) -> Any:
 
 def _threshold(input: TracedTensor, steps: Any) -> TracedTensor:
     """Returns the smallest signed word that keeps an element."""
-    lowest = input._tracer.lift(steps - _WORD_VALUES // 2)
+    lowest = input._tracer.lift(_named(steps - _WORD_VALUES // 2, "threshold"))
     return input._tracer.add(Op.CAST, lowest, dtype=DType.INT64) if isinstance(steps, TracedScalar) else lowest
 
 
 def _scale(steps: Any) -> Any:
     """Returns 1 / (1 - p)."""
     return _WORD_VALUES / (_WORD_VALUES - steps)
+
+
+def _named(number: Any, name: str) -> Any:
+    """Returns a run-time number that is called so in kernels; a constant has no name there."""
+    if not isinstance(number, TracedScalar):
+        return number
+    tracer, node = number._tracer, number._node
+    return TracedScalar(tracer, tracer.builder.add_node(replace(node, attrs=(*node.attrs, ("name", name))), location()))
 
 
 def _bits(input: TracedTensor, shape: Shape, seed: Any) -> TracedTensor:
