@@ -99,8 +99,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(256, 4)
 fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to largest; stores product for later phases.
     bf16 input_raw[CHUNKS][LANES];

@@ -136,8 +136,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_2_ptr,
         f8e4m3* out_0_ptr, float* out_1_ptr, double eps) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 3: reduces each row to squares; writes out_2.
     bf16 x_raw[CHUNKS][LANES];

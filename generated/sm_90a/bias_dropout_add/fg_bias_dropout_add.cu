@@ -12,13 +12,12 @@
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
 #include "../primitives/load_once.i16.i64.bf16.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/load_wide.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
+#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -26,11 +25,10 @@
 // bias_dropout_add in elementwise.py; its first line is 0:
 //   10: return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
 
-__device__ __forceinline__ float bias_dropout_add(float x, float bias, i64 random, float residual, i64 scalar_1,
-        float scalar_2) {
-    const i32 rounded = static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
-    const float product = (x + bias) * (static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f);  // line 10
-    return product + residual;
+__device__ __forceinline__ float bias_dropout_add(float x, float bias, i64 random, float residual, i64 threshold,
+        float keep_scale) {
+    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 10
+    return (x + bias) * (is_at_least ? keep_scale : 0.0f) + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -40,7 +38,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_bias_dropout_add(const bf16* x_ptr, const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr,
-        bf16* out_ptr, i64 x_dim0, i64 scalar_1, double scalar_2) {
+        bf16* out_ptr, i64 x_dim0, i64 threshold, double keep_scale) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
@@ -53,10 +51,10 @@ fg_bias_dropout_add(const bf16* x_ptr, const bf16* bias_ptr, const i64* random_p
         bf16 bias_raw[LANES];
         i16 random_raw[LANES];
         bf16 residual_raw[LANES];
-        load_lanes<LANES>(x_raw, x_ptr, i0 * 8192 + i1);
+        load_lanes<LANES>(x_raw, x_ptr, position);
         load_lanes<LANES>(bias_raw, bias_ptr, i1);
-        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), i0 * 8192 + i1);
-        load_lanes<LANES>(residual_raw, residual_ptr, i0 * 8192 + i1);
+        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+        load_lanes<LANES>(residual_raw, residual_ptr, position);
         float x[LANES];
         widen_vec(x_raw, x);
         float bias[LANES];
@@ -67,10 +65,10 @@ fg_bias_dropout_add(const bf16* x_ptr, const bf16* bias_ptr, const i64* random_p
         widen_vec(residual_raw, residual);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], scalar_1,
-                scalar_2);
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold,
+                keep_scale);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * 8192 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

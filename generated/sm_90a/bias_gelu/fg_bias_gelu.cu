@@ -49,7 +49,7 @@ fg_bias_gelu(const bf16* x_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0)
         const Index i1 = position - i0 * 8192;
         bf16 x_raw[LANES];
         bf16 bias_raw[LANES];
-        load_lanes<LANES>(x_raw, x_ptr, i0 * 8192 + i1);
+        load_lanes<LANES>(x_raw, x_ptr, position);
         load_lanes<LANES>(bias_raw, bias_ptr, i1);
         float x[LANES];
         widen_vec(x_raw, x);
@@ -60,6 +60,6 @@ fg_bias_gelu(const bf16* x_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0)
         for (i32 v = 0; v < LANES; ++v) result[v] = bias_gelu(x[v], bias[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * 8192 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

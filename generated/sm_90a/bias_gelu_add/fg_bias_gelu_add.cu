@@ -50,9 +50,9 @@ fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_p
         bf16 x_raw[LANES];
         bf16 bias_raw[LANES];
         bf16 residual_raw[LANES];
-        load_lanes<LANES>(x_raw, x_ptr, i0 * 8192 + i1);
+        load_lanes<LANES>(x_raw, x_ptr, position);
         load_lanes<LANES>(bias_raw, bias_ptr, i1);
-        load_lanes<LANES>(residual_raw, residual_ptr, i0 * 8192 + i1);
+        load_lanes<LANES>(residual_raw, residual_ptr, position);
         float x[LANES];
         widen_vec(x_raw, x);
         float bias[LANES];
@@ -64,6 +64,6 @@ fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_p
         for (i32 v = 0; v < LANES; ++v) result[v] = bias_gelu_add(x[v], bias[v], residual[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * 8192 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -87,8 +87,8 @@ __device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass
 extern "C" __global__ void __launch_bounds__(128, 1)
 fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr) {
     const Index column_count = 32000;
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
     float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);

@@ -42,10 +42,9 @@ fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i6
 
     if (position + LANES <= element_count) {
         const Index i0 = position / 4096;
-        const Index i1 = position - i0 * 4096;
         f8e4m3 input_raw[LANES];
         float scale_raw;
-        load_lanes<LANES>(input_raw, input_ptr, i0 * 4096 + i1);
+        load_lanes<LANES>(input_raw, input_ptr, position);
         scale_raw = load(scale_ptr, i0);
         float input[LANES];
         widen_vec(input_raw, input);
@@ -55,6 +54,6 @@ fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i6
         for (i32 v = 0; v < LANES; ++v) result[v] = dequantize(input[v], scale);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * 4096 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

@@ -12,13 +12,12 @@
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
 #include "../primitives/load_once.i16.i64.bf16.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/load_wide.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
+#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -26,9 +25,9 @@
 // dropout in elementwise.py; its first line is 0:
 //    7: return fg.dropout(input, p, training, seed=seed)
 
-__device__ __forceinline__ float dropout(float input, i64 random, i64 scalar_1, float scalar_2) {
-    const i32 rounded = static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
-    return input * (static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f);           // line 7
+__device__ __forceinline__ float dropout(float input, i64 random, i64 threshold, float keep_scale) {
+    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 7
+    return input * (is_at_least ? keep_scale : 0.0f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -37,7 +36,8 @@ __device__ __forceinline__ float dropout(float input, i64 random, i64 scalar_1, 
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
-fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 input_dim0, i64 scalar_1, double scalar_2) {
+fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 input_dim0, i64 threshold,
+        double keep_scale) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8192;
@@ -54,7 +54,7 @@ fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 inpu
         widen_vec(random_raw, random);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], scalar_1, scalar_2);
+        for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], threshold, keep_scale);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, position, result_raw);

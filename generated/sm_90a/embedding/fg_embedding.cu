@@ -11,20 +11,11 @@
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load_once.i64.bf16.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
-#include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Math
-// ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float embedding(float weight) {
-    return weight;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
@@ -45,13 +36,6 @@ fg_embedding(const bf16* weight_ptr, const i64* input_ptr, bf16* out_ptr, i64 in
                 "fusegen: embedding: index of 'weight' out of range [0, weight_dim0)");
         bf16 weight_raw[LANES];
         load_lanes<LANES>(weight_raw, weight_ptr, weight_at * 4096 + i1);
-        float weight[LANES];
-        widen_vec(weight_raw, weight);
-        float result[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = embedding(weight[v]);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * 4096 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, position, weight_raw);
     }
 }

@@ -54,8 +54,8 @@ __device__ __forceinline__ float flash_attention_score(float product) {
 }
 
 // Scores two neighbouring keys.
-__device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 batch, i32 head,
-        i32 query, i32 key, float (&s)[2]) {
+__device__ __forceinline__ void score(const Operands& /*operands*/, const float (&product)[2], i32 /*batch*/,
+                                      i32 /*head*/, i32 /*query*/, i32 /*key*/, float (&s)[2]) {
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) s[v] = flash_attention_score(product[v]);
 }
@@ -92,8 +92,8 @@ __device__ __forceinline__ float flash_attention_finish(float total, float mass)
 }
 
 // Finishes two neighbouring channels of a query.
-__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
-        i32 head, i32 query, i32 channel, bf16 (&out)[2]) {
+__device__ __forceinline__ void finish(const Operands& /*operands*/, const float (&total)[2], float mass, i32 /*batch*/,
+                                       i32 /*head*/, i32 /*query*/, i32 /*channel*/, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = flash_attention_finish(total[v], mass);

@@ -101,8 +101,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(512, 2)
 fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
     const Index column_count = 14336;
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to largest; stores product for later phases.
     bf16 gate_raw[CHUNKS][LANES];

@@ -55,8 +55,8 @@ __device__ __forceinline__ float geglu_linear_epilogue(float second, float produ
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&second)[2], const float (&product)[2],
-                                         i32 row, i32 col, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue(const Operands& /*operands*/, const float (&second)[2],
+                                         const float (&product)[2], i32 /*row*/, i32 /*col*/, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = geglu_linear_epilogue(second[v], product[v]);
@@ -329,8 +329,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Finishes and stores a warpgroup's 64 rows of a tile.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       const TensorMap& y_map, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       const TensorMap& y_map,
+                                       SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
     float y[RESULTS / 2];
@@ -362,7 +362,7 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
             // not earlier: addresses would take registers during the matmul
             const Place place = place_of(opaque(thread_id() % WARPGROUP));
-            finish(accumulator[slab], operands, y_map, shared, tile, place, rows, consumer);
+            finish(accumulator[slab], operands, y_map, shared, consumer, tile, place, rows);
         }
     }
     tma_store_wait<0>();

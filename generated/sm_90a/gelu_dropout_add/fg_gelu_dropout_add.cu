@@ -14,13 +14,12 @@
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
 #include "../primitives/load_once.i16.i64.bf16.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/load_wide.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
+#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -30,11 +29,13 @@
 // gelu_dropout_add in elementwise.py; its first line is 0:
 //   15: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
-__device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 scalar_1, float scalar_2) {
+__device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 threshold,
+        float keep_scale) {
     const float product = x * (1.5957691216057308f + 0.07135481627260025f * (x * x));  // gelu_of, line 7
-    const i32 rounded = static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
-    const float chosen = static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f;       // gelu_dropout_add, line 15
-    return x * fast_reciprocal(1.0f + fast_exp(-product)) * chosen + residual;
+    // gelu_dropout_add, line 15
+    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));
+    const float product_2 = x * fast_reciprocal(1.0f + fast_exp(-product));           // gelu_of, line 7
+    return product_2 * (is_at_least ? keep_scale : 0.0f) + residual;                  // gelu_dropout_add, line 15
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0,
-        i64 scalar_1, double scalar_2) {
+        i64 threshold, double keep_scale) {
     constexpr i32 LANES = 8;    // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
@@ -65,7 +66,8 @@ fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residu
         widen_vec(residual_raw, residual);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], scalar_1, scalar_2);
+        for (i32 v = 0; v < LANES; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold,
+                keep_scale);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, position, result_raw);

@@ -56,6 +56,6 @@ fg_glu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         for (i32 v = 0; v < LANES; ++v) result[v] = glu(input[v], input_other[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * 14336 + i1, result_raw);
+        store_lanes<LANES>(out_ptr, position, result_raw);
     }
 }

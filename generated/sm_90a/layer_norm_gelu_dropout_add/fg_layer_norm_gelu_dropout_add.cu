@@ -17,9 +17,6 @@
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
 #include "../primitives/load_once.i16.i64.bf16.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/load_wide.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
@@ -29,6 +26,8 @@
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
+#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -47,8 +46,8 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ i32 rounded_of_layer_norm_gelu_dropout_add(i64 scalar_1) {
-    return static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));
+__device__ __forceinline__ i32 integer_of_layer_norm_gelu_dropout_add(i64 threshold) {
+    return static_cast<i32>(static_cast<i16>(threshold));
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total) {
@@ -66,14 +65,15 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squar
     return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);
 }
 
-__device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd, i32 rounded,
-        float scalar_2, float weight, float bias, i64 random, float residual) {
+__device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd, i32 integer,
+        float keep_scale, float weight, float bias, i64 random, float residual) {
     // layer_norm_gelu_dropout_add, line 24
     const float activated = (x - mean) * rstd * weight + bias;
     const float sum = 1.5957691216057308f + 0.07135481627260025f * (activated * activated);  // gelu_of, line 7
     const float product = activated * fast_reciprocal(1.0f + fast_exp(-(activated * sum)));
     // layer_norm_gelu_dropout_add, line 25
-    return product * (static_cast<i32>(random) >= rounded ? scalar_2 : 0.0f) + residual;
+    const float product_2 = product * (static_cast<i32>(random) >= integer ? keep_scale : 0.0f);
+    return product_2 + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(256, 4)
 fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* random_ptr,
-        const bf16* residual_ptr, bf16* out_ptr, double eps, i64 scalar_1, double scalar_2) {
-    const i32 thread = thread_id();
+        const bf16* residual_ptr, bf16* out_ptr, double eps, i64 threshold, double keep_scale) {
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
-    // Phase 1 of 3: computes rounded; reduces each row to total.
-    const i32 rounded = rounded_of_layer_norm_gelu_dropout_add(scalar_1);
+    // Phase 1 of 3: computes integer; reduces each row to total.
+    const i32 integer = integer_of_layer_norm_gelu_dropout_add(threshold);
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -195,7 +195,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_layer_norm_gelu_dropout_add(x[v], mean, rstd, rounded, scalar_2, weight[v],
+            result_0[v] = result_of_layer_norm_gelu_dropout_add(x[v], mean, rstd, integer, keep_scale, weight[v],
                     bias[v], random[v], residual[v]);
         }
         bf16 result_0_raw[LANES];

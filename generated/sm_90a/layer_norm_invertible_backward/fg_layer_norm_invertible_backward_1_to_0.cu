@@ -57,11 +57,11 @@ __device__ __forceinline__ i64 amax_i64_combine(i64 a, i64 b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ i64 rounded_of_layer_norm_invertible_backward_1(float weight) {
+__device__ __forceinline__ i64 integer_of_layer_norm_invertible_backward_1(float weight) {
     return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 19
 }
 
-__device__ __forceinline__ bool rounded_2_of_layer_norm_invertible_backward_1(i64 largest) {
+__device__ __forceinline__ bool integer_2_of_layer_norm_invertible_backward_1(i64 largest) {
     return largest != 0;                                                              // line 19
 }
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ i64 row_amax_i64_meet(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out_3_ptr) {
+__device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool* out_3_ptr) {
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to largest.
@@ -112,7 +112,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out
         i64 largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = rounded_of_layer_norm_invertible_backward_1(weight[v]);
+            largest_part[v] = integer_of_layer_norm_invertible_backward_1(weight[v]);
             largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part[v]);
         }
     }
@@ -126,11 +126,11 @@ __device__ __forceinline__ void run(i32 block, const bf16* weight_ptr, bool* out
     block_sync();
     largest = row_amax_i64_meet(shared_array<i64>(largest_offset));
 
-    // Phase 2 of 2: computes rounded; writes out_3.
-    const bool rounded = rounded_2_of_layer_norm_invertible_backward_1(largest);
+    // Phase 2 of 2: computes integer; writes out_3.
+    const bool integer = integer_2_of_layer_norm_invertible_backward_1(largest);
     launch_dependents();
     if (thread == 0) {
-        store_narrowed(out_3_ptr, 0, rounded);
+        store_narrowed(out_3_ptr, 0, integer);
     }
 }
 }  // part_1

@@ -90,8 +90,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* value_19_ptr,
         double eps) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 3: reduces each row to total.
     bf16 x_raw[CHUNKS][LANES];

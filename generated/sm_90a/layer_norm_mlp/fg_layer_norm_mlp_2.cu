@@ -54,7 +54,7 @@ __device__ __forceinline__ float layer_norm_mlp_2_epilogue(float product, float 
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 /*row*/, i32 col,
                                          bf16 (&out)[2]) {
     float fc2_bias[2];
     load_wide(fc2_bias, operands.fc2_bias_ptr, col);
@@ -343,8 +343,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Finishes and stores a warpgroup's 64 rows of a tile.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       const TensorMap& y_map, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       const TensorMap& y_map,
+                                       SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
     float y[RESULTS / 2];
@@ -366,7 +366,7 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
-        finish(accumulator, operands, y_map, shared, tile, place, rows, consumer);
+        finish(accumulator, operands, y_map, shared, consumer, tile, place, rows);
     }
     tma_store_wait<0>();
 }

@@ -139,8 +139,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, f8e4m3* out_0_ptr,
         float* out_1_ptr, double eps) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 4: reduces each row to total.
     bf16 input_raw[CHUNKS][LANES];

@@ -104,8 +104,8 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
         i64 block_start_0) {
     wait_for_previous();
     const Index column_count = 32000;
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
     const Index value_at = checked_index(widen(load_once(operand_0_ptr, block_start_0 + row)), 32000,
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 

@@ -72,7 +72,7 @@ __device__ __forceinline__ float linear_quant_epilogue(float product, float bias
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 /*row*/, i32 col,
                                          f8e4m3 (&out)[2]) {
     float bias[2];
     load_wide(bias, operands.bias_ptr, col);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
 }
 
 // The offset of eight columns of a row in the result.
-__device__ __forceinline__ i64 offset(const Operands& operands, i32 row, i32 col) {
+__device__ __forceinline__ i64 offset(const Operands& /*operands*/, i32 row, i32 col) {
     return row * 16384 + col;
 }
 
@@ -338,8 +338,8 @@ __device__ __forceinline__ void scatter_y(f8e4m3* out, const float (&words)[RESU
 
 // Finishes and stores a warpgroup's 64 rows of a tile.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       f8e4m3* out_ptr, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       f8e4m3* out_ptr,
+                                       Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
     float y[RESULTS / 2];
@@ -371,7 +371,7 @@ __device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_pt
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
             // not earlier: addresses would take registers during the matmul
             const Place place = place_of(opaque(thread_id() % WARPGROUP));
-            finish(accumulator[slab], operands, out_ptr, shared, tile, place, rows, consumer);
+            finish(accumulator[slab], operands, out_ptr, tile, place, rows);
         }
     }
 }

@@ -343,8 +343,8 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Finishes and stores a warpgroup's 64 rows of a tile.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       const TensorMap& y_map, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       const TensorMap& y_map,
+                                       SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
     float y[RESULTS / 2];
@@ -366,7 +366,7 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
-        finish(accumulator, operands, y_map, shared, tile, place, rows, consumer);
+        finish(accumulator, operands, y_map, shared, consumer, tile, place, rows);
     }
     tma_store_wait<0>();
 }

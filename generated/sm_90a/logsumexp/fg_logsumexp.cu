@@ -107,8 +107,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_logsumexp(const bf16* input_ptr, bf16* out_ptr) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 3: reduces each row to largest.
     bf16 input_raw[CHUNKS][LANES];

@@ -7,21 +7,10 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.bf16.cuh"
-#include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/widen.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Math
-// ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float merge_heads_(float q) {
-    return q;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
@@ -43,14 +32,7 @@ fg_merge_heads_(const bf16* q_ptr, bf16* out_ptr, i64 q_dim0, i64 q_dim1, i64 q_
         const Index i0 = i2_outer / static_cast<Index>(q_dim1);
         const Index i1 = i2_outer - i0 * static_cast<Index>(q_dim1);
         bf16 q_raw[LANES];
-        load_lanes<LANES>(q_raw, q_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * q_dim2 * 128 + i2 * 128 + i3);
-        float q[LANES];
-        widen_vec(q_raw, q);
-        float result[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = merge_heads_(q[v]);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * 128 + i2 * q_dim1 * 128 + i3, result_raw);
+        load_lanes<LANES>(q_raw, q_ptr, position);
+        store_lanes<LANES>(out_ptr, i0 * q_dim1 * q_dim2 * 128 + i1 * 128 + i2 * q_dim1 * 128 + i3, q_raw);
     }
 }

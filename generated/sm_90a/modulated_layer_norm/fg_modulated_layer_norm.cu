@@ -119,12 +119,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count && column < column_count) {
-            const Index i0 = row / 4096;
-            const Index i1 = row - i0 * 4096;
 #pragma unroll
             for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, i0 * 16777216 + i1 * 4096 + column
-                        + v);
+                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, row * 4096 + column + v);
         }
         copy_async_commit();
     };
@@ -134,7 +131,6 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
         const Index i0 = row / 4096;
-        const Index i1 = row - i0 * 4096;
 
         // Phase 1 of 3: reduces each row to total.
         bf16 x_raw[CHUNKS][LANES];
@@ -240,7 +236,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
-            store_lanes<LANES>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
+            store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
         }
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;

@@ -88,10 +88,9 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(192, 5)
 fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, double eps) {
     const Index column_count = 4096;
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
     const Index i0 = row / 4096;
-    const Index i1 = row - i0 * 4096;
 
     // Phase 1 of 2: reduces each row to squares.
     bf16 x_raw[CHUNKS][LANES];
@@ -101,7 +100,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(x_raw[c], x_ptr, i0 * 16777216 + i1 * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
         load_lanes<LANES>(scale_raw[c], scale_ptr, i0 * 4096 + column);
         load_lanes<LANES>(shift_raw[c], shift_ptr, i0 * 4096 + column);
     }
@@ -150,6 +149,6 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_ptr, i0 * 16777216 + i1 * 4096 + column, result_0_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -73,15 +73,16 @@ struct Loaded {
     i64 lengths;
 };
 
-__device__ __forceinline__ void load_score(const Operands& operands, i32 batch, i32 head, i32 query, i32 key,
-                                           Loaded& loaded) {
+// Loads these operands.
+__device__ __forceinline__ void load_score(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/,
+                                           i32 /*key*/, Loaded& loaded) {
     const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
     loaded.lengths = lengths;
 }
 
 // Scores two neighbouring keys.
-__device__ __forceinline__ void score(const Operands& operands, const Loaded& loaded, const float (&product)[2],
-        i32 batch, i32 head, i32 query, i32 key, float (&s)[2]) {
+__device__ __forceinline__ void score(const Operands& /*operands*/, const Loaded& loaded, const float (&product)[2],
+                                      i32 /*batch*/, i32 /*head*/, i32 /*query*/, i32 key, float (&s)[2]) {
     const i64 lengths = loaded.lengths;
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_score(product[v], key + v, lengths);
@@ -121,7 +122,7 @@ __device__ __forceinline__ float paged_attention_finish(float total, i64 lengths
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
-        i32 head, i32 query, i32 channel, bf16 (&out)[2]) {
+                                       i32 /*head*/, i32 /*query*/, i32 /*channel*/, bf16 (&out)[2]) {
     const i64 lengths_other = widen(load_once(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
@@ -130,17 +131,17 @@ __device__ __forceinline__ void finish(const Operands& operands, const float (&t
 }
 
 // The offset of a query's first channel in the output.
-__device__ __forceinline__ i64 out_offset(const Operands& operands, i32 batch, i32 head, i32 query) {
+__device__ __forceinline__ i64 out_offset(const Operands& /*operands*/, i32 batch, i32 head, i32 query) {
     return head * 128 + query * 128 + batch * 4096;
 }
 
 // An upper bound of the keys that a query attends to; later ones have no weight.
-__device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i32 head, i32 query) {
+__device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
     return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(8192));
 }
 
 // The number of keys with values; those of later ones are 0.
-__device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch, i32 head, i32 query) {
+__device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
     return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(8192));
 }
 
@@ -553,7 +554,7 @@ fg_paged_attention(
     const __grid_constant__ TensorMap q_map,
     const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,
-    i64 batches, i64 heads, i64 queries, i64 keys, i64 page_count, i64 page_size,
+    i64 /*batches*/, i64 heads, i64 queries, i64 keys, i64 page_count, i64 page_size,
     bf16* out_ptr,
     const i64* page_table_ptr,
     const i64* lengths_ptr,

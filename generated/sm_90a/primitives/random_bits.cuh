@@ -51,11 +51,3 @@ __device__ __forceinline__ i16 load(RandomBits key, i64 i) {
 }
 
 __device__ __forceinline__ i16 load_once(RandomBits key, i64 i) { return load(key, i); }
-
-// An aligned pair of elements.
-__device__ __forceinline__ void load_wide(i64 (&dst)[2], RandomBits key, i64 i) {
-  i16 pair[2];
-  load_lanes<2>(pair, key, i);
-  dst[0] = pair[0];
-  dst[1] = pair[1];
-}

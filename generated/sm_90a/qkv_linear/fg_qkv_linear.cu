@@ -44,8 +44,8 @@ __device__ __forceinline__ float qkv_linear_epilogue_0(float product) {
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue_0(const Operands& operands, const float (&product)[2], i32 row, i32 head,
-                                           i32 channel, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue_0(const Operands& /*operands*/, const float (&product)[2], i32 /*row*/,
+                                           i32 /*head*/, i32 /*channel*/, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = qkv_linear_epilogue_0(product[v]);
@@ -64,8 +64,8 @@ __device__ __forceinline__ float qkv_linear_epilogue_1(float product) {
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue_1(const Operands& operands, const float (&product)[2], i32 row, i32 head,
-                                           i32 channel, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue_1(const Operands& /*operands*/, const float (&product)[2], i32 /*row*/,
+                                           i32 /*head*/, i32 /*channel*/, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = qkv_linear_epilogue_1(product[v]);
@@ -84,8 +84,8 @@ __device__ __forceinline__ float qkv_linear_epilogue_2(float product) {
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue_2(const Operands& operands, const float (&product)[2], i32 row, i32 head,
-                                           i32 channel, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue_2(const Operands& /*operands*/, const float (&product)[2], i32 /*row*/,
+                                           i32 /*head*/, i32 /*channel*/, bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = qkv_linear_epilogue_2(product[v]);
@@ -460,8 +460,8 @@ __device__ __forceinline__ void scatter_y_2(bf16* out, const float (&words)[RESU
 
 // Finishes and stores a warpgroup's 64 rows of a tile of part 0.
 __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       bf16* out_2_ptr, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       bf16* out_2_ptr,
+                                       Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_0;
     float y_0[RESULTS / 2];
@@ -475,8 +475,8 @@ __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS
 
 // Finishes and stores a warpgroup's 64 rows of a tile of part 1.
 __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       bf16* out_1_ptr, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       bf16* out_1_ptr,
+                                       Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_1;
     float y_1[RESULTS / 2];
@@ -490,8 +490,8 @@ __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS
 
 // Finishes and stores a warpgroup's 64 rows of a tile of part 2.
 __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       bf16* out_0_ptr, SharedMemory& shared,
-                                       Tile tile, Place place, i64 rows, i32 consumer) {
+                                       bf16* out_0_ptr,
+                                       Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_2;
     float y_2[RESULTS / 2];
@@ -513,9 +513,9 @@ __device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_pt
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
-        if (tile.part == 0) finish_0(accumulator, operands, out_2_ptr, shared, tile, place, rows, consumer);
-        if (tile.part == 1) finish_1(accumulator, operands, out_1_ptr, shared, tile, place, rows, consumer);
-        if (tile.part == 2) finish_2(accumulator, operands, out_0_ptr, shared, tile, place, rows, consumer);
+        if (tile.part == 0) finish_0(accumulator, operands, out_2_ptr, tile, place, rows);
+        if (tile.part == 1) finish_1(accumulator, operands, out_1_ptr, tile, place, rows);
+        if (tile.part == 2) finish_2(accumulator, operands, out_0_ptr, tile, place, rows);
     }
 }
 

@@ -92,8 +92,8 @@ __device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to largest.
     bf16 input_raw[CHUNKS][LANES];

@@ -83,8 +83,8 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double eps) {
-    const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
+    const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to squares.
     bf16 input_raw[CHUNKS][LANES];
