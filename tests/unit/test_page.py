@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
@@ -315,12 +316,21 @@ def test_show_adds_machine_code(run: Run, tmp_path: Path) -> None:
 
 
 def test_show_replaces_a_page_and_no_other_file(run: Run, tmp_path: Path) -> None:
-    page, other = tmp_path / "page.html", tmp_path / "mine.py"
-    page.write_text("<!DOCTYPE html>\n")
-    other.write_text("import torch\n")
-    assert run("show", "gelu", "--target", "cpu", "--html", str(page)).code == 0 and "gelu" in page.read_text(encoding="utf-8")
+    page, link, other = tmp_path / "page.html", tmp_path / "link.html", tmp_path / "thesis.html"
+    link.symlink_to(page)
+    other.write_text("<!DOCTYPE html>\n<title>Thesis</title>")
+    for file in (page, link, page):
+        assert run("show", "gelu", "--target", "cpu", "--html", str(file)).code == 0 and "gelu" in page.read_text(encoding="utf-8")
+    assert link.is_symlink()
     refused = run("show", "gelu", "--target", "cpu", "--html", str(other))
-    assert refused.code == 2 and f"--html would replace {other}" in refused.err and other.read_text() == "import torch\n"
+    assert refused.code == 2 and f"--html would replace {other}" in refused.err and "Thesis" in other.read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_show_replaces_no_pipe(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = run("show", "gelu", "--target", "cpu", "--html", str(tmp_path / "pipe"))
+    assert refused.code == 2 and "Not a regular file" in refused.err and (tmp_path / "pipe").is_fifo()
 
 
 def test_show_says_that_it_cannot_write(run: Run, tmp_path: Path) -> None:
