@@ -109,7 +109,8 @@ def _continues(line: str, following: str) -> bool:
 
 def _is_open(block: list[str]) -> bool:
     """True if a function's parameters have no end yet."""
-    return block[0].startswith("__device__") and sum(line.count("(") - line.count(")") for line in block) > 0
+    is_head = block[0].startswith("__device__") and not any("//" in line for line in block)
+    return is_head and sum(line.count("(") - line.count(")") for line in block) > 0
 
 
 def _fitted_block(block: list[str]) -> list[str]:

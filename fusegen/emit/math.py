@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import PurePath
 
-import numpy
+import numpy as np
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
@@ -449,7 +449,7 @@ def _digits(number: int) -> str:
 
 def _fraction(value: float, suffix: str) -> Text | None:
     """Prints the factor of a mean as one part of a number, where that is the same number and shorter."""
-    kind = numpy.float32 if suffix else numpy.float64
+    kind = np.float32 if suffix else np.float64
     parts = round(1 / value) if 2**-24 <= value < 1 else 0
     text = f"1.0{suffix} / {parts}.0{suffix}"
     is_equal = parts > 0 and kind(1) / kind(parts) == kind(value)

@@ -48,7 +48,10 @@ class LoadedKernel:
 
 
 class Driver:
-    """The driver functions; ``library`` must be private, since types are set on its functions."""
+    """The driver functions; ``library`` must be private, since types are set on its functions.
+
+    cuda.core has them too, but its import takes 0.1 s: more than all else of the first call of a built kernel.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

@@ -35,7 +35,7 @@ from tests.emulator.tensor_cores import lowered
 
 WARPS = ("mma.sync",)
 TOLERANCE = 2.0**-6  # of bfloat16 results and bfloat16 intermediate values, as root mean square
-_CALLS = 20  # of a graph whose data stay in L2
+_CALLS = 20  # in a graph, with data that stay in L2
 _REPLAYS = 9
 
 

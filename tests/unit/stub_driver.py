@@ -205,7 +205,7 @@ class StubDriver(Driver):
 
     @property
     def libraries(self) -> int:
-        """How many binaries are loaded."""
+        """The number of loaded binaries."""
         return ctypes.c_int.in_dll(self._library, "stub_libraries").value
 
     @property

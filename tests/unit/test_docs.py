@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
 
+_LONG = ("docs/trainers.md",)  # it trains by three libraries; test_trainers.py has the same steps for the gate
 _MOST_LINES = 150  # of the README
 _ACCEPT = "run pytest tests/unit/test_docs.py --accept, and look at the difference"
 
@@ -48,7 +49,7 @@ _NAMED_PATH = re.compile(r"`((?:fusegen|templates|tests|docs|examples|bench|\.ci
 
 
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.deep if n in _LONG else ()) for n in DOCUMENTS])
 def test_what_a_document_shows_comes_out(name: str, accept: bool) -> None:
     for path, shown in session(ROOT / name).items():
         text = path.read_text(encoding="utf-8") if path.exists() else ""

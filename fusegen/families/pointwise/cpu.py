@@ -71,7 +71,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         places=[*placed.lines.values()],
         writes=[replace(fragment(a, placed, lane_axis), checked=kernel.checks) for a in body.writes],
         call=None if body.call is None else call_view(body.call, offsets, lane_axis),
-        copies={copy.write: copy.read for copy in body.copies},
+        copies=dict(body.copies),
         computed=read_by(body.call),
         plan=body.plan,
     )

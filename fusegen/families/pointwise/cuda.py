@@ -43,7 +43,7 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         common_call=None if body.common_call is None else call_view(body.common_call, offsets, None),
         call=None if body.call is None else call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
-        copies={copy.write: copy.read for copy in body.copies},
+        copies=dict(body.copies),
         computed=read_by(body.call, body.common_call),
         plan=body.plan,
         extent=c_text(body.axes.extents[-1]),
@@ -114,7 +114,7 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
         writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
         whole=" && ".join(f"{c_text(Modulo(size, body.plan.vec))} == 0" for size in body.multiples),
         call=None if body.call is None else call_view(body.call, offsets, body.column_axis),
-        copies={copy.write: copy.read for copy in body.copies},
+        copies=dict(body.copies),
         computed=read_by(body.call),
         plan=body.plan,
     )

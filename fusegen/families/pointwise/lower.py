@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusegen.families.pointwise.heuristics import PointwiseFeatures, pointwise_plans, tile_plans
-from fusegen.families.pointwise.plan import Copy, HoistedMath, PointwiseBody, PointwisePlan, TileBody, TilePlan
+from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, PointwisePlan, TileBody, TilePlan
 from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
@@ -150,24 +150,26 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 
 
-def _copies(fragments: Fragments, points: PointwiseMath, writes: Sequence[Access], apart: set[str]) -> tuple[Copy, ...]:
-    """Returns the copies among accesses that are not interleaved (`apart`). Checked writes of CPU kernels are left out."""
+def _copies(fragments: Fragments, points: PointwiseMath, writes: Sequence[Access], apart: set[str]) -> tuple[tuple[str, str], ...]:
+    """Returns the writes that copy a read, with that read. Both must be in `apart`, the accesses that are not interleaved, and a
+    CPU kernel must check no index."""
     context = fragments.context
     if not context.target.warp and has_checks([offset for _, offset in points.touched]):
         return ()
     pairs = [(w, root, fragments.reads[root]) for w, root in zip(writes, points.roots, strict=True) if root in fragments.reads]
     return tuple(
-        Copy(read.name, write.name)
+        (write.name, read.name)
         for write, root, read in pairs
         if {read.name, write.name} <= apart and read.pattern is not AccessPattern.UNIFORM
         if context.dtype(read.buffer) is context.dtype(write.buffer) and points.leaves.reads[root].is_stored
     )
 
 
-def _call(fragments: Fragments, points: PointwiseMath, writes: Sequence[Access], copies: Sequence[Copy]) -> MathCall | None:
+def _call(
+    fragments: Fragments, points: PointwiseMath, writes: Sequence[Access], copies: Sequence[tuple[str, str]]
+) -> MathCall | None:
     """Returns the call that computes all results that are not copies."""
-    copied = {copy.write for copy in copies}
-    roots = [(w.name, root) for w, root in zip(writes, points.roots, strict=True) if w.name not in copied]
+    roots = [(w.name, root) for w, root in zip(writes, points.roots, strict=True) if w.name not in dict(copies)]
     return fragments.call(fragments.context.name, roots) if roots else None
 
 

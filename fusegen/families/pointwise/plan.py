@@ -92,14 +92,6 @@ class HoistedMath:
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A write that stores the elements of a read, by the names of both. Bits are not converted: those of a NaN stay the same."""
-
-    read: str
-    write: str
-
-
-@dataclass(frozen=True)
 class PointwiseBody(Body):
     """One pass over an iteration space.
 
@@ -108,6 +100,7 @@ class PointwiseBody(Body):
         reads, writes: accesses along the last axis; a write is named after the function's result.
         checks: indices to check against their range that no access mentions.
         call: the math; None if all writes are copies.
+        copies: names of writes, each with the read whose elements it stores. No bits are converted, so those of a NaN stay.
         hoisted: reads and math hoisted out of a thread's loop along an axis.
         common_call: functions of values that all lanes of a vector have in common, once per vector.
     """
@@ -120,7 +113,7 @@ class PointwiseBody(Body):
     plan: PointwisePlan
     hoisted: HoistedMath | None = None
     common_call: MathCall | None = None
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
 
     can_be_part = True
 
@@ -159,6 +152,7 @@ class TileBody(Body):
         reads, writes: accesses along `column_axis`.
         multiples: sizes that must be multiples of the vector width for whole, aligned vectors; otherwise accesses are scalar.
         call: the math; None if all writes are copies.
+        copies: names of writes, each with the read whose elements it stores. No bits are converted, so those of a NaN stay.
         shared: a tile for each transposed operand.
     """
 
@@ -173,7 +167,7 @@ class TileBody(Body):
     call: MathCall | None
     shared: SharedArrays
     plan: TilePlan
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
 
     can_be_part = True
 

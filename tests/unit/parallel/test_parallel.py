@@ -11,7 +11,7 @@ from fusegen.errors import ArgumentError
 from fusegen.parallel import ColumnParallelLinear
 from tests.unit.parallel import pair
 
-QUICK = ("linear_layers", "gated_mlp", "attention", "dtensors", "kernels_of_local_tensors", "patched_blocks_in_parts", "refused")
+QUICK = ("linear_layers", "gated_mlp", "attention", "dtensors", "kernels_of_local_tensors", "refused")
 """Checks for the gate; two processes take seconds to start, so all run in one pair."""
 
 
