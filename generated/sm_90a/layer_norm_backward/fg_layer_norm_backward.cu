@@ -148,12 +148,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count) {
-#pragma unroll
-            for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(x_staged, slot * SLOT + thread * LANES + v, x_ptr, row * 4096 + column + v);
-#pragma unroll
-            for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(dy_staged, slot * SLOT + thread * LANES + v, dy_ptr, row * 4096 + column + v);
+            copy_async<LANES>(x_staged, slot * SLOT + thread * LANES, x_ptr, row * 4096 + column);
+            copy_async<LANES>(dy_staged, slot * SLOT + thread * LANES, dy_ptr, row * 4096 + column);
         }
         copy_async_commit();
     };

@@ -238,12 +238,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count) {
-#pragma unroll
-            for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(dy_staged, slot * SLOT + thread * LANES + v, dy_ptr, row * 4096 + column + v);
-#pragma unroll
-            for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(y_staged, slot * SLOT + thread * LANES + v, y_ptr, row * 4096 + column + v);
+            copy_async<LANES>(dy_staged, slot * SLOT + thread * LANES, dy_ptr, row * 4096 + column);
+            copy_async<LANES>(y_staged, slot * SLOT + thread * LANES, y_ptr, row * 4096 + column);
         }
         copy_async_commit();
     };

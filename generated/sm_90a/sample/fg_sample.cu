@@ -261,10 +261,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count && column < column_count) {
-#pragma unroll
-            for (i32 v = 0; v < LANES; v += 8)
-                copy_async<8>(logits_staged, slot * SLOT + thread_id() * LANES + v, logits_ptr, row * 32000 + column
-                        + v);
+            copy_async<LANES>(logits_staged, slot * SLOT + thread_id() * LANES, logits_ptr, row * 32000 + column);
         }
         copy_async_commit();
     };
