@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from tests.unit.patching.models import IDS, small_model, transformers
 accelerate = pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
 
+_EXAMPLE = Path(__file__).parents[3] / "examples" / "fine_tune.py"
 _TARGETS = ["q_proj", "v_proj", "down_proj"]
 _ADAPTERS: dict[str, Callable[[], Any]] = {
     "LoRA": lambda: peft.LoraConfig(r=4, target_modules=_TARGETS, init_lora_weights=False),
@@ -186,3 +190,31 @@ def test_launches_of_a_fused_layer_and_of_its_parts_are_counted_once() -> None:
     model.train()(IDS, use_cache=False).logits.sum().backward()
     assert (report.before, report.after) == counted
     assert {"LlamaDecoderLayer", "LlamaMLP"} <= {row.kind for row in report.rows if row.fused}
+
+
+def fine_tune(patch: pytest.MonkeyPatch, *options: str) -> None:
+    """Runs the example of fine-tuning on a model of one layer."""
+    patch.setattr(sys, "argv", ["fine_tune.py", "--layers", "1", "--tokens", "16", "--steps", "1", *options])
+    runpy.run_path(str(_EXAMPLE), run_name="__main__")
+
+
+def test_the_example_of_fine_tuning_stores_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine_tune(monkeypatch, "--lora", "--accumulate", "2", "--no-compile", "--out", str(tmp_path / "run.json"))
+    figures = {row["what"]: row for row in json.loads((tmp_path / "run.json").read_text("utf-8"))["rows"]}
+    assert "LlamaDecoderLayer" in capsys.readouterr().out
+    assert figures["losses, largest difference from eager's"]["patched"] < 1e-4
+    assert all(figures["tokens a second"][variant] > 0 for variant in ("eager", "patched"))
+
+
+def test_the_example_of_fine_tuning_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit, match="pip install peft"):
+        fine_tune(monkeypatch, "--lora")
+
+
+def test_the_example_of_fine_tuning_refuses_a_short_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short", encoding="utf-8")
+    with pytest.raises(SystemExit, match="the text has 5 tokens"):
+        fine_tune(monkeypatch, "--text", str(tmp_path / "text.txt"))
