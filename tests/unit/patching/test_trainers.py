@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,13 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.integrations.patch.report import Report
 from tests.unit.patching.models import IDS, small_model, transformers
 
 accelerate = pytest.importorskip("accelerate")
 peft = pytest.importorskip("peft")
 
+_EXAMPLE = Path(__file__).parents[3] / "examples" / "fine_tune.py"
 _TARGETS = ["q_proj", "v_proj", "down_proj"]
 _ADAPTERS: dict[str, Callable[[], Any]] = {
     "LoRA": lambda: peft.LoraConfig(r=4, target_modules=_TARGETS, init_lora_weights=False),
@@ -138,16 +143,16 @@ def test_accelerate_prepares_and_restores_a_patched_model(is_patched_first: bool
     same(losses(2), expected[1:])
 
 
-def trainer(model: Any, folder: Path, **settings: Any) -> Any:
+def trainer(model: Any, folder: Path, make: Callable[[], Any] | None = None, **settings: Any) -> Any:
     rows = [{"input_ids": ids, "labels": ids} for ids in IDS.repeat(2, 1)]
     fixed = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "max_steps": 4, "learning_rate": 1e-2}
     arguments = transformers.TrainingArguments(folder, per_device_train_batch_size=2, **fixed, **settings)
-    return transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    return transformers.Trainer(model, arguments, model_init=make, train_dataset=rows, eval_dataset=rows)
 
 
-def trained(model: Any, folder: Path, **settings: Any) -> list[float]:
+def trained(model: Any, folder: Path, make: Callable[[], Any] | None = None, **settings: Any) -> list[float]:
     """The losses of four steps of a ``Trainer``, and that of the evaluation after them."""
-    found = trainer(model, folder, save_strategy="no", **settings)
+    found = trainer(model, folder, make, save_strategy="no", **settings)
     found.train()
     losses = [entry["loss"] for entry in found.state.log_history if "loss" in entry]
     return [*losses, found.evaluate()["eval_loss"]]
@@ -165,6 +170,70 @@ def test_a_trainer_trains_and_resumes_from_its_checkpoint(tmp_path: Path) -> Non
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
     for each in (model, again, loaded):
         same(list(each.parameters()), list(expected.parameters()))
+
+
+def resumed(model: Any, folder: Path) -> list[float]:
+    """The losses of a run of four steps that continues from its second checkpoint."""
+    found = trainer(model, folder, save_steps=2)
+    found.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    return [entry["loss"] for entry in found.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("is_patched_first", [True, False])
+def test_a_run_resumes_with_the_patch_added_or_left_out(is_patched_first: bool, tmp_path: Path) -> None:
+    first, second, expected = (small_model("Llama") for _ in range(3))
+    report = fg.patch(first if is_patched_first else second)
+    trainer(first, tmp_path, save_steps=2).train()
+    same(resumed(second, tmp_path), trained(expected, tmp_path)[:-1])
+    same(list(second.parameters()), list(expected.parameters()))
+    assert all(row.fused for row in report.rows)
+
+
+@ORDERS
+def test_a_run_of_adapters_resumes(is_patched_first: bool, tmp_path: Path) -> None:
+    trainer(patched(is_patched_first), tmp_path, save_steps=2).train()
+    same(resumed(patched(is_patched_first), tmp_path), trained(with_adapters(small_model("Llama")), tmp_path)[:-1])
+
+
+class Reports(transformers.TrainerCallback):
+    """Keeps the state of a patch's report after each step."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.found: list[bool] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.found.append(all(row.fused for row in self.report.rows))
+
+
+def test_the_report_is_that_of_the_run_so_far(tmp_path: Path) -> None:
+    report = fg.patch(model := small_model("Llama"))
+    run = trainer(model, tmp_path, save_strategy="no")
+    run.add_callback(steps := Reports(report))
+    assert {row.reason for row in report.rows} == {"not called yet"}
+    run.train()
+    assert steps.found == [True] * 4
+
+
+def test_a_model_that_the_trainer_makes_is_patched_there(tmp_path: Path) -> None:
+    reports = []
+
+    def make() -> Any:
+        reports.append(fg.patch(model := small_model("Llama")))
+        return model
+
+    same(trained(None, tmp_path, make), trained(None, tmp_path, lambda: small_model("Llama")))
+    assert all(row.fused for row in reports[-1].rows)
+
+
+@pytest.mark.deep
+def test_steps_of_a_compiled_run_are_reported_as_without_kernels(tmp_path: Path) -> None:
+    report = fg.patch(model := small_model("Llama"))
+    run = trainer(model, tmp_path, save_strategy="no", torch_compile=True, torch_compile_backend="eager")
+    run.train()
+    assert {row.reason for row in report.rows} == {"not called yet"}
+    run.evaluate()
+    assert all(row.fused for row in report.rows)
 
 
 def test_a_trainer_that_checkpoints_activations(tmp_path: Path) -> None:
@@ -186,3 +255,31 @@ def test_launches_of_a_fused_layer_and_of_its_parts_are_counted_once() -> None:
     model.train()(IDS, use_cache=False).logits.sum().backward()
     assert (report.before, report.after) == counted
     assert {"LlamaDecoderLayer", "LlamaMLP"} <= {row.kind for row in report.rows if row.fused}
+
+
+def fine_tune(patch: pytest.MonkeyPatch, *options: str) -> None:
+    """Runs the example of fine-tuning on a model of one layer."""
+    patch.setattr(sys, "argv", ["fine_tune.py", "--layers", "1", "--tokens", "16", "--steps", "1", *options])
+    runpy.run_path(str(_EXAMPLE), run_name="__main__")
+
+
+def test_the_example_of_fine_tuning_stores_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine_tune(monkeypatch, "--lora", "--accumulate", "2", "--no-compile", "--out", str(tmp_path / "run.json"))
+    figures = {row["what"]: row for row in json.loads((tmp_path / "run.json").read_text("utf-8"))["rows"]}
+    assert "LlamaDecoderLayer" in capsys.readouterr().out
+    assert figures["losses, largest difference from eager's"]["patched"] < 1e-4
+    assert all(figures["tokens a second"][variant] > 0 for variant in ("eager", "patched"))
+
+
+def test_the_example_of_fine_tuning_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit, match="pip install peft"):
+        fine_tune(monkeypatch, "--lora")
+
+
+def test_the_example_of_fine_tuning_refuses_a_short_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short", encoding="utf-8")
+    with pytest.raises(SystemExit, match="the text has 5 tokens"):
+        fine_tune(monkeypatch, "--text", str(tmp_path / "text.txt"))
