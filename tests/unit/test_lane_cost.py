@@ -75,3 +75,12 @@ def test_calls_take_the_plan_of_their_sizes() -> None:
     assert one.plan != other.plan and one.candidates == other.candidates
     assert "128 threads per row, 4 x 8 elements per thread;" in many.explain()
     assert "512 threads per row, 1 x 8 elements per thread, weights loaded with the row;" in few.explain()
+
+
+@pytest.mark.parametrize("rows", [64, 256])
+@pytest.mark.parametrize("function", ["rms_norm", "softmax", "layer_norm"])
+def test_a_row_that_leaves_one_block_per_sm_is_staged(function: str, rows: int) -> None:
+    """In registers, nothing is loaded while a block stores: 256 rows took 250 µs on an H200, staged 159."""
+    arguments = inputs(function, rows, 1 << 19, torch.bfloat16, "meta")
+    explained = fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").explain()
+    assert "rows read once into shared memory, each split over a cluster of 8 blocks" in explained

@@ -400,10 +400,14 @@ def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, sms: int) -> in
 
 
 def _resident_blocks(plan: RowPlan, work: RowWork) -> int:
-    """Returns the number of blocks that an SM runs at a time; of large blocks, as many as the plan's `blocks_per_sm`."""
+    """Returns the number of blocks that an SM runs at a time; of large blocks, as many as the plan's `blocks_per_sm`.
+
+    ptxas takes the registers that these leave. With 64 elements per thread of a block of 512, norms and softmax take 80 to 95, so
+    that a second block does not fit.
+    """
     elements, shared = plan.vec * (plan.vectors_per_thread or 1), plan.cache_weights * work.shared * work.itemsize
     registers = min(255, _OWN_REGISTERS + elements * (work.held / 8 + shared / 4))
-    room = plan.blocks_per_sm if plan.block > _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)
+    room = plan.blocks_per_sm if plan.block >= _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)
     return max(1, int(min(room, _MOST_THREADS // plan.block, _MOST_BLOCKS)))
 
 
