@@ -84,3 +84,10 @@ def test_a_row_that_leaves_one_block_per_sm_is_staged(function: str, rows: int) 
     arguments = inputs(function, rows, 1 << 19, torch.bfloat16, "meta")
     explained = fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").explain()
     assert "rows read once into shared memory, each split over a cluster of 8 blocks" in explained
+
+
+def test_clusters_of_16_blocks_leave_sms_idle() -> None:
+    """Seven clusters run at a time: in registers, 16 rows take three waves. On an H200 they took 23.8 µs, staged 19.5."""
+    arguments = inputs("rms_norm", 16, 1 << 19, torch.bfloat16, "meta")
+    explained = fg.kernel(FUNCTIONS["rms_norm"]).lower(*arguments, target="sm_90a").explain()
+    assert "rows read once into shared memory, each split over a cluster of 16 blocks" in explained
