@@ -10,6 +10,7 @@ from fusegen.dtypes import DType
 from fusegen.eager_cost import EagerCost
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.families import expected_times
+from fusegen.families.base import MARGIN
 from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.families.roofline import roofline
 from fusegen.ir.formula import formula
@@ -19,6 +20,7 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Shape
 from fusegen.program.call import bytes_of, peak_of, plan_workspace
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, LibraryMatmul, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.target import Target
@@ -29,8 +31,8 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Ma
     """Describes each step of a program in one paragraph.
 
     A paragraph states the kind and layout, bytes read and written, FLOPs, the bound and the expected time. It adds the time of the
-    best other candidate, and a warning if most SMs idle. FLOPs are counted as in `schedule.flops`; peaks are those of
-    `schedule.peaks`.
+    best other candidate, the reason if that one is faster, and a warning if most SMs idle. FLOPs are counted as in
+    `schedule.flops`; peaks are those of `schedule.peaks`.
 
     Args:
         sizes: sizes of the example arguments.
@@ -165,8 +167,20 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
         return []
     alternatives = sorted((time, plan.description) for plan, time in times.items() if plan != step.plan)
     runner_up = "".join(f"; {time:.1f} µs with {words}" for time, words in alternatives[:1])
-    more = f" (best of {len(alternatives)} others)" if len(alternatives) > 1 else ""
-    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.description}{runner_up}{more}"]
+    more = f" ({rated_text(len(times), 2)})" if len(alternatives) > 1 else ""
+    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.description}{_margin(step, times)}{runner_up}{more}"]
+
+
+def _margin(step: Launch, times: Mapping[Plan, float]) -> str:
+    """States the reason why the default candidate is chosen although another one is faster."""
+    assert step.plan is not None
+    is_kept = step.plan == step.candidates[0] and MARGIN * times[step.plan] <= min(times.values()) < times[step.plan]
+    return f", the default within {100 - round(100 * MARGIN)} % of the fastest" if is_kept else ""
+
+
+def rated_text(rated: int, shown: int) -> str:
+    """Returns the numbers of candidates with an expected time, and of those that a text shows."""
+    return f"{rated} candidates rated, {shown} shown"
 
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:

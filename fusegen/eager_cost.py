@@ -1,12 +1,14 @@
 """Launches and bytes of a function in torch eager, counted on meta tensors without running it.
 
-Each operation of torch's dispatcher that is not a view counts as one launch. It reads each operand once and writes its results;
-a gather reads no more of its table than it returns. This is a lower bound: some operations of torch take several launches.
+Each operation of torch's dispatcher that is not a view counts as one launch. It writes its results and reads its operands, each
+element once: of a slice only its own, and those that several slices of one tensor share not again. A gather reads no more of its
+table than it returns, and a copy into a tensor does not read it. This is a lower bound: some operations take several launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -32,6 +34,9 @@ _FREE = (
 
 _GATHERS = ("embedding", "gather", "index", "index_select", "take")
 """Operations that read their first operand only at given indices."""
+
+_OVERWRITES = ("copy_", "fill_", "zero_")
+"""Operations that write to their first operand without reading it."""
 
 _SINGLE_KERNEL: Mapping[Any, str] = {
     F.dropout: "dropout",
@@ -147,9 +152,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         return self.emptied(value)
 
     def note(self, name: str, operands: Any, results: Any) -> None:
-        read, written = (sum(map(_footprint, _tensors(each))) for each in (operands, results))
+        read = _footprint(_tensors((operands[0][1:], operands[1]) if name in _OVERWRITES else operands))
+        written = _footprint(_tensors(results))
         if name in _GATHERS:
-            table = _footprint(operands[0][0])
+            table = _footprint([operands[0][0]])
             read -= max(table - written, 0)
         self.costs.append(OperationCost(name, read, written, self.place()))
 
@@ -181,9 +187,44 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     return iter(tensors.values())
 
 
-def _footprint(tensor: Tensor) -> int:
-    """Returns the bytes of the distinct elements; an expanded dim counts once."""
-    count = tensor.element_size()
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else min(size, 1)
-    return count
+def _footprint(tensors: Iterable[Tensor]) -> int:
+    """Returns the bytes of the distinct elements of tensors, some of which may be views of one tensor."""
+    views: dict[tuple[int, int], list[Tensor]] = {}
+    for tensor in tensors:
+        views.setdefault((tensor.untyped_storage()._cdata, tensor.element_size()), []).append(tensor)
+    return sum(itemsize * _distinct(alike) for (_, itemsize), alike in views.items())
+
+
+def _distinct(views: Sequence[Tensor]) -> int:
+    """Returns the number of distinct elements of views of one memory; their sum if their strides do not fit together."""
+    dims = [[(stride, size) for stride, size in zip(v.stride(), v.shape, strict=True) if stride and size != 1] for v in views]
+    total = sum(math.prod(size for _, size in own) for own, view in zip(dims, views, strict=True) if view.numel())
+    if len(views) == 1:
+        return total
+    strides = sorted({1, *(stride for own in dims for stride, _ in own)}, reverse=True)
+    boxes = [_box(int(view.storage_offset()), dict(own), strides) for view, own in zip(views, dims, strict=True)]
+    fits = all(box[n].stop * strides[n] <= strides[n - 1] for box in boxes for n in range(1, len(strides)))
+    is_unambiguous = all(len({stride for stride, _ in own}) == len(own) for own in dims)
+    return _union(boxes) if fits and is_unambiguous else total
+
+
+def _box(offset: int, sizes: Mapping[int, int], strides: Sequence[int]) -> tuple[range, ...]:
+    """Returns the elements of a view along the dims of some strides."""
+    box = []
+    for stride in strides:
+        start, offset = divmod(offset, stride)
+        box.append(range(start, start + sizes.get(stride, 1)))
+    return tuple(box)
+
+
+def _union(boxes: Sequence[tuple[range, ...]]) -> int:
+    """Returns the number of elements in a union of boxes."""
+    total = 0
+    for number, box in enumerate(boxes):
+        shared = (tuple(map(_intersection, box, other)) for other in boxes[:number])
+        total += math.prod(map(len, box)) - _union([each for each in shared if all(each)])
+    return total
+
+
+def _intersection(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))

@@ -103,8 +103,9 @@ class Lowered:
         two matmuls, over the keys up to the last that a query sees. A value counts once. Conversions, copies, integers, logic,
         random bits and the softmax of attention do not count.
 
-        The expected time, in µs, is an estimate of the cost model, printed with that of the best other candidate. A step without a
-        model gets the time at peak rates. A warning marks a launch with much work and so few blocks that most SMs idle.
+        The expected time, in µs, is an estimate of the cost model, printed with that of the best other candidate. The default
+        candidate stays if no other one is more than 3 % faster: a smaller gain is not worth another kernel. A step without a model
+        gets the time at peak rates. A warning marks a launch with much work and so few blocks that most SMs idle.
 
         A kernel below the GPU's ridge point is bound by bandwidth, above it by arithmetic. It is bound by launch latency if its
         work at peak rates takes less time than a launch.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, Shape, literal, product, same
+from fusegen.ir.symbolic import Shape, literal, product, same
 
 READ = (Op.INPUT, Op.RANDOM)
 """Leaves that kernels read element by element: input tensors, and random bits, which are indexed like a tensor."""
@@ -178,54 +178,6 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
             nodes.add(position)
             stack += graph.nodes[position].args
     return frozenset(nodes)
-
-
-def partly_read(graph: Graph, group: Group) -> Mapping[int, Dim]:
-    """Maps each input that is only gathered or sliced to the number of elements read, repeats included."""
-    inside = computed(graph, group)
-    sliced = {position: _sliced(graph, inside, position) for position in group.inputs}
-    return {position: count for position, count in sliced.items() if count is not None} | _gathered(graph, group)
-
-
-def _sliced(graph: Graph, inside: Collection[int], position: int) -> Dim | None:
-    """Returns the total elements of the slices that nodes in `inside` take of a value; None if one reads all of it."""
-    count: Dim = 0
-    users = [user for user in graph.users[position] if user in inside]
-    for user in users:
-        node = graph.nodes[user]
-        below = _sliced(graph, inside, user) if node.op in (Op.SLICE, Op.RESHAPE, Op.PERMUTE) else None
-        if node.op is Op.SLICE and below is None:
-            below = product(node.shape)
-        if below is None:
-            return None
-        count = count + below
-    return count if users else None
-
-
-def _gathered(graph: Graph, group: Group) -> dict[int, Dim]:
-    counts: dict[int, Dim] = {}
-    everywhere = _inputs_below(graph, group, group.outputs)
-    for position in sorted(computed(graph, group)):
-        node = graph.nodes[position]
-        if node.family is Family.INDEXING:
-            for read in _inputs_below(graph, group, node.args[:1]) - everywhere:
-                counts[read] = counts.get(read, 0) + product(node.shape)
-    return counts
-
-
-def _inputs_below(graph: Graph, group: Group, roots: Iterable[int]) -> set[int]:
-    """Returns the inputs that some values are computed from, without those that are only gathered."""
-    inputs: set[int] = set()
-    stack, seen = list(roots), set[int]()
-    while stack:
-        position = stack.pop()
-        if position in group.inputs:
-            inputs.add(position)
-        elif position not in seen:
-            node = graph.nodes[position]
-            stack += node.args[1:] if node.family is Family.INDEXING else node.args
-        seen.add(position)
-    return inputs
 
 
 def matmuls_below(graph: Graph, root: int, materialized: Collection[int] = ()) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.describe import Stages
+from fusegen.describe import Stages, rated_text
 from fusegen.eager_cost import OperationCost
 from fusegen.emit.math import Quote, quote_of
 from fusegen.families import expected_times
@@ -109,12 +109,23 @@ class Candidate:
     is_chosen: bool
 
 
-def candidates(stages: Stages, unit: Unit) -> list[Candidate]:
-    """Returns the candidates of a step by expected time, the chosen one among them; empty if there is one alone."""
+@dataclass(frozen=True)
+class Ranking:
+    """The fastest candidates of a step by expected time, the chosen one among them; none are shown if there is one alone."""
+
+    shown: tuple[Candidate, ...] = ()
+    rated: int = 0
+
+    @property
+    def title(self) -> str:
+        return rated_text(self.rated, len(self.shown))
+
+
+def ranking(stages: Stages, unit: Unit) -> Ranking:
     found = [candidate for part in unit.parts for candidate in (*_implementations(stages, part), *_plans(stages, part))]
     ordered = sorted(found, key=lambda candidate: (candidate.microseconds, not candidate.is_chosen))
-    shown = [c for n, c in enumerate(ordered) if n < _MOST_CANDIDATES or c.is_chosen]
-    return shown if len(shown) > 1 else []
+    shown = tuple(c for n, c in enumerate(ordered) if n < _MOST_CANDIDATES or c.is_chosen)
+    return Ranking(shown, len(found)) if len(shown) > 1 else Ranking()
 
 
 def _plans(stages: Stages, part: Step) -> Iterator[Candidate]:

@@ -15,7 +15,7 @@ from fusegen.describe import Stages, explain_head, explain_step
 from fusegen.emit.environment import html_environment, templates
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import Instruction
-from fusegen.page.costs import Candidate, candidates, comparisons
+from fusegen.page.costs import Ranking, comparisons, ranking
 from fusegen.page.drawing import draw
 from fusegen.page.listing import CodeBlock, Keys, code_blocks, keys_of, machine_blocks, user_functions
 from fusegen.page.units import Unit, units_of
@@ -41,7 +41,7 @@ class UnitView:
 
     unit: Unit
     paragraphs: tuple[tuple[str, tuple[str, ...]], ...]
-    candidates: tuple[Candidate, ...]
+    ranking: Ranking
     code_blocks: tuple[CodeBlock, ...] | None
     machine: tuple[CodeBlock, ...] | None
 
@@ -94,7 +94,7 @@ def _views(stages: Stages, units: list[Unit], keys: Keys, machine: Mapping[Sourc
             sass_size += sum(len(block.html) for block in sass)
         size += len(unit.source.kernel_text) if unit.source else 0
         code = tuple(code_blocks(unit, keys)) if size <= _MOST_TEXT else None
-        choices = tuple(candidates(stages, unit)) if not unit.is_inner else ()
+        choices = ranking(stages, unit) if not unit.is_inner else Ranking()
         views.append(UnitView(unit, tuple(_paragraphs(stages, unit)), choices, code, sass if sass_size <= _MOST_SASS else None))
     return views
 

@@ -9,13 +9,14 @@ from typing import TypeAlias, TypeVar
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.fusion.groups import Group, computed, partly_read
+from fusegen.fusion.groups import Group, computed
+from fusegen.fusion.reads import partly_read
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
+from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, product
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
 from fusegen.program.names import ascii_name
@@ -154,17 +155,23 @@ class Context:
         return self.names.take(name)
 
     def traffic(self) -> Traffic:
-        """Returns the minimal traffic: every input and output once; of gathered or sliced inputs, only the elements read."""
-        partial = partly_read(self.graph, self.group)
-        read = self._bytes([p for p in self.group.inputs if p not in partial])
-        for position, count in partial.items():
-            elements = product(self.graph.nodes[position].shape)
-            read = read + minimum(formula(count), formula(elements)) * self.memory.dtype(position).itemsize
-        return Traffic(read, self._bytes(self.group.outputs))
+        """Returns the minimal traffic: every output once, and each element that it reads of an input once."""
+        partial, nodes = partly_read(self.graph, self.group), self.graph.nodes
+        elements = {p: product(nodes[p].shape) for p in (*self.group.inputs, *self.group.outputs) if nodes[p].op is not Op.RANDOM}
+        certain = {p: partial.get(p, count) for p, count in elements.items() if _is_at_most(partial.get(p, count), count)}
+        read = self._bytes(certain, self.group.inputs)
+        for position in (p for p in self.group.inputs if p in elements and p not in certain):
+            read = read + minimum(formula(partial[position]), formula(elements[position])) * self.memory.dtype(position).itemsize
+        return Traffic(read, self._bytes(elements, self.group.outputs))
 
-    def _bytes(self, positions: Sequence[int]) -> Formula:
-        stored = [p for p in positions if self.graph.nodes[p].op is not Op.RANDOM]
-        return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in stored])
+    def _bytes(self, elements: Mapping[int, Dim], positions: Sequence[int]) -> Formula:
+        return total_bytes([(elements[p], self.memory.dtype(p).itemsize) for p in positions if p in elements])
+
+
+def _is_at_most(count: Dim, most: Dim) -> bool:
+    """True if a number is known not to exceed another one."""
+    ratio = sympy.cancel(sympy.sympify(count) / most) if literal(most) != 0 else sympy.nan
+    return count is most or bool(ratio.is_Rational and ratio <= 1)
 
 
 # Kernels around calls of math: their parameters are the buffers, coordinates and sizes of these calls.

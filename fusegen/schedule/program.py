@@ -56,7 +56,7 @@ class BufferSpec(Buffer):
 
 @dataclass(frozen=True)
 class Traffic:
-    """The minimal bytes that a step reads and writes: each operand once."""
+    """The minimal bytes that a step reads and writes, each element once. Parts of one launch count what each of them reads."""
 
     read: Formula
     written: Formula

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -170,6 +171,14 @@ def test_shapes_and_dtypes(run: Run) -> None:
     assert result.code == 0
     assert "x: f16[" in result.out and "bias: bf16[" in result.out and "residual: f32[" in result.out
     assert "input: f64[" in run("show", "gelu", "--stage", "trace", "--dtype", "float64").out
+
+
+def test_explain_counts_slices_of_one_tensor_once(run: Run) -> None:
+    explained = json.loads(run("explain", "bias_split_heads", "--target", "sm_90a", "--json").out)
+    tokens, columns = 4 * 4096, (32 + 8 + 8) * 128
+    assert [step["read_bytes"] for step in explained["steps"]] == [2 * (tokens + 1) * n * 128 for n in (32, 8, 8)]
+    assert explained["fusegen"] == {"launches": 1, "moved_bytes": 2 * (2 * tokens + 1) * columns}
+    assert explained["eager"]["moved_bytes"] == 2 * (4 * tokens + 1) * columns, "a sum, and a copy of each part"
 
 
 def test_explain_says_what_is_saved(run: Run) -> None:

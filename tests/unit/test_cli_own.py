@@ -179,6 +179,22 @@ def test_bench_counts_the_rows_that_are_gathered(run: Run, tmp_path: Path) -> No
     assert row["bytes"] == GATHERED
 
 
+@pytest.mark.parametrize(
+    ("body", "elements"),
+    [
+        ("return x[:, :64] + x[:, 32:]", 8 * 96 + 8 * 64),
+        ("return x[:, ::2] * x[:, 1::2]", 8 * 96 + 8 * 48),
+        ("return torch.cat((x[:, 48:], x[:, :48]), 1)", 2 * 8 * 96),
+        ("y = x * 2; y[:, :32] = x[:, 64:]; return y", 2 * 8 * 96 + 2 * 8 * 32),
+    ],
+)
+def test_explain_counts_what_eager_touches_of_slices(run: Run, tmp_path: Path, body: str, elements: int) -> None:
+    path = tmp_path / "slices.py"
+    path.write_text(f"import torch\nimport fusegen as fg\n\n@fg.kernel\ndef slices(x):\n    {body}\n")
+    explained = json.loads(run("explain", f"{path}:slices", "--shape", "x=8x96:f32", "--target", "cpu", "--json").out)
+    assert explained["eager"]["moved_bytes"] == 4 * elements
+
+
 def test_a_name_that_leads_nowhere(run: Run, file: str) -> None:
     refused = run("show", f"{file}:scale.scald", "--shape", "x=8x64")
     assert refused.code == 2 and "no kernel 'scale.scald'" in refused.err and f"{file}:bound" in refused.err

@@ -3,6 +3,7 @@ the best that was."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import fusegen as fg
 from fusegen.families import preferred
@@ -75,3 +77,31 @@ def test_calls_take_the_plan_of_their_sizes() -> None:
     assert one.plan != other.plan and one.candidates == other.candidates
     assert "128 threads per row, 4 x 8 elements per thread;" in many.explain()
     assert "512 threads per row, 1 x 8 elements per thread, weights loaded with the row;" in few.explain()
+
+
+@pytest.mark.parametrize("rows", [64, 256])
+@pytest.mark.parametrize("function", ["rms_norm", "softmax", "layer_norm"])
+def test_a_row_that_leaves_one_block_per_sm_is_staged(function: str, rows: int) -> None:
+    """In registers, nothing is loaded while a block stores: 256 rows took 250 µs on an H200, staged 159."""
+    arguments = inputs(function, rows, 1 << 19, torch.bfloat16, "meta")
+    explained = fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").explain()
+    assert "rows read once into shared memory, each split over a cluster of 8 blocks" in explained
+
+
+def test_clusters_of_16_blocks_leave_sms_idle() -> None:
+    """Seven clusters run at a time: in registers, 16 rows take three waves. On an H200 they took 23.8 µs, staged 19.5."""
+    arguments = inputs("rms_norm", 16, 1 << 19, torch.bfloat16, "meta")
+    explained = fg.kernel(FUNCTIONS["rms_norm"]).lower(*arguments, target="sm_90a").explain()
+    assert "rows read once into shared memory, each split over a cluster of 16 blocks" in explained
+
+
+def test_explain_gives_the_reason_for_a_candidate_that_is_not_the_fastest() -> None:
+    add = fg.kernel(lambda x, y: x + y)
+    (near,) = re.findall("expected: .*", add.lower(*inputs_of(8192), target="sm_90a").explain())
+    assert ", the default within 3 % of the fastest; " in near and near.endswith("(12 candidates rated, 2 shown)")
+    (fastest,) = re.findall("expected: .*", add.lower(*inputs_of(64), target="sm_90a").explain())
+    assert "the default" not in fastest
+
+
+def inputs_of(rows: int) -> list[Tensor]:
+    return [torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for _ in range(2)]

@@ -239,6 +239,7 @@ def test_candidates_are_sorted_by_expected_time() -> None:
     times = [float(part.split()[-1]) for part in listed.text.split(" µs")[:-1]]
     assert len(times) > 1 and times == sorted(times)
     assert listed.text.count("chosen") == 1
+    assert f" candidates rated, {len(times)} shown, by expected time" in lowered(norm, *CASES[norm]).html()
 
 
 def test_text_of_the_user_is_escaped() -> None:

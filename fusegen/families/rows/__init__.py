@@ -55,7 +55,7 @@ class RowFamily(KernelFamily):
         if body.partials or _is_gathered(body):
             return {}
         rows = _row_work(launch, body, sizes)
-        return {plan: row_time(costs, plan, rows, target.sms) for plan in plans}
+        return {plan: row_time(costs, plan, rows, target) for plan in plans}
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
         """Only a plan with a single block can change its threads."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.families.rows.tiles import COLUMNS_H200, ColumnPrices
+from fusegen.target import Target
 
 _WIDEST = 16  # bytes per access
 _OVERLAP, _DRAINED_OVERLAP = 2.13, 2.85
@@ -353,8 +354,9 @@ class PointwiseWork:
     operands: int
 
 
-def row_time(costs: RowKernelCosts, plan: RowPlan, work: RowWork, sms: int) -> float:
+def row_time(costs: RowKernelCosts, plan: RowPlan, work: RowWork, target: Target) -> float:
     """Returns the time of a row kernel's launch, in µs."""
+    sms = target.sms
     if plan.persistence is Persistence.STAGED:
         return staged_time(costs.staged, plan, work, sms)
     if plan.once:
@@ -363,16 +365,17 @@ def row_time(costs: RowKernelCosts, plan: RowPlan, work: RowWork, sms: int) -> f
     groups = math.ceil(work.columns / plan.columns_per_step) if looped else plan.vectors_per_thread
     accesses = groups * work.operands * (work.reductions + 1 if looped else 1)
     blocks, persistent_blocks = math.ceil(work.rows / plan.rows) * plan.cluster, _resident_blocks(plan, work)
-    waves = max(1.0, blocks / sms / persistent_blocks)
+    in_clusters = target.clusters(plan.cluster) * plan.cluster  # SMs: larger clusters leave some idle
+    waves = max(1.0, blocks / in_clusters / persistent_blocks)
     windows = groups * work.shared * plan.unaligned
 
     once = accesses * (prices.access + prices.unaligned * plan.unaligned)
     once += windows * (prices.window + prices.kept_window * plan.cache_weights)
     once += work.reductions * (prices.barrier * (plan.warps > 1) + prices.exchange * (plan.cluster > 1))
     once += prices.late * groups * work.shared * (not plan.cache_weights)
-    once += prices.thousand * accesses * plan.block * min(persistent_blocks, math.ceil(blocks / sms)) / _THOUSAND
+    once += prices.thousand * accesses * plan.block * min(persistent_blocks, math.ceil(blocks / in_clusters)) / _THOUSAND
     moved = work.moved + _read_again(prices, plan, work, sms)
-    once += prices.own_megabyte * moved / _MILLION / waves / min(sms, max(1, blocks))
+    once += prices.own_megabyte * moved / _MILLION / waves / min(in_clusters, max(1, blocks))
     wave = work.reductions * (math.log2(plan.warps) * prices.wave_barrier + prices.wave_exchange * (plan.cluster > 1))
     wave += windows * prices.wave_window + prices.wave_alone * (persistent_blocks == 1)
     total = moved * prices.megabyte + work.rows * _row_throughput(prices, plan, work, accesses, groups)
@@ -400,10 +403,14 @@ def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, sms: int) -> in
 
 
 def _resident_blocks(plan: RowPlan, work: RowWork) -> int:
-    """Returns the number of blocks that an SM runs at a time; of large blocks, as many as the plan's `blocks_per_sm`."""
+    """Returns the number of blocks that an SM runs at a time; of large blocks, as many as the plan's `blocks_per_sm`.
+
+    ptxas takes the registers that these leave. With 64 elements per thread of a block of 512, norms and softmax take 80 to 95, so
+    that a second block does not fit.
+    """
     elements, shared = plan.vec * (plan.vectors_per_thread or 1), plan.cache_weights * work.shared * work.itemsize
     registers = min(255, _OWN_REGISTERS + elements * (work.held / 8 + shared / 4))
-    room = plan.blocks_per_sm if plan.block > _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)
+    room = plan.blocks_per_sm if plan.block >= _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)
     return max(1, int(min(room, _MOST_THREADS // plan.block, _MOST_BLOCKS)))
 
 

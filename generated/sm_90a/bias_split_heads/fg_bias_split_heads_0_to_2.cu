@@ -1,14 +1,14 @@
 // bias_split_heads__0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 4096 + 1023) // 1024), block 128.
-// Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 8192.
+// Reads qkv_dim0 * qkv_dim1 * 8192 + 8192 bytes, writes qkv_dim0 * qkv_dim1 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // bias_split_heads__1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
-// Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
+// Reads qkv_dim0 * qkv_dim1 * 2048 + 2048 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // bias_split_heads__2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
-// Reads qkv_dim0 * qkv_dim1 * 12288 + 12288 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
+// Reads qkv_dim0 * qkv_dim1 * 2048 + 2048 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
