@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -149,10 +148,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LINE_WIDTH else f"{text[: _LINE_WIDTH - 1]}…"
 
 
-def _single(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
 def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
     """Maps the sine and the cosine of a float32 argument to the pair of both; a term without its counterpart is left out."""
     by_argument: dict[int, list[int]] = defaultdict(list)
@@ -245,9 +240,9 @@ class _Writer:
         value = float(str(base.payload))
         if not 0 < value < math.inf or value == 1:
             return None
-        high = _single(math.log2(value))
-        parts = (high, _single(math.log2(value) - high))
-        return self.language.constant(repr(parts[0]), DType.FLOAT32), self.language.constant(repr(parts[1]), DType.FLOAT32)
+        high = np.float32(math.log2(value))
+        low = math.log2(value) - float(high)
+        return self.language.constant(str(high), DType.FLOAT32), self.language.constant(str(low), DType.FLOAT32)
 
     def _of_pair(self, position: int, term: Term) -> Text:
         """Returns the sine or cosine of an argument; one call computes both."""
@@ -412,12 +407,14 @@ class Language:
                 return Text(f"(-{2**63 - 1}LL - 1)")
             return _signed(f"{_digits(number)}{suffix}")
         value = float(text == "True") if text in ("True", "False") else float(text)
-        if value != value:
+        with np.errstate(over="ignore"):
+            rounded = np.float32(value) if dtype is DType.FLOAT32 else np.float64(value)
+        if np.isnan(rounded):
             return Text(self.nan[dtype])
-        if value in (float("inf"), float("-inf")):
-            return _signed(f"{'-' if value < 0 else ''}{self.infinity[dtype]}")
+        if np.isinf(rounded):
+            return _signed(f"{'-' if rounded < 0 else ''}{self.infinity[dtype]}")
         suffix = "f" if dtype is DType.FLOAT32 else ""
-        return _fraction(value, suffix) or _signed(f"{value!r}{suffix}")
+        return _fraction(value, suffix) or _signed(f"{rounded!s}{suffix}")  # the shortest text of this number
 
     def cast(self, value: Text, source: DType, target: DType) -> Text:
         """Prints a conversion. Conversions to narrow dtypes round or wrap, and return a wide value."""

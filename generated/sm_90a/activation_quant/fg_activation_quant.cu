@@ -51,7 +51,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void elements_of_activation_quant(float input, float& largest_part, float& product) {
-    const float product_2 = input * (1.5957691216057308f + 0.07135481627260025f * (input * input));  // gelu_of, line 7
+    const float product_2 = input * (1.5957692f + 0.071354814f * (input * input));    // gelu_of, line 7
     const float product_3 = input * fast_reciprocal(1.0f + fast_exp(-product_2));
     largest_part = fabsf(product_3);                                                  // quantized, line 32
     product = product_3;                                                              // gelu_of, line 7

@@ -28,7 +28,7 @@
 
 __device__ __forceinline__ float bias_gelu(float x, float bias) {
     const float sum = x + bias;                                                       // bias_gelu, line 10
-    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 

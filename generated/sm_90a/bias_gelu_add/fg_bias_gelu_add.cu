@@ -28,7 +28,7 @@
 
 __device__ __forceinline__ float bias_gelu_add(float x, float bias, float residual) {
     const float sum = x + bias;                                                       // bias_gelu_add, line 8
-    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product)) + residual;               // bias_gelu_add, line 8
 }
 

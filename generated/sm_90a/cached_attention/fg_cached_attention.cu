@@ -101,12 +101,12 @@ __device__ __forceinline__ float anchor(float peak) {
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
 }
 
 __device__ __forceinline__ float cached_attention_finish(float total, i64 lengths_other, i64 k_cache_dim2__2,

@@ -27,7 +27,7 @@
 //   13: return gelu_of(gate, approximate) * up
 
 __device__ __forceinline__ float geglu(float gate, float up) {
-    const float product = gate * (1.5957691216057308f + 0.07135481627260025f * (gate * gate));  // gelu_of, line 7
+    const float product = gate * (1.5957692f + 0.071354814f * (gate * gate));         // gelu_of, line 7
     return gate * fast_reciprocal(1.0f + fast_exp(-product)) * up;                    // geglu, line 13
 }
 

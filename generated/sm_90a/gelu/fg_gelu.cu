@@ -25,7 +25,7 @@
 //    7: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float gelu(float input) {
-    const float product = input * (1.5957691216057308f + 0.07135481627260025f * (input * input));  // line 7
+    const float product = input * (1.5957692f + 0.071354814f * (input * input));      // line 7
     return input * fast_reciprocal(1.0f + fast_exp(-product));
 }
 

@@ -56,7 +56,7 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu(float squares, float ep
 
 __device__ __forceinline__ float result_of_layer_norm_gelu(float x, float mean, float rstd, float weight, float bias) {
     const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu, line 7
-    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 

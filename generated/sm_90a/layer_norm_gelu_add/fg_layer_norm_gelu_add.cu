@@ -57,7 +57,7 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu_add(float squares, floa
 __device__ __forceinline__ float result_of_layer_norm_gelu_add(float x, float mean, float rstd, float weight,
         float bias, float residual) {
     const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu_add, line 10
-    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product)) + residual;               // layer_norm_gelu_add, line 10
 }
 

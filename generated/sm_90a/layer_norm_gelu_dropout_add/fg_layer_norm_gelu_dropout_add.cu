@@ -69,11 +69,10 @@ __device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, 
         float keep_scale, float weight, float bias, i64 random, float residual) {
     // layer_norm_gelu_dropout_add, line 24
     const float activated = (x - mean) * rstd * weight + bias;
-    const float sum = 1.5957691216057308f + 0.07135481627260025f * (activated * activated);  // gelu_of, line 7
-    const float product = activated * fast_reciprocal(1.0f + fast_exp(-(activated * sum)));
+    const float product = activated * (1.5957692f + 0.071354814f * (activated * activated));  // gelu_of, line 7
     // layer_norm_gelu_dropout_add, line 25
-    const float product_2 = product * (static_cast<i32>(random) >= integer ? keep_scale : 0.0f);
-    return product_2 + residual;
+    const float chosen = static_cast<i32>(random) >= integer ? keep_scale : 0.0f;
+    return activated * fast_reciprocal(1.0f + fast_exp(-product)) * chosen + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

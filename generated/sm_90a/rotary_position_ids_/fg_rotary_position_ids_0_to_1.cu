@@ -41,8 +41,7 @@ namespace part_1 {
 __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted,
         float& hoisted_2) {
     const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
-    // _cos_sin, line 34
-    const float quotient = 1.0f / power_of(13.287712097167969f, 2.8238147820047743e-07f, exponents);
+    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f, exponents);    // _cos_sin, line 34
     const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
     float sine, cosine;                                                               // _cos_sin, line 48
     sincosf(angles, &sine, &cosine);
@@ -134,8 +133,7 @@ namespace part_2 {
 __device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted,
         float& hoisted_2) {
     const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
-    // _cos_sin, line 34
-    const float quotient = 1.0f / power_of(13.287712097167969f, 2.8238147820047743e-07f, exponents);
+    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f, exponents);    // _cos_sin, line 34
     const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
     float sine, cosine;                                                               // _cos_sin, line 48
     sincosf(angles, &sine, &cosine);

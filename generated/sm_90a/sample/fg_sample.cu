@@ -109,9 +109,8 @@ __device__ __forceinline__ void elements_of_sample(bool is_at_least, float chose
     const i64 bits_4 = x ^ (shift_right(x, 27LL) & 0x1FFFFFFFFFLL);                   // _mixed, line 3
     const i64 x_2 = wrap_mul(bits_4, -7723592293110705685LL);
     const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 0x1FFFFFFFFLL), 24LL);  // _exponential, line 3
-    const float sum = static_cast<float>(shifted & 0xFFFFFFFFFFLL) + 0.5f;
-    const float chosen = is_at_least ? logf(-log1pf(sum * -9.094947017729282e-13f)) : 0.0f;  // sample, line 56
-    place_values_part = logits / chosen_2 - chosen;
+    const float product = (static_cast<float>(shifted & 0xFFFFFFFFFFLL) + 0.5f) * -9.094947e-13f;
+    place_values_part = logits / chosen_2 - (is_at_least ? logf(-log1pf(product)) : 0.0f);  // sample, line 56
     normalizer_mass_part = 1.0f;
 }
 
