@@ -1,5 +1,5 @@
 // cached_attention: attention, few queries, emitted by fusegen for sm_90a.
-// Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
+// Grid 128, block 160, 101376 bytes of shared memory.
 // Reads k_cache_dim2 * 65536 + 131200 bytes, writes 131072.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"

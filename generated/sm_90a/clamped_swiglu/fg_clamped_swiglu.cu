@@ -1,6 +1,6 @@
 // clamped_swiglu: pointwise, 4 elements per access, emitted by fusegen for sm_90a.
 // Grid ((gate_dim0 * 14336 + 511) // 512), block 128.
-// Reads 0 + min(gate_dim0 * 28672, gate_dim0 * 28672) * 2 bytes, writes gate_dim0 * 28672.
+// Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,7 +1,7 @@
 // cross_entropy_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
 // Grid 1, block 1024, 1024 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
-// Reads ((65536 + min(8192, 262144000) * 2) + min(8192, 8192) * 4) + min(8192, 8192) * 4 bytes, writes 2.
+// Reads 147456 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_sync.cuh"

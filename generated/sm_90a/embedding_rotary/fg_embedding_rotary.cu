@@ -1,6 +1,6 @@
 // embedding_rotary: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8388608 + 1023) // 1024), block 128.
-// Reads (input_dim0 * 32768 + 2097152) + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 *
+// Reads input_dim0 * 32768 + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 + 2097152 bytes, writes input_dim0 *
 // 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"

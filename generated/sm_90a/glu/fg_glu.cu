@@ -1,6 +1,6 @@
 // glu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 14336 + 1023) // 1024), block 128.
-// Reads 0 + min(input_dim0 * 28672, input_dim0 * 28672) * 2 bytes, writes input_dim0 * 28672.
+// Reads input_dim0 * 57344 bytes, writes input_dim0 * 28672.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,6 +1,6 @@
 // layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for
 // sm_90a.
-// Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory;
+// Grid min(x_dim0, 264), block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.

@@ -5,7 +5,7 @@
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by
 // fusegen for sm_90a.
-// Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
+// Grid min(y_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.

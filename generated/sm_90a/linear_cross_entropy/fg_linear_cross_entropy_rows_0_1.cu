@@ -2,7 +2,7 @@
 // sm_90a.
 // Grid block_rows_0, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that
 // nothing holds them.
-// Reads (0 + min(block_rows_0, 4096) * 8) + min(block_rows_0, block_rows_0 * 32000) * 2 bytes, writes block_rows_0 * 2.
+// Reads min(block_rows_0, 4096) * 8 + min(block_rows_0, block_rows_0 * 32000) * 2 bytes, writes block_rows_0 * 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/bit_cast.cuh"

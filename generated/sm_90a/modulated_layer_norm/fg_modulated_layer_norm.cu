@@ -1,6 +1,6 @@
 // modulated_layer_norm: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0 * 4096, 528) * 1, block 192, 18624 bytes of shared memory: the shared memory of a block holds a row
-// and the next ones, which are prefetched.
+// Grid min(x_dim0 * 4096, 528), block 192, 18624 bytes of shared memory: the shared memory of a block holds a row and
+// the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"

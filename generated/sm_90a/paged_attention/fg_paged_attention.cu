@@ -1,6 +1,6 @@
 // paged_attention: attention, few queries, keys and values in pages, emitted by fusegen for sm_90a.
-// Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
-// Reads (196736 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes
+// Grid 128, block 160, 101376 bytes of shared memory.
+// Reads min(k_cache_dim0 * 16384, 134217728) * 2 + min(k_cache_dim0 * 16384, 134217728) * 2 + 196736 bytes, writes
 // 131072.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"

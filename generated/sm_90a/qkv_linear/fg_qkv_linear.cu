@@ -1,6 +1,6 @@
 // qkv_linear: matmul with epilogue, 1024 + 1024 + 4096 columns, 3 results, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 * x_dim1 + 127) // 128) * 24, 132), block 384, 229440 bytes of shared memory.
-// Reads x_dim0 * x_dim1 * 8192 + min(25165824, 25165824) * 2 bytes, writes x_dim0 * x_dim1 * 12288.
+// Reads x_dim0 * x_dim1 * 8192 + 50331648 bytes, writes x_dim0 * x_dim1 * 12288.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

@@ -233,14 +233,14 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     // two mbarriers per reduction, for the bytes that warps send
     u64* const arrived = &*shared_array<u64>(arrived_offset);
     if (thread_id() == 0) {
-        mbarrier_init(arrived + 0, 1);
+        mbarrier_init(arrived, 1);
         mbarrier_init(arrived + 1, 1);
         mbarrier_init(arrived + 2, 1);
         mbarrier_init(arrived + 3, 1);
         mbarrier_init(arrived + 4, 1);
         mbarrier_init(arrived + 5, 1);
         mbarrier_init_fence();
-        mbarrier_expect(arrived + 0, WARPS * (sizeof(float) + sizeof(i64)));
+        mbarrier_expect(arrived, WARPS * (sizeof(float) + sizeof(i64)));
         mbarrier_expect(arrived + 1, WARPS * (sizeof(float) + sizeof(i64)));
         mbarrier_expect(arrived + 2, WARPS * (sizeof(float) + sizeof(float)));
         mbarrier_expect(arrived + 3, WARPS * (sizeof(float) + sizeof(float)));
@@ -332,7 +332,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
                     normalizer_peak, normalizer_mass);
         }
         row_max_f32(place_values, place_indices, shared_array<float>(place_values_offset) + turn * WARPS,
-                shared_array<i64>(place_indices_offset) + turn * WARPS, arrived + 0 + turn, parity);
+                shared_array<i64>(place_indices_offset) + turn * WARPS, arrived + turn, parity);
         row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset) + turn
                 * WARPS, shared_array<float>(normalizer_mass_offset) + turn * WARPS, arrived + 2 + turn, parity);
 

@@ -1,14 +1,14 @@
 // split_rotary_cache_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 8192, block 128.
-// Reads 2097152 + min(16777216, 25165824) * 2 bytes, writes 33554432.
+// Reads 35651584 bytes, writes 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // split_rotary_cache_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 2048, block 128.
-// Reads 2129920 + min(4194304, 25165824) * 2 bytes, writes 8388608.
+// Reads 10518528 bytes, writes 8388608.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // split_rotary_cache_2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 4096, block 128.
-// Reads 32768 + min(4194304, 25165824) * 2 bytes, writes 8388608.
+// Reads 8421376 bytes, writes 8388608.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
