@@ -15,7 +15,6 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.4.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/load_once.i64.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
@@ -104,8 +103,7 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         load_lanes<2>(target_raw, target_ptr, column);
         bf16 input_raw[LANES];
         for (i32 v = 0; v < LANES; ++v) input_raw[v] = load(input_ptr, column * 32000 + v * 32000
-                + checked_index(choose(widen(load_once(target_ptr, column + v)) != ignore_index,
-                widen(load_once(target_ptr, column + v)), 0), 32000,
+                + checked_index(choose(widen(target_raw[v]) != ignore_index, widen(target_raw[v]), 0), 32000,
                 "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
         float value_4_raw[LANES];
         load_lanes<4>(value_4_raw, value_4_ptr, column);
