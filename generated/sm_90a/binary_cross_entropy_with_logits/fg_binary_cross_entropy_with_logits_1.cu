@@ -72,7 +72,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(992, 2)
+extern "C" __global__ void __launch_bounds__(992)
 fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, i64 input_dim0) {
     wait_for_previous();
     const Index column_count = input_dim0;

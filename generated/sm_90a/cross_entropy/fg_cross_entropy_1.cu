@@ -83,7 +83,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
+extern "C" __global__ void __launch_bounds__(1024)
 fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_6_ptr,
         bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();

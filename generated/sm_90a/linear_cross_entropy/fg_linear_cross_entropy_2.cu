@@ -77,7 +77,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2)
+extern "C" __global__ void __launch_bounds__(512)
 fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     // Operands that all rows share are loaded together with the row.
