@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import LinearIndex, c_text, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, loaded_in_turn, reduction_functions
-from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
+from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan, scratch_buffers
 from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import literal, product
@@ -89,6 +89,7 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         arrays=_arrays(body),
+        buffers=scratch_buffers(body.plan, body.phases),
         plan=body.plan,
         anchor=_anchor(body, offsets),
     )

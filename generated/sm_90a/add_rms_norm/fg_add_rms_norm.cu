@@ -1,5 +1,5 @@
 // add_rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"

@@ -1,5 +1,5 @@
 // cross_entropy_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
-// Grid 1, block 1024, 1024 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
+// Grid 1, block 1024, 512 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 147456 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -63,7 +63,7 @@ constexpr i32 THREADS = 1024;  // per row
 constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 512;
+constexpr i32 total_2_offset = 256;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>

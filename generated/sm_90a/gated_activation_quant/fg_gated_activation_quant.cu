@@ -1,5 +1,5 @@
 // gated_activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
+// Grid gate_dim0, block 512, 128 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
 // thread.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.

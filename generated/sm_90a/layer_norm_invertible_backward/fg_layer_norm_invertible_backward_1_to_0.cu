@@ -1,6 +1,6 @@
 // layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
 // sm_90a.
-// Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid 1, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by

@@ -1,5 +1,5 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
+// Grid 1, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
 // Reads 12288 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -57,7 +57,7 @@ constexpr i32 MEETING = 16;  // lanes that each take the partial result of a war
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 1;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 256;
+constexpr i32 total_2_offset = 128;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>

@@ -1,7 +1,7 @@
 // linear_cross_entropy_rows_0_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for
 // sm_90a.
-// Grid block_rows_0, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that
-// nothing holds them.
+// Grid block_rows_0, block 128, 64 bytes of shared memory: one phase alone needs the elements of a row, so that nothing
+// holds them.
 // Reads min(block_rows_0, 4096) * 8 + min(block_rows_0, block_rows_0 * 32000) * 2 bytes, writes block_rows_0 * 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -68,7 +68,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
-constexpr i32 normalizer_mass_offset = 64;
+constexpr i32 normalizer_mass_offset = 32;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
 // warps.

@@ -1,5 +1,5 @@
 // poly_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 96 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 8 bytes, writes x_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -75,8 +75,8 @@ constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_2_offset = 64;
-constexpr i32 squares_3_offset = 128;
+constexpr i32 squares_2_offset = 32;
+constexpr i32 squares_3_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>

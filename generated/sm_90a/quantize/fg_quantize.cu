@@ -1,5 +1,5 @@
 // quantize: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 4100.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.

@@ -1,5 +1,5 @@
 // rms_norm_quant: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 4100.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -90,7 +90,7 @@ constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 largest_offset = 64;
+constexpr i32 largest_offset = 32;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
