@@ -62,6 +62,8 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
     lane_axis = body.column_axes.symbols[-1]
     late = [loaded_in_turn(p.late, offsets, lane_axis) for p in body.phases]
     phases = [replace(view, late=fragments) for view, fragments in zip(phase_views(body, offsets), late, strict=True)]
+    if not body.plan.unaligned:
+        phases = [phase.lane_by_lane() for phase in phases]
     of_segments = [s.reduction for p in body.phases for s in p.segments]
     reductions = [*of_segments, *(r for p in body.phases for r in (*p.reductions, *p.column_sums))]
     pipeline = render(

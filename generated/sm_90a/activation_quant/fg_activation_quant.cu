@@ -117,12 +117,12 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float largest_part[LANES];
         float product[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_activation_quant(input[v], largest_part[v], product[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            float largest_part;
+            elements_of_activation_quant(input[v], largest_part, product[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             product_kept[c][v] = product[v];
         }
     }

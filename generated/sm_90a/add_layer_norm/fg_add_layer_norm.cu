@@ -120,12 +120,12 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float total_part[LANES];
         float result_1[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_add_layer_norm(x[v], residual[v], total_part[v], result_1[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_of_add_layer_norm(x[v], residual[v], total_part, result_1[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
@@ -152,11 +152,10 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

@@ -169,12 +169,12 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float total_part[LANES];
         float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_add_layer_norm_quant(x[v], residual[v], total_part[v], result_2[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_of_add_layer_norm_quant(x[v], residual[v], total_part, result_2[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
@@ -201,11 +201,10 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_add_layer_norm_quant(x[v], residual[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_add_layer_norm_quant(x[v], residual[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll
@@ -239,13 +238,13 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float largest_part[LANES];
         float normalized[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_2_of_add_layer_norm_quant(x[v], residual[v], mean, rstd, weight[v], bias[v], largest_part[v],
+            float largest_part;
+            elements_2_of_add_layer_norm_quant(x[v], residual[v], mean, rstd, weight[v], bias[v], largest_part,
                     normalized[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             normalized_kept[c][v] = normalized[v];
         }
     }

@@ -158,12 +158,12 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float squares_part[LANES];
         float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_add_rms_norm_quant(x[v], residual[v], squares_part[v], result_2[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            float squares_part;
+            elements_of_add_rms_norm_quant(x[v], residual[v], squares_part, result_2[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
@@ -198,11 +198,10 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(residual_raw[c], residual);
         float weight[LANES];
         widen_vec(weight_raw[c], weight);
-        float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = elements_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            const float largest_part = elements_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
         }
     }
 #pragma unroll

@@ -103,11 +103,10 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         widen_vec(target_raw[c], target);
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            const float total_part = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
     }
 #pragma unroll

@@ -117,14 +117,14 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         widen_vec(value_4_raw, value_4);
         float value_6[LANES];
         widen_vec(value_6_raw, value_6);
-        float total_part[LANES];
-        float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_cross_entropy_1(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part[v],
-                    total_2_part[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
+            float total_part;
+            float total_2_part;
+            elements_of_cross_entropy_1(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part,
+                    total_2_part);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
     }
 #pragma unroll

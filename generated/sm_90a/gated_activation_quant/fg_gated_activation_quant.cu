@@ -126,12 +126,12 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
         widen_vec(gate_raw[c], gate);
         float up[LANES];
         widen_vec(up_raw[c], up);
-        float largest_part[LANES];
         float product[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_gated_activation_quant(gate[v], up[v], largest_part[v], product[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            float largest_part;
+            elements_of_gated_activation_quant(gate[v], up[v], largest_part, product[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             product_kept[c][v] = product[v];
         }
     }

@@ -129,11 +129,10 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_layer_norm(input[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_layer_norm(input[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

@@ -187,12 +187,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 x_raw[LANES];
             shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(x_raw, x);
-            float total_2_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                total_2_part[v] = elements_of_layer_norm_backward(dy[v], weight[v]);
+                const float total_2_part = elements_of_layer_norm_backward(dy[v], weight[v]);
                 total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
-                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
+                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
             }
         }
@@ -227,11 +226,10 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 x_raw[LANES];
             shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(x_raw, x);
-            float squares_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                squares_part[v] = squared_deviation_of_layer_norm_backward(x[v], mean);
-                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+                const float squares_part = squared_deviation_of_layer_norm_backward(x[v], mean);
+                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
             }
         }
 #pragma unroll
@@ -261,14 +259,13 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 dy_raw[LANES];
             shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(dy_raw, dy);
-            float total_3_part[LANES];
-            float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                elements_2_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part[v],
-                        column_total_part[v]);
-                total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part[v]);
-                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
+                float total_3_part;
+                float column_total_part;
+                elements_2_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part, column_total_part);
+                total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part);
+                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
             }
         }
 #pragma unroll

@@ -109,11 +109,10 @@ __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool*
         load_lanes<LANES>(weight_raw, weight_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
-        i64 largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = integer_of_layer_norm_invertible_backward_1(weight[v]);
-            largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part[v]);
+            const i64 largest_part = integer_of_layer_norm_invertible_backward_1(weight[v]);
+            largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part);
         }
     }
 #pragma unroll
@@ -284,16 +283,16 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             bf16 y_raw[LANES];
             shared_load_vec(y_raw, y_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(y_raw, y);
-            float total_part[LANES];
-            float total_2_part[LANES];
-            float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                elements_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part[v],
-                        total_2_part[v], column_total_part[v]);
-                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
-                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
+                float total_part;
+                float total_2_part;
+                float column_total_part;
+                elements_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part, total_2_part,
+                        column_total_part);
+                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
+                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
             }
         }

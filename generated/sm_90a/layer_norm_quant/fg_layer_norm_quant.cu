@@ -180,11 +180,10 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_layer_norm_quant(input[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_layer_norm_quant(input[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll
@@ -216,12 +215,12 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         widen_vec(bias_raw, bias);
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float largest_part[LANES];
         float normalized[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_2_of_layer_norm_quant(input[v], mean, rstd, weight[v], bias[v], largest_part[v], normalized[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            float largest_part;
+            elements_2_of_layer_norm_quant(input[v], mean, rstd, weight[v], bias[v], largest_part, normalized[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             normalized_kept[c][v] = normalized[v];
         }
     }

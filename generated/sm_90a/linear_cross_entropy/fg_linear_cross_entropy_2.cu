@@ -103,13 +103,13 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
         widen_vec(value_7_raw[c], value_7);
         float value_12[LANES];
         widen_vec(value_12_raw[c], value_12);
-        float total_part[LANES];
-        float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_linear_cross_entropy_2(value_7[v], value_12[v], total_part[v], total_2_part[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
+            float total_part;
+            float total_2_part;
+            elements_of_linear_cross_entropy_2(value_7[v], value_12[v], total_part, total_2_part);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
     }
 #pragma unroll

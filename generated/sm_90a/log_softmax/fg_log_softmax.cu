@@ -151,11 +151,10 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = exponential_of_log_softmax(input[v], largest);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            const float total_part = exponential_of_log_softmax(input[v], largest);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
     }
 #pragma unroll

@@ -113,11 +113,10 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         if (column >= column_count) continue;
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = elements_of_modulated_rms_norm(x[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = elements_of_modulated_rms_norm(x[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

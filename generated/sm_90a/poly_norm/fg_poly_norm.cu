@@ -125,15 +125,15 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float squares_part[LANES];
-        float squares_2_part[LANES];
-        float squares_3_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_poly_norm(x[v], squares_part[v], squares_2_part[v], squares_3_part[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
-            squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part[v]);
-            squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part[v]);
+            float squares_part;
+            float squares_2_part;
+            float squares_3_part;
+            elements_of_poly_norm(x[v], squares_part, squares_2_part, squares_3_part);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part);
+            squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part);
         }
     }
 #pragma unroll

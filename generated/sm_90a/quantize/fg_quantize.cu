@@ -109,11 +109,10 @@ fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = elements_of_quantize(input[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            const float largest_part = elements_of_quantize(input[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
         }
     }
 #pragma unroll

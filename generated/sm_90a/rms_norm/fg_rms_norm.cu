@@ -100,11 +100,10 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = elements_of_rms_norm(input[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = elements_of_rms_norm(input[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

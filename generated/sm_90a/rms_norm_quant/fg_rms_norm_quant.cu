@@ -147,11 +147,10 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = elements_of_rms_norm_quant(input[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = elements_of_rms_norm_quant(input[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll
@@ -181,11 +180,10 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         widen_vec(input_raw[c], input);
         float weight[LANES];
         widen_vec(weight_raw[c], weight);
-        float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = elements_2_of_rms_norm_quant(input[v], rstd, weight[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            const float largest_part = elements_2_of_rms_norm_quant(input[v], rstd, weight[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
         }
     }
 #pragma unroll

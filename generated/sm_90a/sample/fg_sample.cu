@@ -346,11 +346,10 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             if (column >= column_count) continue;
             float logits[LANES];
             widen_vec(logits_raw[c], logits);
-            float chosen_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                chosen_part[v] = chosen_of_sample(logits[v], place_indices, column + v);
-                chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part[v]);
+                const float chosen_part = chosen_of_sample(logits[v], place_indices, column + v);
+                chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part);
             }
         }
 #pragma unroll

@@ -152,12 +152,12 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float total_part[LANES];
         float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_2_of_softmax(input[v], largest, total_part[v], exponential[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_2_of_softmax(input[v], largest, total_part, exponential[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             exponential_kept[c][v] = exponential[v];
         }
     }
