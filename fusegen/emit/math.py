@@ -22,6 +22,7 @@ from fusegen.schedule.terms import FusedOp, Leaf, Term, noun
 
 _WIDEST = 76  # characters of an expression before its operands get names
 _LOCATION_COLUMN = 84
+_AT_MOST_32_BITS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 _LINE_WIDTH = 96  # characters of a line of the user's code that are shown
 _MARK = "\x1f"
 """Separates the fields of a location in a text, whose printable characters do not contain it."""
@@ -168,6 +169,7 @@ class _Writer:
             self.uses[result.term] += 1
         self.lines: list[_Line] = []
         self.texts: dict[int, Text] = {}
+        self.named: set[int] = set()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
@@ -207,7 +209,7 @@ class _Writer:
 
     def _is_unnamed(self, position: int) -> bool:
         is_leaf = isinstance(self.function.terms[position].op, Leaf)
-        return not is_leaf and position not in self.pairs and self.texts[position].text not in self.taken
+        return not is_leaf and position not in self.pairs and position not in self.named
 
     def _operation(self, term: Term) -> Text:
         args = [self.texts[a] for a in term.args]
@@ -224,12 +226,15 @@ class _Writer:
 
     def _in_32_bits(self, position: int) -> Text:
         """Converts an integer to 32 bits. One that has just been wrapped to at most 32 bits is not widened to 64 before."""
-        term, text = self.function.terms[position], self.texts[position].text
-        is_unnamed = term.op is Op.CAST and text == self._operation(term).text
-        if is_unnamed and term.payload in (DType.UINT8, DType.INT8, DType.INT16, DType.INT32):
-            assert isinstance(term.payload, DType)
-            text = self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload)
-        return Text(text if text.startswith("static_cast<i32>(") else f"static_cast<i32>({text})")
+        term, text = self.function.terms[position], self.texts[position]
+        if term.dtype is DType.INT32:
+            return text
+        is_unnamed_cast = term.op is Op.CAST and position not in self.named
+        if is_unnamed_cast and isinstance(term.payload, DType) and term.payload in _AT_MOST_32_BITS:
+            text = Text(self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload))
+            if term.payload is DType.INT32:
+                return text
+        return Text(f"static_cast<i32>({text.text})")
 
     def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
         """Returns the binary logarithm of a power's constant base in two parts; None for other powers or without a power
@@ -259,6 +264,7 @@ class _Writer:
         return self.function.terms[term.args[-1]].dtype
 
     def _named(self, position: int, term: Term, written: Text) -> Text:
+        self.named.add(position)
         variable = self.variables.get(position)
         name = self._fresh(noun(term) if variable is None else identifier(variable))
         self.lines.append(_Line(f"const {term.dtype.spelling} {name} = {written.text};", self.function.locations[position]))
