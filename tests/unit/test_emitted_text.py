@@ -245,6 +245,13 @@ def test_an_index_that_is_a_value_too_is_loaded_once() -> None:
     assert last.pipeline.count("target_ptr") == len(("the parameter", "its load"))
 
 
+def test_a_conversion_is_no_copy() -> None:
+    """A kernel that only converts elements may not move them as they are stored."""
+    agree(lambda x: x.to(torch.bfloat16), (randn(8, 64),))
+    (source,) = fg.kernel(lambda x: x.to(torch.bfloat16)).lower(torch.ones(8, 64), target="sm_90a").sources
+    assert "widen_vec(" in source.pipeline and "narrow_vec(" in source.pipeline
+
+
 def test_one_block_leaves_no_room_for_others() -> None:
     *_, last = SPECS["binary_cross_entropy_with_logits"].lower(torch.bfloat16, "sm_90a").sources
     assert re.search(r"__launch_bounds__\(\d+\)", last.pipeline)
