@@ -91,7 +91,9 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
-    float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+    float normalizer_peak;
+    float normalizer_mass;
+    normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 input_raw[LANES];

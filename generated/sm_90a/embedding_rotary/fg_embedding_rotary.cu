@@ -40,7 +40,7 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr,
         bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8388608;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

@@ -111,7 +111,9 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
     const float value_4_other = widen(load(value_4_ptr, row * 32000 + value_at));
-    float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+    float normalizer_peak;
+    float normalizer_mass;
+    normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 value_4_raw[LANES];

@@ -61,9 +61,9 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* position_ids_ptr, bf16* out_0_ptr,
         i64 q_dim0, i64 q_dim1) {
-    constexpr i32 LANES = 8;     // vector width
-    constexpr i32 UNROLL = 2;    // vectors per thread in flight
-    constexpr i32 REPEATS = 4;   // vectors per thread
+    constexpr i32 LANES = 8;  // vector width
+    constexpr i32 UNROLL = 2;  // vectors per thread in flight
+    constexpr i32 REPEATS = 4;  // vectors per thread
     const Index element_count = ((q_dim1 + 3) / 4) * q_dim0 * 262144;
     const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
     if (position + LANES > element_count) return;
@@ -154,9 +154,9 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const i64* position_ids_ptr, bf16* out_1_ptr,
         i64 k_dim1, i64 q_dim0) {
-    constexpr i32 LANES = 8;     // vector width
-    constexpr i32 UNROLL = 2;    // vectors per thread in flight
-    constexpr i32 REPEATS = 4;   // vectors per thread
+    constexpr i32 LANES = 8;  // vector width
+    constexpr i32 UNROLL = 2;  // vectors per thread in flight
+    constexpr i32 REPEATS = 4;  // vectors per thread
     const Index element_count = ((k_dim1 + 3) / 4) * q_dim0 * 262144;
     const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
     if (position + LANES > element_count) return;

@@ -293,8 +293,12 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             shared_load_vec(logits_raw[c], logits_staged, slot_of(c) * SLOT + thread_id() * LANES);
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
-        float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
-        float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+        float place_values;
+        i64 place_indices;
+        max_f32_identity(place_values, place_indices);
+        float normalizer_peak;
+        float normalizer_mass;
+        normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
