@@ -195,8 +195,8 @@ _BLOCK, _BLOCKS = "i32 block", "i32 blocks"
 
 def head(launch: Launch) -> dict[str, Any]:
     """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
-    bounds; ``leading`` are a part's first parameters, of which `assemble` removes the number of blocks if nothing reads it;
-    ``block`` and ``blocks`` are the block's number and the number of blocks."""
+    bounds, without the blocks per SM of a launch of one block; ``leading`` are a part's first parameters, of which `assemble`
+    removes the number of blocks if nothing reads it; ``block`` and ``blocks`` are the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
     leading = [_BLOCK, _BLOCKS] if is_part else []
@@ -207,14 +207,18 @@ def head(launch: Launch) -> dict[str, Any]:
         "triggers": launch.triggers,
         "parameters": [*leading, *parameters],
         "leading": leading,
-        "begins": _part(_APART if launch.extra else _INLINE) if is_part else _entry(entry(launch.kernel)),
+        "begins": _part(_APART if launch.extra else _INLINE) if is_part else _entry(launch),
         "block": "block" if is_part else "block_id()",
         "blocks": "blocks" if is_part else "block_count()",
     }
 
 
-def _entry(name: str) -> Callable[..., str]:
-    return lambda bounds, more="": f'extern "C" __global__ void {more}__launch_bounds__({bounds})\n{name}'
+def _entry(launch: Launch) -> Callable[..., str]:
+    def begins(threads: int | str, blocks_per_sm: int | str | None = None, more: str = "") -> str:
+        bounds = f"{threads}" if blocks_per_sm is None or has_one_block(launch) else f"{threads}, {blocks_per_sm}"
+        return f'extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
+
+    return begins
 
 
 def _part(qualifiers: str) -> Callable[..., str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fusegen.schedule.terms import FusedOp, Leaf, Term, noun
 
 _WIDEST = 76  # characters of an expression before its operands get names
 _LOCATION_COLUMN = 84
+_AT_MOST_32_BITS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 _LINE_WIDTH = 96  # characters of a line of the user's code that are shown
 _MARK = "\x1f"
 """Separates the fields of a location in a text, whose printable characters do not contain it."""
@@ -149,10 +149,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LINE_WIDTH else f"{text[: _LINE_WIDTH - 1]}…"
 
 
-def _single(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
 def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
     """Maps the sine and the cosine of a float32 argument to the pair of both; a term without its counterpart is left out."""
     by_argument: dict[int, list[int]] = defaultdict(list)
@@ -173,6 +169,7 @@ class _Writer:
             self.uses[result.term] += 1
         self.lines: list[_Line] = []
         self.texts: dict[int, Text] = {}
+        self.named: set[int] = set()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
@@ -212,7 +209,7 @@ class _Writer:
 
     def _is_unnamed(self, position: int) -> bool:
         is_leaf = isinstance(self.function.terms[position].op, Leaf)
-        return not is_leaf and position not in self.pairs and self.texts[position].text not in self.taken
+        return not is_leaf and position not in self.pairs and position not in self.named
 
     def _operation(self, term: Term) -> Text:
         args = [self.texts[a] for a in term.args]
@@ -229,12 +226,15 @@ class _Writer:
 
     def _in_32_bits(self, position: int) -> Text:
         """Converts an integer to 32 bits. One that has just been wrapped to at most 32 bits is not widened to 64 before."""
-        term, text = self.function.terms[position], self.texts[position].text
-        is_unnamed = term.op is Op.CAST and text == self._operation(term).text
-        if is_unnamed and term.payload in (DType.UINT8, DType.INT8, DType.INT16, DType.INT32):
-            assert isinstance(term.payload, DType)
-            text = self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload)
-        return Text(text if text.startswith("static_cast<i32>(") else f"static_cast<i32>({text})")
+        term, text = self.function.terms[position], self.texts[position]
+        if term.dtype is DType.INT32:
+            return text
+        is_unnamed_cast = term.op is Op.CAST and position not in self.named
+        if is_unnamed_cast and isinstance(term.payload, DType) and term.payload in _AT_MOST_32_BITS:
+            text = Text(self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload))
+            if term.payload is DType.INT32:
+                return text
+        return Text(f"static_cast<i32>({text.text})")
 
     def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
         """Returns the binary logarithm of a power's constant base in two parts; None for other powers or without a power
@@ -245,9 +245,9 @@ class _Writer:
         value = float(str(base.payload))
         if not 0 < value < math.inf or value == 1:
             return None
-        high = _single(math.log2(value))
-        parts = (high, _single(math.log2(value) - high))
-        return self.language.constant(repr(parts[0]), DType.FLOAT32), self.language.constant(repr(parts[1]), DType.FLOAT32)
+        high = np.float32(math.log2(value))
+        low = math.log2(value) - float(high)
+        return self.language.constant(str(high), DType.FLOAT32), self.language.constant(str(low), DType.FLOAT32)
 
     def _of_pair(self, position: int, term: Term) -> Text:
         """Returns the sine or cosine of an argument; one call computes both."""
@@ -264,6 +264,7 @@ class _Writer:
         return self.function.terms[term.args[-1]].dtype
 
     def _named(self, position: int, term: Term, written: Text) -> Text:
+        self.named.add(position)
         variable = self.variables.get(position)
         name = self._fresh(noun(term) if variable is None else identifier(variable))
         self.lines.append(_Line(f"const {term.dtype.spelling} {name} = {written.text};", self.function.locations[position]))
@@ -412,12 +413,14 @@ class Language:
                 return Text(f"(-{2**63 - 1}LL - 1)")
             return _signed(f"{_digits(number)}{suffix}")
         value = float(text == "True") if text in ("True", "False") else float(text)
-        if value != value:
+        with np.errstate(over="ignore"):
+            rounded = np.float32(value) if dtype is DType.FLOAT32 else np.float64(value)
+        if np.isnan(rounded):
             return Text(self.nan[dtype])
-        if value in (float("inf"), float("-inf")):
-            return _signed(f"{'-' if value < 0 else ''}{self.infinity[dtype]}")
+        if np.isinf(rounded):
+            return _signed(f"{'-' if rounded < 0 else ''}{self.infinity[dtype]}")
         suffix = "f" if dtype is DType.FLOAT32 else ""
-        return _fraction(value, suffix) or _signed(f"{value!r}{suffix}")
+        return _fraction(value, suffix) or _signed(f"{rounded!s}{suffix}")  # the shortest text of this number
 
     def cast(self, value: Text, source: DType, target: DType) -> Text:
         """Prints a conversion. Conversions to narrow dtypes round or wrap, and return a wide value."""

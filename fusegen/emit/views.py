@@ -105,6 +105,18 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
     )
 
 
+def loaded_in_turn(accesses: Iterable[Access], offsets: Offsets, lane_axis: sympy.Symbol) -> tuple[FragmentView, ...]:
+    """Returns the views of fragments that are loaded one after the other: a later one takes an index that an earlier vector has
+    loaded from there."""
+    views, loaded = list[FragmentView](), dict[LoadedIndex, str]()
+    for access in accesses:
+        views.append(fragment(access, replace(offsets, loaded=loaded), lane_axis))
+        if access.pattern is AccessPattern.VECTOR and not access.conditions:
+            place = offsets.linear(sympy.sympify(access.offset).subs(lane_axis, lane_axis + LANE))
+            loaded |= {LoadedIndex(access.buffer, place): f"widen({access.name}_raw[v])"}
+    return tuple(views)
+
+
 def shift(bounds: Bounds, replacements: Mapping[sympy.Symbol, Index]) -> Bounds:
     return Bounds(sympy.sympify(bounds.index).subs(replacements), bounds.lower, bounds.upper)
 
@@ -242,6 +254,7 @@ class Offsets:
         named: maps hoisted indices to their variables.
         lines: maps these variables to the statements that define them.
         linear: rewrites the offset of an access for the text.
+        loaded: maps integer reads of lane `v` to the text of their value, where a fragment has loaded it.
     """
 
     kernel: str
@@ -252,6 +265,7 @@ class Offsets:
     named: Mapping[sympy.Expr, str] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
     linear: Callable[[Index], Index] = _unchanged
+    loaded: Mapping[LoadedIndex, str] = field(default_factory=dict)
 
     def text(self, index: Index) -> str:
         if isinstance(index, int) or not index.has(*_CALLS):
@@ -303,6 +317,8 @@ class Offsets:
             return " < ".join(map(_in_64_bits, call.args))
         if isinstance(call, Choice):
             return f"choose({', '.join(map(c_text, call.args))})"
+        if call in self.loaded:
+            return self.loaded[call]
         if isinstance(call, LoadedIndex):
             return self.load.format(f"{self.prefix}{self.pointers[call.buffer].name}", c_text(call.offset))
         function = "wrapped_index" if call.wraps else "checked_index"

@@ -34,9 +34,7 @@ def _formula(expr: sympy.Expr) -> Formula:
 
 
 def ceil_div(expr: Dim, divisor: int) -> Formula:
-    if isinstance(expr, int):
-        return formula_of(-(-expr // divisor))
-    return formula(expr) if divisor == 1 else formula(expr + (divisor - 1)) // divisor
+    return formula(expr + (divisor - 1)) // divisor
 
 
 def relation(relation: sympy.Basic) -> Relation:

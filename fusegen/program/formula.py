@@ -42,13 +42,20 @@ class Formula:
         return _EVALUATORS[self.operator]([operand(sizes) for operand in self.operands])
 
     def __add__(self, other: Formula | int) -> Formula:
-        return Formula(FormulaKind.SUM, (self, formula_of(other)))
+        return _folded(FormulaKind.SUM, (self, formula_of(other)), neutral=0)
 
     def __mul__(self, other: Formula | int) -> Formula:
-        return Formula(FormulaKind.PRODUCT, (self, formula_of(other)))
+        return _folded(FormulaKind.PRODUCT, (self, formula_of(other)), neutral=1)
 
     def __floordiv__(self, other: Formula | int) -> Formula:
-        return Formula(FormulaKind.QUOTIENT, (self, formula_of(other)))
+        divisor = formula_of(other)
+        if self.is_integer and divisor.is_integer:
+            return formula_of(_quotient((int(self.value), int(divisor.value))))
+        return self if divisor == formula_of(1) else Formula(FormulaKind.QUOTIENT, (self, divisor))
+
+    @property
+    def is_integer(self) -> bool:
+        return self.operator is FormulaKind.INTEGER
 
     @property
     def sizes(self) -> frozenset[str]:
@@ -120,7 +127,17 @@ def remainder(value: Formula, divisor: int) -> Formula:
 
 
 def minimum(*values: Formula | int) -> Formula:
-    return Formula(FormulaKind.MINIMUM, tuple(map(formula_of, values)))
+    return _folded(FormulaKind.MINIMUM, tuple(dict.fromkeys(map(formula_of, values))))
+
+
+def _folded(kind: FormulaKind, operands: Sequence[Formula], neutral: int | None = None) -> Formula:
+    """Returns an operation on at least one operand without nesting, with its integers joined into one that is not neutral."""
+    flat = [each for operand in operands for each in (operand.operands if operand.operator is kind else (operand,))]
+    folded = [each for each in flat if not each.is_integer]
+    if len(folded) < len(flat):
+        number = _EVALUATORS[kind]([int(each.value) for each in flat if each.is_integer])
+        folded += [formula_of(number)] if number != neutral or not folded else []
+    return folded[0] if len(folded) == 1 else Formula(kind, tuple(folded))
 
 
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {

@@ -31,11 +31,18 @@ WAYS: dict[str, Way] = {
 }
 """What a staged plan is made of."""
 
+
+def of_greatest(x: Tensor) -> Tensor:
+    normalized = torch.nn.functional.layer_norm(x, (x.shape[-1],))
+    return normalized / normalized.amax(-1, keepdim=True)
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, tuple[str, ...]]] = {
     "norm": (norm_gelu_add, norm_inputs(19, 3072, BF16), 2, tuple(WAYS)),
     "odd norm": (norm_gelu_add, norm_inputs(41, 3001, BF16), 4, ("as the rules have it", "asked for ahead")),
     "several": (several, (randn(13, 3001, dtype=BF16),), 2, ("held in shared memory",)),
     "greatest": (greatest, (randn(13, 3000),), 4, ("as the rules have it",)),
+    "three reductions by three warps": (of_greatest, (randn(13, 1056),), 1, ("as the rules have it",)),
     "weights of odd rows": (rms_norm, (randn(50, 2001, dtype=BF16), randn(2001, dtype=BF16)), 2, ("as the rules have it",)),
 }
 """A function, its arguments, blocks that share a row, and ways to stage it."""

@@ -15,7 +15,7 @@ def test_formulas_are_computed_and_written() -> None:
         minimum(n * m, 5): (5, "min(n * m, 5)"),
         Formula(FormulaKind.SUM, (n, Formula(FormulaKind.NEGATION, (m * 2,)))): (-4, "n - m * 2"),
         Formula(FormulaKind.REMAINDER, (n * n, formula_of(7))): (2, "((n * n) % 7)"),
-        formula_of(-3) * n: (-30, "(-3) * n"),
+        formula_of(-3) * n: (-30, "n * (-3)"),
         n // (m + -7): (0, "(n // (m + (-7)))"),
     }
     for formula, (value, text) in cases.items():

@@ -239,6 +239,24 @@ def test_offsets_use_the_position() -> None:
     assert "x_ptr, row * 4096 + column)" in source.pipeline and "i1" not in source.pipeline
 
 
+def test_an_index_that_is_a_value_too_is_loaded_once() -> None:
+    """The mean of a cross entropy reads each target as a value and as an index, in its last kernel of one block."""
+    *_, last = SPECS["cross_entropy"].lower(torch.bfloat16, "sm_90a").sources
+    assert last.pipeline.count("target_ptr") == len(("the parameter", "its load"))
+
+
+def test_a_conversion_is_no_copy() -> None:
+    """A kernel that only converts elements may not move them as they are stored."""
+    agree(lambda x: x.to(torch.bfloat16), (randn(8, 64),))
+    (source,) = fg.kernel(lambda x: x.to(torch.bfloat16)).lower(torch.ones(8, 64), target="sm_90a").sources
+    assert "widen_vec(" in source.pipeline and "narrow_vec(" in source.pipeline
+
+
+def test_one_block_leaves_no_room_for_others() -> None:
+    *_, last = SPECS["binary_cross_entropy_with_logits"].lower(torch.bfloat16, "sm_90a").sources
+    assert re.search(r"__launch_bounds__\(\d+\)", last.pipeline)
+
+
 def test_the_text_of_topk_does_not_grow_with_k() -> None:
     few, more = (fg.kernel(lambda x, k=k: x.topk(k)).lower(torch.ones(32, 64), target="sm_90a") for k in (4, 8))
     assert len(few.sources) == len(more.sources) == 1

@@ -34,6 +34,7 @@ def math_of(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a
     ("0.001", DType.FLOAT32, "0.001f"), ("5e-324", DType.FLOAT64, "5e-324"),
     ("0.000244140625", DType.FLOAT32, "1.0f / 4096.0f"), (str(1 / 768), DType.FLOAT64, "1.0 / 768.0"),
     (str(1 / 768 + 1e-18), DType.FLOAT64, str(1 / 768 + 1e-18)),
+    ("1.5957691216057308", DType.FLOAT32, "1.5957692f"), ("1.0000000000000001e-05", DType.FLOAT32, "1e-05f"),
 ])  # fmt: skip
 def test_constants(value: str, dtype: DType, text: str) -> None:
     for language in (CUDA, CPP):

@@ -16,6 +16,7 @@ from fusegen.ir.symbolic import (
     exact_quotient,
     size_symbol,
 )
+from fusegen.program.formula import formula_of, minimum, size
 
 N, M = size_symbol("n"), size_symbol("m")
 A, B, C = (axis_symbol(name) for name in "ijk")
@@ -61,6 +62,22 @@ def test_ceil_div() -> None:
     for n in range(1, 20):
         assert ceil_div(N, 8)({"n": n}) == -(-n // 8) == int(str(ceil_div(n, 8)))
     assert str(ceil_div(N, 1)) == "n"
+
+
+def test_integers_of_a_formula_are_folded() -> None:
+    n = size("n")
+    for folded, text in (
+        (formula_of(2) + n * 4 + 8 + n, "n * 4 + n + 10"),
+        (formula_of(0) + n + 0, "n"),
+        (n * 4 * 1 * 2, "n * 8"),
+        ((n + 4) * 2, "(n + 4) * 2"),
+        (formula_of(128) * 1 // 4, "32"),
+        (minimum(n, 8, n, 6) * 2, "min(n, 6) * 2"),
+        (minimum(n, n), "n"),
+        (n // 0, "(n // 0)"),
+        (formula_of(4) // 0, "0"),
+    ):
+        assert str(folded) == text
 
 
 def test_relations_mean_the_same() -> None:

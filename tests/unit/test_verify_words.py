@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.program.call import KernelLaunch, LaunchPlan, MatmulCall
-from fusegen.program.formula import formula_of
+from fusegen.program.formula import Formula, FormulaKind, formula_of
 from fusegen.verify.lowering import call_description
 from tests.naming import case
 from tests.unit.lowering import meta
@@ -69,5 +69,5 @@ def test_what_a_call_does_otherwise(low: fg.Lowered) -> None:
 
 def test_a_formula_that_is_written_otherwise_is_the_same_number(low: fg.Lowered) -> None:
     call = low.program.call
-    same = changed_step(KernelLaunch, grid=lambda grid: formula_of(grid(low.sizes)))(call)
+    same = changed_step(KernelLaunch, grid=lambda grid: Formula(FormulaKind.MINIMUM, (grid, grid)))(call)
     assert same != call and list(call_description(same, low.sizes)) == list(call_description(call, low.sizes))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import LinearIndex, c_text, render
-from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
-from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
+from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, loaded_in_turn, reduction_functions
+from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan, scratch_buffers
 from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import literal, product
@@ -59,10 +59,13 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
         offsets = replace(offsets, linear=LinearIndex(body.row_axes, "row"))
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
-    phases = phase_views(body, offsets)
+    lane_axis = body.column_axes.symbols[-1]
+    late = [loaded_in_turn(p.late, offsets, lane_axis) for p in body.phases]
+    phases = [replace(view, late=fragments) for view, fragments in zip(phase_views(body, offsets), late, strict=True)]
+    if not body.plan.unaligned:
+        phases = [phase.lane_by_lane() for phase in phases]
     of_segments = [s.reduction for p in body.phases for s in p.segments]
     reductions = [*of_segments, *(r for p in body.phases for r in (*p.reductions, *p.column_sums))]
-    lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
         f"cuda/rows/{_pipeline(body.plan)}.cu.jinja",
         alignment=f"cuda/rows/{'unaligned' if body.plan.unaligned else 'aligned'}.cuh.jinja",
@@ -88,6 +91,7 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
         arrays=_arrays(body),
+        buffers=scratch_buffers(body.plan, body.phases),
         plan=body.plan,
         anchor=_anchor(body, offsets),
     )

@@ -11,7 +11,7 @@ import sympy
 
 from fusegen.families.rows.columns import PART, partial_offset, parts_of, unaligned
 from fusegen.families.rows.phases import PhaseTerms, Root, ValueNames, statistic_name
-from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, RowPlan, Segments
+from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, RowPlan, Segments, scratch_buffers
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
@@ -392,17 +392,15 @@ class RowKernelBuilder:
         return ceil_div(rows, self.plan.rows)
 
     def _shared(self, phases: Sequence[Phase]) -> SharedArrays:
-        """Returns the shared memory: two scratch slots per warp and component, room for column sums, and stages. A cluster has one
-        barrier per slot; one slot is enough if each block handles one row."""
+        """Returns the shared memory: scratch buffers per component, with an element per warp, room for column sums, and stages. A
+        cluster has one barrier per buffer."""
         plan, reductions = self.plan, [r for p in phases for r in p.reductions]
-        components, stage_vectors = (
-            [c for r in reductions for c in r.components],
-            2 if plan.cluster == 1 or plan.persistent_blocks else 1,
-        )
+        components, buffers = [c for r in reductions for c in r.components], scratch_buffers(plan, phases)
+        elements = -(-plan.warps * buffers // 2) * 2  # 16 bytes or a multiple, so that the next array is aligned
         partials = [key for keys in self.workspace.values() for key in keys]
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arrange_shared_arrays(
-            scratch=[plan.warps * stage_vectors * SCRATCH_BYTES for _ in components if plan.warps > 1],
+            scratch=[elements * SCRATCH_BYTES for _ in components if plan.warps > 1],
             ordered=[
                 plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES
                 for p in phases
@@ -414,7 +412,7 @@ class RowKernelBuilder:
                 for size in staged
                 if plan.persistence is Persistence.STAGED
             ],
-            barriers=[BARRIER_BYTES for _ in reductions for _ in range(stage_vectors) if plan.cluster > 1],
+            barriers=[BARRIER_BYTES for _ in reductions for _ in range(buffers) if plan.cluster > 1],
         )
 
     def _shared_sums(self, partials: Sequence[int]) -> list[int]:

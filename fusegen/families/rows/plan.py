@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -186,6 +187,17 @@ class ColumnSum:
     reduction: Reduction
     partials: tuple[Access, ...]
     writes: tuple[Access, ...]
+
+
+def scratch_buffers(plan: RowPlan, phases: Sequence[Phase]) -> int:
+    """Returns how many scratch buffers each reduction along a row has.
+
+    One is enough for a block with one row, and for a persistent one with several barriers per row: between a read of the buffer and
+    the write of the next row lies the barrier of another phase.
+    """
+    if not plan.persistent_blocks:
+        return 1
+    return 2 if plan.cluster > 1 or sum(bool(phase.reductions) for phase in phases) == 1 else 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -45,6 +45,7 @@ class PhaseView:
         segment_writes: results stored once per segment.
         row_writes: stores of one element per row, each with its variable.
         purpose: the purpose of the phase, as a comment.
+        scalars: results of the math that are reduced lane by lane, so that they need no array.
     """
 
     row_reads: tuple[FragmentView, ...]
@@ -67,10 +68,13 @@ class PhaseView:
     segment_writes: tuple[FragmentView, ...]
     row_writes: tuple[tuple[FragmentView, str], ...]
     purpose: str
+    scalars: tuple[tuple[str, str], ...] = ()
 
     @property
     def results(self) -> tuple[tuple[str, str], ...]:
-        return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
+        """The results in arrays, with their types."""
+        called = [result for result in (self.call.results if self.call else ()) if result not in self.scalars]
+        return (*called, *((name, type_) for name, type_, _ in self.copies))
 
     def type_of(self, result: str) -> str:
         return dict(self.results)[result]
@@ -79,6 +83,13 @@ class PhaseView:
     def works_on_elements(self) -> bool:
         """True if the phase processes elements, not only the row's statistics."""
         return bool(self.call or self.elements or self.copies)
+
+    def lane_by_lane(self) -> PhaseView:
+        """Returns the phase with scalars for what single values and column sums take from each lane."""
+        alone = [r for r in (*self.reductions, *self.column_sums) if r in self.column_sums or r.summed]
+        parts = {f"{name}_part": name for r in alone for name, _ in r.components}
+        scalars = tuple((name, type_) for name, type_ in (self.call.results if self.call else ()) if name in parts)
+        return replace(self, scalars=scalars, elements={**self.elements, **{parts[name]: name for name, _ in scalars}})
 
     def combined(self, reduction: ReductionView, into: str = "{}") -> str:
         return reduction.combined([self.elements[name] for name, _ in reduction.components], into)

@@ -1,5 +1,5 @@
 // activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 256, 128 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per
+// Grid input_dim0, block 256, 64 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 8196.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -51,7 +51,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void elements_of_activation_quant(float input, float& largest_part, float& product) {
-    const float product_2 = input * (1.5957691216057308f + 0.07135481627260025f * (input * input));  // gelu_of, line 7
+    const float product_2 = input * (1.5957692f + 0.071354814f * (input * input));    // gelu_of, line 7
     const float product_3 = input * fast_reciprocal(1.0f + fast_exp(-product_2));
     largest_part = fabsf(product_3);                                                  // quantized, line 32
     product = product_3;                                                              // gelu_of, line 7
@@ -117,12 +117,12 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float largest_part[LANES];
         float product[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_activation_quant(input[v], largest_part[v], product[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            float largest_part;
+            elements_of_activation_quant(input[v], largest_part, product[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             product_kept[c][v] = product[v];
         }
     }

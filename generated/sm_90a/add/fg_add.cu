@@ -33,7 +33,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_add(const bf16* a_ptr, const bf16* b_ptr, bf16* out_ptr, i64 a_dim0) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = a_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

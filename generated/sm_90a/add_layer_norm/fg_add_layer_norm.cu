@@ -1,5 +1,5 @@
 // add_layer_norm: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 16384 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -75,7 +75,7 @@ constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 64;
+constexpr i32 squares_offset = 32;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -120,12 +120,12 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float total_part[LANES];
         float result_1[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_add_layer_norm(x[v], residual[v], total_part[v], result_1[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_of_add_layer_norm(x[v], residual[v], total_part, result_1[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
@@ -152,11 +152,10 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

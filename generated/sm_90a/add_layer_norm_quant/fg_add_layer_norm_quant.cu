@@ -1,5 +1,5 @@
 // add_layer_norm_quant: row reduction, 4 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 96 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 16384 bytes, writes x_dim0 * 12292.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
@@ -105,8 +105,8 @@ constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 64;
-constexpr i32 largest_offset = 128;
+constexpr i32 squares_offset = 32;
+constexpr i32 largest_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -169,12 +169,12 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float total_part[LANES];
         float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_add_layer_norm_quant(x[v], residual[v], total_part[v], result_2[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_of_add_layer_norm_quant(x[v], residual[v], total_part, result_2[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
@@ -201,11 +201,10 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_add_layer_norm_quant(x[v], residual[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_add_layer_norm_quant(x[v], residual[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll
@@ -239,13 +238,13 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float largest_part[LANES];
         float normalized[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_2_of_add_layer_norm_quant(x[v], residual[v], mean, rstd, weight[v], bias[v], largest_part[v],
+            float largest_part;
+            elements_2_of_add_layer_norm_quant(x[v], residual[v], mean, rstd, weight[v], bias[v], largest_part,
                     normalized[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             normalized_kept[c][v] = normalized[v];
         }
     }

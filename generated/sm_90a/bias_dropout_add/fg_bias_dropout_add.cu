@@ -39,7 +39,7 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_bias_dropout_add(const bf16* x_ptr, const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr,
         bf16* out_ptr, i64 x_dim0, i64 threshold, double keep_scale) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

@@ -28,7 +28,7 @@
 
 __device__ __forceinline__ float bias_gelu(float x, float bias) {
     const float sum = x + bias;                                                       // bias_gelu, line 10
-    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
@@ -39,7 +39,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_bias_gelu(const bf16* x_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

@@ -42,7 +42,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
         i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = qkv_dim0 * qkv_dim1 * 4096;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -91,7 +91,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr,
         i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -140,7 +140,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr,
         i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;

@@ -1,6 +1,6 @@
 // binary_cross_entropy_with_logits_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
 // sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 4.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -103,11 +103,10 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         widen_vec(target_raw[c], target);
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float total_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_part[v] = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            const float total_part = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
         }
     }
 #pragma unroll

@@ -1,6 +1,6 @@
 // binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
 // sm_90a.
-// Grid 1, block 992, 496 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
+// Grid 1, block 992, 256 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
 // Reads input_dim0 * 4 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -72,7 +72,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(992, 2)
+extern "C" __global__ void __launch_bounds__(992)
 fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, i64 input_dim0) {
     wait_for_previous();
     const Index column_count = input_dim0;

@@ -1,5 +1,5 @@
 // cached_attention: attention, few queries, emitted by fusegen for sm_90a.
-// Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
+// Grid 128, block 160, 101376 bytes of shared memory.
 // Reads k_cache_dim2 * 65536 + 131200 bytes, writes 131072.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
@@ -101,12 +101,12 @@ __device__ __forceinline__ float anchor(float peak) {
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
 }
 
 __device__ __forceinline__ float cached_attention_finish(float total, i64 lengths_other, i64 k_cache_dim2__2,

@@ -41,7 +41,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, i64 gate_dim0, double limit, double scalar_1, double alpha) {
-    constexpr i32 LANES = 4;    // vector width
+    constexpr i32 LANES = 4;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = gate_dim0 * 14336;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

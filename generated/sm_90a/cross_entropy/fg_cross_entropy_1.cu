@@ -1,5 +1,5 @@
 // cross_entropy_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
-// Grid 1, block 1024, 1024 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
+// Grid 1, block 1024, 512 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 147456 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -15,7 +15,6 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.4.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/load_once.i64.bf16.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
@@ -64,7 +63,7 @@ constexpr i32 THREADS = 1024;  // per row
 constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 512;
+constexpr i32 total_2_offset = 256;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -84,7 +83,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1)
+extern "C" __global__ void __launch_bounds__(1024)
 fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_6_ptr,
         bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();
@@ -104,8 +103,7 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         load_lanes<2>(target_raw, target_ptr, column);
         bf16 input_raw[LANES];
         for (i32 v = 0; v < LANES; ++v) input_raw[v] = load(input_ptr, column * 32000 + v * 32000
-                + checked_index(choose(widen(load_once(target_ptr, column + v)) != ignore_index,
-                widen(load_once(target_ptr, column + v)), 0), 32000,
+                + checked_index(choose(widen(target_raw[v]) != ignore_index, widen(target_raw[v]), 0), 32000,
                 "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
         float value_4_raw[LANES];
         load_lanes<4>(value_4_raw, value_4_ptr, column);
@@ -119,14 +117,14 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         widen_vec(value_4_raw, value_4);
         float value_6[LANES];
         widen_vec(value_6_raw, value_6);
-        float total_part[LANES];
-        float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_cross_entropy_1(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part[v],
-                    total_2_part[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
+            float total_part;
+            float total_2_part;
+            elements_of_cross_entropy_1(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part,
+                    total_2_part);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
     }
 #pragma unroll

@@ -1,6 +1,6 @@
 // embedding_rotary: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8388608 + 1023) // 1024), block 128.
-// Reads (input_dim0 * 32768 + 2097152) + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 *
+// Reads input_dim0 * 32768 + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 + 2097152 bytes, writes input_dim0 *
 // 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -40,7 +40,7 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128, 8)
 fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr,
         bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8388608;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

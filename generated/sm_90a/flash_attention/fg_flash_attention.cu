@@ -1,5 +1,5 @@
 // flash_attention: attention, emitted by fusegen for sm_90a.
-// Grid min((q_dim0 * q_dim1) * ((q_dim2 + 127) // 128), 132), block 384, 197632 bytes of shared memory.
+// Grid min(q_dim0 * q_dim1 * ((q_dim2 + 127) // 128), 132), block 384, 197632 bytes of shared memory.
 // Reads q_dim0 * q_dim1 * q_dim2 * 768 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
@@ -79,12 +79,12 @@ __device__ __forceinline__ float anchor(float peak) {
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
 }
 
 __device__ __forceinline__ float flash_attention_finish(float total, float mass) {

@@ -1,5 +1,5 @@
 // gated_activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid gate_dim0, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
+// Grid gate_dim0, block 512, 128 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
 // thread.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -126,12 +126,12 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
         widen_vec(gate_raw[c], gate);
         float up[LANES];
         widen_vec(up_raw[c], up);
-        float largest_part[LANES];
         float product[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_gated_activation_quant(gate[v], up[v], largest_part[v], product[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            float largest_part;
+            elements_of_gated_activation_quant(gate[v], up[v], largest_part, product[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             product_kept[c][v] = product[v];
         }
     }

@@ -49,8 +49,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float geglu_linear_epilogue(float second, float product) {
-    // gelu_of, line 7
-    const float product_2 = second * (1.5957691216057308f + 0.07135481627260025f * (second * second));
+    const float product_2 = second * (1.5957692f + 0.071354814f * (second * second));  // gelu_of, line 7
     return second * fast_reciprocal(1.0f + fast_exp(-product_2)) * product;           // gated_linear, line 5
 }
 

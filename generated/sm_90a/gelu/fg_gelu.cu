@@ -25,7 +25,7 @@
 //    7: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float gelu(float input) {
-    const float product = input * (1.5957691216057308f + 0.07135481627260025f * (input * input));  // line 7
+    const float product = input * (1.5957692f + 0.071354814f * (input * input));      // line 7
     return input * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
@@ -36,7 +36,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_gelu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

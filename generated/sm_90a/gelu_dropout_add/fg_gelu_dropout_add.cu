@@ -31,7 +31,7 @@
 
 __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 threshold,
         float keep_scale) {
-    const float product = x * (1.5957691216057308f + 0.07135481627260025f * (x * x));  // gelu_of, line 7
+    const float product = x * (1.5957692f + 0.071354814f * (x * x));                  // gelu_of, line 7
     // gelu_dropout_add, line 15
     const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));
     const float product_2 = x * fast_reciprocal(1.0f + fast_exp(-product));           // gelu_of, line 7
@@ -46,7 +46,7 @@ using Index = i32;
 extern "C" __global__ void __launch_bounds__(128)
 fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0,
         i64 threshold, double keep_scale) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

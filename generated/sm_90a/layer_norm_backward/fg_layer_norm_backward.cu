@@ -1,6 +1,6 @@
 // layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for
 // sm_90a.
-// Grid min(x_dim0, 264) * 1, block 128, 65792 bytes of shared memory: prefetches the next rows into shared memory;
+// Grid min(x_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -93,7 +93,6 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 WARPS = 4;
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
@@ -101,11 +100,11 @@ constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memo
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 64;
-constexpr i32 squares_offset = 128;
-constexpr i32 total_3_offset = 192;
-constexpr i32 x_offset = 256;
-constexpr i32 dy_offset = 33024;
+constexpr i32 total_2_offset = 32;
+constexpr i32 squares_offset = 64;
+constexpr i32 total_3_offset = 96;
+constexpr i32 x_offset = 128;
+constexpr i32 dy_offset = 32896;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -139,7 +138,6 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     float column_total[CHUNKS][LANES];
     for (i32 c = 0; c < CHUNKS; ++c)
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
-    i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto x_staged = shared_array<bf16>(x_offset);
     auto dy_staged = shared_array<bf16>(dy_offset);
     i32 base = 0;  // stage of the row's first vector
@@ -185,12 +183,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 x_raw[LANES];
             shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(x_raw, x);
-            float total_2_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                total_2_part[v] = elements_of_layer_norm_backward(dy[v], weight[v]);
+                const float total_2_part = elements_of_layer_norm_backward(dy[v], weight[v]);
                 total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
-                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
+                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
             }
         }
@@ -206,11 +203,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
-        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(total_offset));
+        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset));
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
-        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset) + turn * WARPS);
+        total = row_sum_f32_meet(shared_array<float>(total_offset));
+        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset));
 
         // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
         float mean;
@@ -225,11 +222,10 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 x_raw[LANES];
             shared_load_vec(x_raw, x_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(x_raw, x);
-            float squares_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                squares_part[v] = squared_deviation_of_layer_norm_backward(x[v], mean);
-                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+                const float squares_part = squared_deviation_of_layer_norm_backward(x[v], mean);
+                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
             }
         }
 #pragma unroll
@@ -238,9 +234,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
         }
         float squares = squares_of[0];
-        row_sum_f32_leave(squares, shared_array<float>(squares_offset) + turn * WARPS);
+        row_sum_f32_leave(squares, shared_array<float>(squares_offset));
         block_sync();
-        squares = row_sum_f32_meet(shared_array<float>(squares_offset) + turn * WARPS);
+        squares = row_sum_f32_meet(shared_array<float>(squares_offset));
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
         const float rstd = rstd_of_layer_norm_backward(squares, eps);
@@ -259,14 +255,13 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             bf16 dy_raw[LANES];
             shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(dy_raw, dy);
-            float total_3_part[LANES];
-            float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                elements_2_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part[v],
-                        column_total_part[v]);
-                total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part[v]);
-                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
+                float total_3_part;
+                float column_total_part;
+                elements_2_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part, column_total_part);
+                total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part);
+                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
             }
         }
 #pragma unroll
@@ -275,9 +270,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_3_of[k] = sum_f32_combine(total_3_of[k], total_3_of[k + half]);
         }
         float total_3 = total_3_of[0];
-        row_sum_f32_leave(total_3, shared_array<float>(total_3_offset) + turn * WARPS);
+        row_sum_f32_leave(total_3, shared_array<float>(total_3_offset));
         block_sync();
-        total_3 = row_sum_f32_meet(shared_array<float>(total_3_offset) + turn * WARPS);
+        total_3 = row_sum_f32_meet(shared_array<float>(total_3_offset));
 
         // Phase 4 of 4: computes mean_3; writes out_0.
         const float mean_3 = mean_3_of_layer_norm_backward(total_3);
@@ -304,7 +299,6 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             narrow_vec(result_0, result_0_raw);
             store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
         }
-        turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
     launch_dependents();

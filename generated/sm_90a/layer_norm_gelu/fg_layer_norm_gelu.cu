@@ -1,5 +1,5 @@
 // layer_norm_gelu: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 256, 256 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
+// Grid x_dim0, block 256, 128 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 32768 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -56,7 +56,7 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu(float squares, float ep
 
 __device__ __forceinline__ float result_of_layer_norm_gelu(float x, float mean, float rstd, float weight, float bias) {
     const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu, line 7
-    const float product = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
@@ -71,7 +71,7 @@ constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 128;
+constexpr i32 squares_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -134,11 +134,10 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = squared_deviation_of_layer_norm_gelu(x[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = squared_deviation_of_layer_norm_gelu(x[v], mean);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

@@ -1,6 +1,6 @@
 // layer_norm_invertible_backward_0_combine: adds the partial column sums of all blocks, emitted by fusegen for sm_90a.
 // Grid 128, block 1024, 16384 bytes of shared memory.
-// Reads (4 * min(y_dim0, 264)) * 4096 + (4 * min(y_dim0, 264)) * 4096 bytes, writes 16384.
+// Reads min(y_dim0, 264) * 16384 + min(y_dim0, 264) * 16384 bytes, writes 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"

@@ -1,11 +1,11 @@
 // layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
 // sm_90a.
-// Grid 1, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid 1, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by
 // fusegen for sm_90a.
-// Grid min(y_dim0, 264) * 1, block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
+// Grid min(y_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -109,11 +109,10 @@ __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool*
         load_lanes<LANES>(weight_raw, weight_ptr, column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
-        i64 largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = integer_of_layer_norm_invertible_backward_1(weight[v]);
-            largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part[v]);
+            const i64 largest_part = integer_of_layer_norm_invertible_backward_1(weight[v]);
+            largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part);
         }
     }
 #pragma unroll
@@ -280,16 +279,16 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             bf16 y_raw[LANES];
             shared_load_vec(y_raw, y_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(y_raw, y);
-            float total_part[LANES];
-            float total_2_part[LANES];
-            float column_total_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                elements_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part[v],
-                        total_2_part[v], column_total_part[v]);
-                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
-                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part[v]);
+                float total_part;
+                float total_2_part;
+                float column_total_part;
+                elements_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part, total_2_part,
+                        column_total_part);
+                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
+                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
             }
         }

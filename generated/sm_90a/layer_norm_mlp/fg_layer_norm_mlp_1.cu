@@ -57,7 +57,7 @@ struct Operands {
 
 __device__ __forceinline__ float layer_norm_mlp_1_epilogue(float product, float fc1_bias) {
     const float sum = product + fc1_bias;                                             // projected, line 7
-    const float product_2 = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));  // gelu_of, line 7
+    const float product_2 = sum * (1.5957692f + 0.071354814f * (sum * sum));          // gelu_of, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product_2));
 }
 

@@ -55,8 +55,7 @@ struct Operands {
 
 __device__ __forceinline__ float linear_bias_gelu_epilogue(float product, float bias) {
     const float sum = product + bias;                                                 // projected, line 7
-    // linear_bias_gelu, line 7
-    const float product_2 = sum * (1.5957691216057308f + 0.07135481627260025f * (sum * sum));
+    const float product_2 = sum * (1.5957692f + 0.071354814f * (sum * sum));          // linear_bias_gelu, line 7
     return sum * fast_reciprocal(1.0f + fast_exp(-product_2));
 }
 

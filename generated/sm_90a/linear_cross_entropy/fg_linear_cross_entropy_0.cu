@@ -37,7 +37,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_11_ptr, bool* value_7_ptr, i64 ignore_index) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 4096;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

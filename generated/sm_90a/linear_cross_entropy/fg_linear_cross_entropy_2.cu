@@ -1,5 +1,5 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid 1, block 512, 512 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
+// Grid 1, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
 // Reads 12288 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -57,7 +57,7 @@ constexpr i32 MEETING = 16;  // lanes that each take the partial result of a war
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 1;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 256;
+constexpr i32 total_2_offset = 128;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -77,7 +77,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2)
+extern "C" __global__ void __launch_bounds__(512)
 fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     // Operands that all rows share are loaded together with the row.
@@ -103,13 +103,13 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
         widen_vec(value_7_raw[c], value_7);
         float value_12[LANES];
         widen_vec(value_12_raw[c], value_12);
-        float total_part[LANES];
-        float total_2_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_linear_cross_entropy_2(value_7[v], value_12[v], total_part[v], total_2_part[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part[v]);
+            float total_part;
+            float total_2_part;
+            elements_of_linear_cross_entropy_2(value_7[v], value_12[v], total_part, total_2_part);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
     }
 #pragma unroll

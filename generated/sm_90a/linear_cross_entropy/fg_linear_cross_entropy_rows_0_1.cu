@@ -1,7 +1,7 @@
 // linear_cross_entropy_rows_0_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for
 // sm_90a.
-// Grid block_rows_0, block 128, 128 bytes of shared memory: one phase alone needs the elements of a row, so that
-// nothing holds them.
+// Grid block_rows_0, block 128, 64 bytes of shared memory: one phase alone needs the elements of a row, so that nothing
+// holds them.
 // Reads block_rows_0 * 2 + min(block_rows_0, 4096) * 8 bytes, writes block_rows_0 * 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -68,7 +68,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
 constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
-constexpr i32 normalizer_mass_offset = 64;
+constexpr i32 normalizer_mass_offset = 32;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
 // warps.
@@ -111,7 +111,9 @@ fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_p
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
     const float value_4_other = widen(load(value_4_ptr, row * 32000 + value_at));
-    float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+    float normalizer_peak;
+    float normalizer_mass;
+    normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 value_4_raw[LANES];

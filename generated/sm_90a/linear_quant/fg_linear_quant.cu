@@ -64,8 +64,8 @@ struct Operands {
 
 __device__ __forceinline__ float linear_quant_epilogue(float product, float bias, float scale) {
     const float y = product + bias;                                                   // linear_quant, line 29
-    const float product_2 = y * (1.5957691216057308f + 0.07135481627260025f * (y * y));  // gelu_of, line 7
-    const float factor = fabsf(scale) < 7.888609052210118e-31f ? 1.8446744073709552e+19f : 1.0f;  // _raised, line 2
+    const float product_2 = y * (1.5957692f + 0.071354814f * (y * y));                // gelu_of, line 7
+    const float factor = fabsf(scale) < 7.888609e-31f ? 1.8446744e+19f : 1.0f;        // _raised, line 2
     const float product_3 = y * fast_reciprocal(1.0f + fast_exp(-product_2)) * factor;  // _raised, line 3
     const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 7
     return minimum(larger, 448.0f);

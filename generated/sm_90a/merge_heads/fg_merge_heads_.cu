@@ -19,7 +19,7 @@ using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
 fg_merge_heads_(const bf16* q_ptr, bf16* out_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 128;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;

@@ -1,6 +1,6 @@
 // modulated_layer_norm: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0 * 4096, 528) * 1, block 192, 18624 bytes of shared memory: the shared memory of a block holds a row
-// and the next ones, which are prefetched.
+// Grid min(x_dim0 * 4096, 528), block 192, 18528 bytes of shared memory: the shared memory of a block holds a row and
+// the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -80,8 +80,8 @@ constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memor
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 96;
-constexpr i32 x_offset = 192;
+constexpr i32 squares_offset = 48;
+constexpr i32 x_offset = 96;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -111,7 +111,6 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     // This block's share of the rows.
     constexpr i32 PARTS = 528;  // at most: every block has rows
     const Index part = block_id();
-    i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto x_staged = shared_array<bf16>(x_offset);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
@@ -162,9 +161,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
         }
         float total = total_of[0];
-        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
+        row_sum_f32_leave(total, shared_array<float>(total_offset));
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
+        total = row_sum_f32_meet(shared_array<float>(total_offset));
 
         // Phase 2 of 3: computes mean; reduces each row to squares.
         const float mean = mean_of_modulated_layer_norm(total);
@@ -177,11 +176,10 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             if (column >= column_count) continue;
             float x[LANES];
             widen_vec(x_raw[c], x);
-            float squares_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                squares_part[v] = squared_deviation_of_modulated_layer_norm(x[v], mean);
-                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+                const float squares_part = squared_deviation_of_modulated_layer_norm(x[v], mean);
+                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
             }
         }
 #pragma unroll
@@ -200,9 +198,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
                 load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
         }
-        row_sum_f32_leave(squares, shared_array<float>(squares_offset) + turn * WARPS);
+        row_sum_f32_leave(squares, shared_array<float>(squares_offset));
         block_sync();
-        squares = row_sum_f32_meet(shared_array<float>(squares_offset) + turn * WARPS);
+        squares = row_sum_f32_meet(shared_array<float>(squares_offset));
 
         // Phase 3 of 3: computes rstd; writes out.
         const float rstd = rstd_of_modulated_layer_norm(squares, eps);
@@ -236,7 +234,6 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             narrow_vec(result_0, result_0_raw);
             store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
         }
-        turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }
 }

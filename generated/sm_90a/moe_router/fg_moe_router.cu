@@ -136,12 +136,12 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
         if (column >= column_count) continue;
         float logits[LANES];
         widen_vec(logits_raw[c], logits);
-        i64 smallest_part[LANES];
         i64 bits[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_moe_router(logits[v], column + v, smallest_part[v], bits[v]);
-            smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part[v]);
+            i64 smallest_part;
+            elements_of_moe_router(logits[v], column + v, smallest_part, bits[v]);
+            smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part);
             bits_kept[c][v] = bits[v];
         }
     }
@@ -166,11 +166,10 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
             const Index column = (c * THREADS + thread) * LANES;
             if (column >= column_count) continue;
             const i64 (&bits)[LANES] = bits_kept[c];
-            i64 smallest_next_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                smallest_next_part[v] = chosen_of_moe_router(bits[v], smallest_each[turn]);
-                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part[v]);
+                const i64 smallest_next_part = chosen_of_moe_router(bits[v], smallest_each[turn]);
+                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part);
             }
         }
 #pragma unroll

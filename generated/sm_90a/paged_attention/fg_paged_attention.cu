@@ -1,6 +1,6 @@
 // paged_attention: attention, few queries, keys and values in pages, emitted by fusegen for sm_90a.
-// Grid (128 * 1) * 1, block 160, 101376 bytes of shared memory.
-// Reads (196736 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes
+// Grid 128, block 160, 101376 bytes of shared memory.
+// Reads min(k_cache_dim0 * 16384, 134217728) * 2 + min(k_cache_dim0 * 16384, 134217728) * 2 + 196736 bytes, writes
 // 131072.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
@@ -107,12 +107,12 @@ __device__ __forceinline__ float anchor(float peak) {
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743082459868f);                            // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
 }
 
 __device__ __forceinline__ float paged_attention_finish(float total, i64 lengths_other, float mass) {

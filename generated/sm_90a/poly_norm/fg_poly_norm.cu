@@ -1,5 +1,5 @@
 // poly_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 192 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 96 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 8 bytes, writes x_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -75,8 +75,8 @@ constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_2_offset = 64;
-constexpr i32 squares_3_offset = 128;
+constexpr i32 squares_2_offset = 32;
+constexpr i32 squares_3_offset = 64;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -125,15 +125,15 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float squares_part[LANES];
-        float squares_2_part[LANES];
-        float squares_3_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_poly_norm(x[v], squares_part[v], squares_2_part[v], squares_3_part[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
-            squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part[v]);
-            squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part[v]);
+            float squares_part;
+            float squares_2_part;
+            float squares_3_part;
+            elements_of_poly_norm(x[v], squares_part, squares_2_part, squares_3_part);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part);
+            squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part);
         }
     }
 #pragma unroll

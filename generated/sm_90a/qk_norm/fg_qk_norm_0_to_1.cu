@@ -97,11 +97,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         if (column >= column_count) continue;
         float q[LANES];
         widen_vec(q_raw[c], q);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = elements_of_qk_norm_0(q[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = elements_of_qk_norm_0(q[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll
@@ -209,11 +208,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         if (column >= column_count) continue;
         float k_[LANES];
         widen_vec(k__raw[c], k_);
-        float squares_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            squares_part[v] = elements_of_qk_norm_1(k_[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part[v]);
+            const float squares_part = elements_of_qk_norm_1(k_[v]);
+            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
 #pragma unroll

@@ -40,7 +40,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
         bf16* out_0_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 64;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;

@@ -40,8 +40,7 @@ namespace part_1 {
 __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted,
         float& hoisted_2) {
     const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
-    // _cos_sin, line 34
-    const float quotient = 1.0f / power_of(13.287712097167969f, 2.8238147820047743e-07f, exponents);
+    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f, exponents);    // _cos_sin, line 34
     const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
     float sine, cosine;                                                               // _cos_sin, line 48
     sincosf(angles, &sine, &cosine);
@@ -62,9 +61,9 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* position_ids_ptr, bf16* out_0_ptr,
         i64 q_dim0, i64 q_dim1) {
-    constexpr i32 LANES = 8;     // vector width
-    constexpr i32 UNROLL = 2;    // vectors per thread in flight
-    constexpr i32 REPEATS = 4;   // vectors per thread
+    constexpr i32 LANES = 8;  // vector width
+    constexpr i32 UNROLL = 2;  // vectors per thread in flight
+    constexpr i32 REPEATS = 4;  // vectors per thread
     const Index element_count = ((q_dim1 + 3) / 4) * q_dim0 * 262144;
     const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
     if (position + LANES > element_count) return;
@@ -134,8 +133,7 @@ namespace part_2 {
 __device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted,
         float& hoisted_2) {
     const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
-    // _cos_sin, line 34
-    const float quotient = 1.0f / power_of(13.287712097167969f, 2.8238147820047743e-07f, exponents);
+    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f, exponents);    // _cos_sin, line 34
     const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
     float sine, cosine;                                                               // _cos_sin, line 48
     sincosf(angles, &sine, &cosine);
@@ -156,9 +154,9 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const i64* position_ids_ptr, bf16* out_1_ptr,
         i64 k_dim1, i64 q_dim0) {
-    constexpr i32 LANES = 8;     // vector width
-    constexpr i32 UNROLL = 2;    // vectors per thread in flight
-    constexpr i32 REPEATS = 4;   // vectors per thread
+    constexpr i32 LANES = 8;  // vector width
+    constexpr i32 UNROLL = 2;  // vectors per thread in flight
+    constexpr i32 REPEATS = 4;  // vectors per thread
     const Index element_count = ((k_dim1 + 3) / 4) * q_dim0 * 262144;
     const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
     if (position + LANES > element_count) return;

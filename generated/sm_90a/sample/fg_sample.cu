@@ -109,9 +109,8 @@ __device__ __forceinline__ void elements_of_sample(bool is_at_least, float chose
     const i64 bits_4 = x ^ (shift_right(x, 27LL) & 0x1FFFFFFFFFLL);                   // _mixed, line 3
     const i64 x_2 = wrap_mul(bits_4, -7723592293110705685LL);
     const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 0x1FFFFFFFFLL), 24LL);  // _exponential, line 3
-    const float sum = static_cast<float>(shifted & 0xFFFFFFFFFFLL) + 0.5f;
-    const float chosen = is_at_least ? logf(-log1pf(sum * -9.094947017729282e-13f)) : 0.0f;  // sample, line 56
-    place_values_part = logits / chosen_2 - chosen;
+    const float product = (static_cast<float>(shifted & 0xFFFFFFFFFFLL) + 0.5f) * -9.094947e-13f;
+    place_values_part = logits / chosen_2 - (is_at_least ? logf(-log1pf(product)) : 0.0f);  // sample, line 56
     normalizer_mass_part = 1.0f;
 }
 
@@ -234,14 +233,14 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     // two mbarriers per reduction, for the bytes that warps send
     u64* const arrived = &*shared_array<u64>(arrived_offset);
     if (thread_id() == 0) {
-        mbarrier_init(arrived + 0, 1);
+        mbarrier_init(arrived, 1);
         mbarrier_init(arrived + 1, 1);
         mbarrier_init(arrived + 2, 1);
         mbarrier_init(arrived + 3, 1);
         mbarrier_init(arrived + 4, 1);
         mbarrier_init(arrived + 5, 1);
         mbarrier_init_fence();
-        mbarrier_expect(arrived + 0, WARPS * (sizeof(float) + sizeof(i64)));
+        mbarrier_expect(arrived, WARPS * (sizeof(float) + sizeof(i64)));
         mbarrier_expect(arrived + 1, WARPS * (sizeof(float) + sizeof(i64)));
         mbarrier_expect(arrived + 2, WARPS * (sizeof(float) + sizeof(float)));
         mbarrier_expect(arrived + 3, WARPS * (sizeof(float) + sizeof(float)));
@@ -291,8 +290,12 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             shared_load_vec(logits_raw[c], logits_staged, slot_of(c) * SLOT + thread_id() * LANES);
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
-        float place_values; i64 place_indices; max_f32_identity(place_values, place_indices);
-        float normalizer_peak; float normalizer_mass; normalizer_f32_identity(normalizer_peak, normalizer_mass);
+        float place_values;
+        i64 place_indices;
+        max_f32_identity(place_values, place_indices);
+        float normalizer_peak;
+        float normalizer_mass;
+        normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -330,7 +333,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
                     normalizer_peak, normalizer_mass);
         }
         row_max_f32(place_values, place_indices, shared_array<float>(place_values_offset) + turn * WARPS,
-                shared_array<i64>(place_indices_offset) + turn * WARPS, arrived + 0 + turn, parity);
+                shared_array<i64>(place_indices_offset) + turn * WARPS, arrived + turn, parity);
         row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset) + turn
                 * WARPS, shared_array<float>(normalizer_mass_offset) + turn * WARPS, arrived + 2 + turn, parity);
 
@@ -344,11 +347,10 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             if (column >= column_count) continue;
             float logits[LANES];
             widen_vec(logits_raw[c], logits);
-            float chosen_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                chosen_part[v] = chosen_of_sample(logits[v], place_indices, column + v);
-                chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part[v]);
+                const float chosen_part = chosen_of_sample(logits[v], place_indices, column + v);
+                chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part);
             }
         }
 #pragma unroll

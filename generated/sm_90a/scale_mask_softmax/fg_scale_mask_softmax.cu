@@ -113,11 +113,10 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(scores_raw[c], scores);
         float mask[LANES];
         widen_vec(mask_raw[c], mask);
-        float largest_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_part[v] = elements_of_scale_mask_softmax(scale, scores[v], mask[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part[v]);
+            const float largest_part = elements_of_scale_mask_softmax(scale, scores[v], mask[v]);
+            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
         }
     }
 #pragma unroll
@@ -139,12 +138,12 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(scores_raw[c], scores);
         float mask[LANES];
         widen_vec(mask_raw[c], mask);
-        float total_part[LANES];
         float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part[v], exponential[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part, exponential[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             exponential_kept[c][v] = exponential[v];
         }
     }

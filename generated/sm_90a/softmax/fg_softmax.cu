@@ -1,5 +1,5 @@
 // softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 128 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -71,7 +71,7 @@ constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 largest_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_offset = 64;
+constexpr i32 total_offset = 32;
 
 // Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
 template <typename Scratch>
@@ -152,12 +152,12 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float total_part[LANES];
         float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_2_of_softmax(input[v], largest, total_part[v], exponential[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part[v]);
+            float total_part;
+            elements_2_of_softmax(input[v], largest, total_part, exponential[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             exponential_kept[c][v] = exponential[v];
         }
     }

@@ -48,7 +48,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
         bf16* out_ptr) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 8388608;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -119,7 +119,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
         const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 2097152;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -190,7 +190,7 @@ using Index = i32;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* slots_ptr, bf16* v_cache_ptr,
         i64 k_cache_dim0, i64 k_cache_dim1) {
-    constexpr i32 LANES = 8;    // vector width
+    constexpr i32 LANES = 8;  // vector width
     constexpr i32 THREADS = 128;
     const Index element_count = 4194304;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;

@@ -96,12 +96,12 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
         if (column >= column_count) continue;
         float input[LANES];
         widen_vec(input_raw[c], input);
-        i64 smallest_part[LANES];
         i64 bits[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            elements_of_topk(input[v], column + v, smallest_part[v], bits[v]);
-            smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part[v]);
+            i64 smallest_part;
+            elements_of_topk(input[v], column + v, smallest_part, bits[v]);
+            smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part);
             bits_kept[c][v] = bits[v];
         }
     }
@@ -129,11 +129,10 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
             const Index column = (c * THREADS + thread) * LANES;
             if (column >= column_count) continue;
             const i64 (&bits)[LANES] = bits_kept[c];
-            i64 smallest_next_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                smallest_next_part[v] = chosen_of_topk(bits[v], smallest_each[turn]);
-                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part[v]);
+                const i64 smallest_next_part = chosen_of_topk(bits[v], smallest_each[turn]);
+                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part);
             }
         }
 #pragma unroll
