@@ -43,9 +43,9 @@ _SHORT = 6
 
 def table_of_all() -> str:
     """All fusions with their savings, gradients and measured speed-ups."""
-    titles = ("fusion", "family", "launches", "read and written", "gradients", "speed-up")
+    titles = ("fusion", "speed-up", "family", "launches", "read and written", "gradients")
     rows = (
-        (_linked(spec.name), spec.family, *map(" → ".join, _savings(spec).values()), _differentiable(spec), _range(spec))
+        (_linked(spec.name), _range(spec), spec.family, *map(" → ".join, _savings(spec).values()), _differentiable(spec))
         for spec in SPECS.values()
     )
     parts = [
@@ -222,6 +222,11 @@ def _stored() -> dict[str, list[Timed]]:
     return found
 
 
+def spec_name(row: TimedCase) -> str | None:
+    """The name of the prebuilt fusion that a case measures; None for cases of other kernels."""
+    return specs.find(row.case).name.partition(":")[0] if _is_of_spec(row) else None
+
+
 def _is_of_spec(row: TimedCase) -> bool:
     """True for a case of a fusion itself: other groups have declarations of their own, some with the name of a fusion."""
     return specs.is_prebuilt(row.case) and (row.group == "catalogue" or row.case not in OWN)
@@ -239,7 +244,7 @@ def _range(spec: Spec) -> str:
 def _times(spec: Spec) -> Iterator[str]:
     rows = [_time(each) for each in _stored().get(spec.name, ())]
     if rows:
-        titles = ("variant", "shape", "dtype", "fusegen µs", "of a copy", "fastest other", "its µs", "speed-up", "GPU", "run")
+        titles = ("variant", "speed-up", "shape", "dtype", "fusegen µs", "of a copy", "fastest other", "its µs", "GPU", "run")
         title = f"Measured: {counted(len(rows), 'case')}" + (f", speed-up {_range(spec)}" if _speedups(spec) else "")
         folded = _folded(title, _table(titles, rows))
         yield folded if len(rows) > _SHORT else folded.replace("<details>", "<details open>", 1)
@@ -251,6 +256,7 @@ def _time(timed: Timed) -> tuple[str, ...]:
     variant = specs.find(row.case).name.partition(":")[2]
     name = f"`{variant}`" if variant else "training step" if row.is_step else "default"
     of_copy = f"{copy / ours:.0%}" if copy and ours else NOTHING
-    peer = timed.case.peer or NOTHING, precise(timed.case.theirs), NOTHING if speedup is None else ratio_text(speedup)
+    gain = NOTHING if speedup is None else ratio_text(speedup)
+    peer = timed.case.peer or NOTHING, precise(timed.case.theirs)
     dtype = from_torch(getattr(torch, row.dtype)).short
-    return name, row.shape, dtype, precise(ours), of_copy, *peer, timed.gpu, f"[{timed.run}](measured.md)"
+    return name, gain, row.shape, dtype, precise(ours), of_copy, *peer, timed.gpu, f"[{timed.run}](measured.md)"
