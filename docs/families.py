@@ -6,11 +6,13 @@ Launches and bytes come from kernels lowered at the fusions' canonical sizes, te
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from markupsafe import escape
@@ -69,7 +71,8 @@ def page(family: str) -> str:
         about,
         f"Pictures, launches and bytes are those of one call in bfloat16 for `{TARGET}`; eager runs the declaration. Each area"
         " in color is a kernel. Values in round boxes lie in memory; all others stay in registers. Point at a box for its shape and"
-        " its operations. [All fusions](fusions.md) in one table; [examples](catalogue.md).",
+        " its operations. *Spills* are bytes of local memory per thread, which also holds arrays with run-time indices."
+        " [All fusions](fusions.md) in one table; [examples](catalogue.md).",
         _raw(f"<style>\n{_styles()}</style>"),
         *(part for spec in SPECS.values() if spec.family == family for part in _section(spec)),
         _raw(f"<script>{_CENTER}</script>"),
@@ -193,7 +196,22 @@ def _savings(spec: Spec) -> dict[str, tuple[str, str]]:
 def _costs(spec: Spec) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in spec.sizes.items())
     table = _table(("", "torch eager", "fusegen"), ((figure, *sides) for figure, sides in _savings(spec).items()))
-    return f"With {sizes}:\n\n{table}"
+    kernels = _resources()["kernels"][spec.name]
+    if not kernels:
+        return f"With {sizes}:\n\n{table}"
+    titles = ("kernel", "registers per thread", "spills", "shared memory per block")
+    rows = (
+        (f"`{each['kernel']}`", str(each["registers"]), human_bytes(each["local_bytes"]), human_bytes(each["shared_bytes"]))
+        for each in kernels
+    )
+    return f"With {sizes}:\n\n{table}\n\nCompiled by NVRTC {_resources()['nvrtc']}:\n\n{_table(titles, rows)}"
+
+
+@cache
+def _resources() -> dict[str, Any]:
+    """The registers, spills and shared memory of the fusions' kernels, which ``tests/unit/test_compiled.py`` stores."""
+    found: dict[str, Any] = json.loads((ROOT / f"docs/measured/resources-{TARGET}.json").read_text(encoding="utf-8"))
+    return found
 
 
 # Measured times.
