@@ -379,8 +379,8 @@ def measured() -> str:
         '<div class="measured" tabindex="0"><table></table></div>',
         f"```{{raw}} html\n{script}```",
         "## Runs",
-        "A text has also changed if only names or comments have, which costs no time. The tests check that present kernels are"
-        " right; their times may differ from those of an older run.",
+        "Older runs measure earlier texts of the prebuilt fusions and their variants. A text has also changed if only names or"
+        " comments have, which costs no time. A new run may give other times.",
         "\n".join(_run(path.name, read(path)) for path in RUNS),
     ]
     return "\n\n".join(parts)
@@ -390,7 +390,7 @@ def _run(name: str, record: BenchRecord) -> str:
     """A run's circumstances, and a note if kernels have changed since."""
     texts = {row.case: _kernel_text(row, record.environment.date) for row in record.rows}
     changed, known = (sum(text in wanted for text in texts.values()) for wanted in (("changed",), ("changed", "present")))
-    note = f"**Older**: the emitted text of {changed} of {known} measured prebuilt fusions has changed since." if changed else ""
+    note = f"**Older**: the emitted text of {changed} of {known} measured variants has changed since." if changed else ""
     return f"- {name}: {heading(record.environment)}. {note}".rstrip()
 
 

@@ -52,7 +52,8 @@ const cells = [...document.querySelectorAll("article th")].filter(e => e.textCon
 return cells.map(e => e.getBoundingClientRect().right);
 """
 _PICTURE_SCALES = """
-const scale = e => e.width / e.naturalWidth, isScreen = e => e.src.endsWith("explain.svg");  // with text of 20 px
+const scale = e => e.getBoundingClientRect().width / e.naturalWidth;
+const isScreen = e => e.src.endsWith("explain.svg");  // with text of 20 px
 return [...document.querySelectorAll("article img")].map(e => scale(e) * (isScreen(e) ? 5 / 3 : 1));
 """
 _LEAST_SCALE = 10 / 12  # pictures have text of 12 px
