@@ -6,11 +6,13 @@ Launches and bytes come from kernels lowered at the fusions' canonical sizes, te
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from markupsafe import escape
@@ -43,9 +45,9 @@ _SHORT = 6
 
 def table_of_all() -> str:
     """All fusions with their savings, gradients and measured speed-ups."""
-    titles = ("fusion", "family", "launches", "read and written", "gradients", "speed-up")
+    titles = ("fusion", "speed-up", "family", "launches", "read and written", "gradients")
     rows = (
-        (_linked(spec.name), spec.family, *map(" → ".join, _savings(spec).values()), _differentiable(spec), _range(spec))
+        (_linked(spec.name), _range(spec), spec.family, *map(" → ".join, _savings(spec).values()), _differentiable(spec))
         for spec in SPECS.values()
     )
     parts = [
@@ -69,7 +71,8 @@ def page(family: str) -> str:
         about,
         f"Pictures, launches and bytes are those of one call in bfloat16 for `{TARGET}`; eager runs the declaration. Each area"
         " in color is a kernel. Values in round boxes lie in memory; all others stay in registers. Point at a box for its shape and"
-        " its operations. [All fusions](fusions.md) in one table; [examples](catalogue.md).",
+        " its operations. *Spills* are bytes of local memory per thread, which also holds arrays with run-time indices."
+        " [All fusions](fusions.md) in one table; [examples](catalogue.md).",
         _raw(f"<style>\n{_styles()}</style>"),
         *(part for spec in SPECS.values() if spec.family == family for part in _section(spec)),
         _raw(f"<script>{_CENTER}</script>"),
@@ -193,7 +196,22 @@ def _savings(spec: Spec) -> dict[str, tuple[str, str]]:
 def _costs(spec: Spec) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in spec.sizes.items())
     table = _table(("", "torch eager", "fusegen"), ((figure, *sides) for figure, sides in _savings(spec).items()))
-    return f"With {sizes}:\n\n{table}"
+    kernels = _resources()["kernels"][spec.name]
+    if not kernels:
+        return f"With {sizes}:\n\n{table}"
+    titles = ("kernel", "registers per thread", "spills", "shared memory per block")
+    rows = (
+        (f"`{each['kernel']}`", str(each["registers"]), human_bytes(each["local_bytes"]), human_bytes(each["shared_bytes"]))
+        for each in kernels
+    )
+    return f"With {sizes}:\n\n{table}\n\nCompiled by NVRTC {_resources()['nvrtc']}:\n\n{_table(titles, rows)}"
+
+
+@cache
+def _resources() -> dict[str, Any]:
+    """The registers, spills and shared memory of the fusions' kernels, which ``tests/unit/test_compiled.py`` stores."""
+    found: dict[str, Any] = json.loads((ROOT / f"docs/measured/resources-{TARGET}.json").read_text(encoding="utf-8"))
+    return found
 
 
 # Measured times.
@@ -222,6 +240,11 @@ def _stored() -> dict[str, list[Timed]]:
     return found
 
 
+def spec_name(row: TimedCase) -> str | None:
+    """The name of the prebuilt fusion that a case measures; None for cases of other kernels."""
+    return specs.find(row.case).name.partition(":")[0] if _is_of_spec(row) else None
+
+
 def _is_of_spec(row: TimedCase) -> bool:
     """True for a case of a fusion itself: other groups have declarations of their own, some with the name of a fusion."""
     return specs.is_prebuilt(row.case) and (row.group == "catalogue" or row.case not in OWN)
@@ -239,7 +262,7 @@ def _range(spec: Spec) -> str:
 def _times(spec: Spec) -> Iterator[str]:
     rows = [_time(each) for each in _stored().get(spec.name, ())]
     if rows:
-        titles = ("variant", "shape", "dtype", "fusegen µs", "of a copy", "fastest other", "its µs", "speed-up", "GPU", "run")
+        titles = ("variant", "speed-up", "shape", "dtype", "fusegen µs", "of a copy", "fastest other", "its µs", "GPU", "run")
         title = f"Measured: {counted(len(rows), 'case')}" + (f", speed-up {_range(spec)}" if _speedups(spec) else "")
         folded = _folded(title, _table(titles, rows))
         yield folded if len(rows) > _SHORT else folded.replace("<details>", "<details open>", 1)
@@ -251,6 +274,7 @@ def _time(timed: Timed) -> tuple[str, ...]:
     variant = specs.find(row.case).name.partition(":")[2]
     name = f"`{variant}`" if variant else "training step" if row.is_step else "default"
     of_copy = f"{copy / ours:.0%}" if copy and ours else NOTHING
-    peer = timed.case.peer or NOTHING, precise(timed.case.theirs), NOTHING if speedup is None else ratio_text(speedup)
+    gain = NOTHING if speedup is None else ratio_text(speedup)
+    peer = timed.case.peer or NOTHING, precise(timed.case.theirs)
     dtype = from_torch(getattr(torch, row.dtype)).short
-    return name, row.shape, dtype, precise(ours), of_copy, *peer, timed.gpu, f"[{timed.run}](measured.md)"
+    return name, gain, row.shape, dtype, precise(ours), of_copy, *peer, timed.gpu, f"[{timed.run}](measured.md)"

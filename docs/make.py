@@ -18,10 +18,12 @@ import os
 import posixpath
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from docs.families import ROOT, RUNS, listed
 from fusegen import errors, nn
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.primitives import no_gradient
-from fusegen.bench.record import TimedCase, read
+from fusegen.bench.record import BenchRecord, Environment, TimedCase, read
 from fusegen.bench.table import heading, judge
 from fusegen.cli import main as cli
 from fusegen.dtypes import DType
@@ -90,6 +92,8 @@ SETTINGS: dict[str, Any] = {
     "root_doc": "index",
     "html_theme": "furo",
     "html_copy_source": False,
+    "html_static_path": [str(ROOT / "docs" / "site.css")],
+    "html_css_files": ["site.css"],
     "html_show_sphinx": False,
     "html_show_search_summary": False,  # it fetches pages, which a browser refuses for files
     "myst_heading_anchors": 4,
@@ -156,17 +160,28 @@ def _moved(name: str, folder: Path) -> str:
         shutil.copyfile(ROOT / target, folder / target)
         return f"[{link['text']}]({target})"
 
+    if name.endswith(".ipynb"):
+        shutil.copyfile(ROOT / name, folder / Path(name).name)
     parts = _FENCE.split(_markdown(name))
     return "".join(part if part.startswith("```") else _LINK.sub(moved, _COMMENT.sub("", part)) for part in parts)
 
 
 def _markdown(name: str) -> str:
-    """The text of a document, or the cells of a notebook."""
+    """The text of a document, or the cells of a notebook and a link to its file."""
     text = (ROOT / name).read_text(encoding="utf-8")
     if not name.endswith(".ipynb"):
         return text
-    cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"])
-    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells) + "\n"
+    first, *others = map(_cell, json.loads(text)["cells"])
+    return "\n\n".join([first, f"{{download}}`Download the notebook <{Path(name).name}>`", *others]) + "\n"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    printed = "".join(line for output in cell["outputs"] for line in output["text"]).rstrip()
+    code = f"```python\n{source}\n```"
+    return f"{code}\n\n```{{code-block}} text\n:class: output\n\n{printed}\n```" if printed else code
 
 
 def _navigation() -> str:
@@ -325,8 +340,10 @@ def _result(op: Op, dtype: DType) -> str:
 # Measurements.
 
 COLUMNS = (
-    "case", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "speed-up", "TB/s", "TFLOP/s", "FLOP/byte", "group", "GPU",
+    "case", "speed-up", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "TB/s", "TFLOP/s", "FLOP/byte", "group", "GPU",
+    "date", "fusegen", "commit", "kernel text",
 )  # fmt: skip
+"""The page shows the columns up to the date; CSV and JSON have all. *Kernel text* is ``present`` or ``changed`` since the run."""
 
 PLOTS = ROOT / "docs" / "measured.html"
 """The script of the table and the plots. In it, COLUMNS, ROWS and PEAKS stand for JSON."""
@@ -340,12 +357,11 @@ def measured() -> str:
     texts = {"COLUMNS": COLUMNS, "ROWS": _rows(), "PEAKS": peaks}
     script = PLOTS.read_text(encoding="utf-8")
     script = re.sub("|".join(texts), lambda name: json.dumps(texts[name[0]]).replace("</", r"<\/"), script)
-    runs = (f"- {path.name}: {heading(read(path).environment)}" for path in RUNS)
     parts = [
         "# Measured",
         "Every case of every stored run of `fusegen bench`. *Speed-up* compares with the fastest other implementation; below 1 is a"
-        " loss. The H200 runs are of older row and attention kernels, except that of training. [Benchmarks](benchmarks.md) has the"
-        " method, and host times. The filters apply to the plots and the table.",
+        " loss. A run measures the kernels of its *date*; [runs](#runs) says which kernels have changed since."
+        " [Benchmarks](benchmarks.md) has the method, and host times. The filters apply to the plots and the table.",
         '<p class="choices"></p>',
         "## Speed-up",
         "A mark for each shape and dtype of a case that another implementation computes too; losses are triangles. A pointer or the"
@@ -358,19 +374,53 @@ def measured() -> str:
         '<div class="plot roofline"></div>',
         "## All cases",
         "A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each row has"
-        " its command.",
+        " its command, and the version and commit of its run.",
         '<p><output class="count"></output> · all as <a href="measured.csv">CSV</a>, <a href="measured.json">JSON</a></p>',
         '<div class="measured" tabindex="0"><table></table></div>',
         f"```{{raw}} html\n{script}```",
         "## Runs",
-        "\n".join(runs),
+        "Older runs measure earlier texts of the prebuilt fusions and their variants. A text has also changed if only names or"
+        " comments have, which costs no time. A new run may give other times.",
+        "\n".join(_run(path.name, read(path)) for path in RUNS),
     ]
     return "\n\n".join(parts)
 
 
+def _run(name: str, record: BenchRecord) -> str:
+    """A run's circumstances, and a note if kernels have changed since."""
+    texts = {row.case: _kernel_text(row, record.environment.date) for row in record.rows}
+    changed, known = (sum(text in wanted for text in texts.values()) for wanted in (("changed",), ("changed", "present")))
+    note = f"**Older**: the emitted text of {changed} of {known} measured variants has changed since." if changed else ""
+    return f"- {name}: {heading(record.environment)}. {note}".rstrip()
+
+
+def _kernel_text(row: TimedCase, date: str) -> str | None:
+    """Tells if a kernel is emitted as on a date; None for kernels that are not stored, and where there is no history."""
+    if not (changed := _changes().get(families.spec_name(row) or "")):
+        return None
+    return "changed" if changed > datetime.fromisoformat(date) else "present"
+
+
+@cache
+def _changes() -> dict[str, datetime]:
+    """The time of the last commit that changed the emitted text of a prebuilt fusion, by name; empty without git."""
+    command = ["git", "log", "--format=%cI", "--name-only", "--", f"generated/{families.TARGET}/*/*.cu"]
+    try:
+        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    found: dict[str, datetime] = {}
+    date = ""
+    for line in filter(None, printed.splitlines()):
+        if line.endswith(".cu"):
+            found.setdefault(line.split("/")[2], datetime.fromisoformat(date))
+        else:
+            date = line
+    return found
+
+
 def _rows() -> list[tuple[str | float | None, ...]]:
-    records = map(read, RUNS)
-    rows = (_figures(record.environment.device, row) for record in records for row in record.rows)
+    rows = (_figures(record.environment, row) for record in map(read, RUNS) for row in record.rows)
     return sorted(rows, key=lambda row: row[COLUMNS.index("speed-up")] or math.inf)
 
 
@@ -382,13 +432,14 @@ def _write_tables(folder: Path) -> None:
         csv.writer(file).writerows([COLUMNS, *rows])
 
 
-def _figures(device: str, row: TimedCase) -> tuple[str | float | None, ...]:
+def _figures(run: Environment, row: TimedCase) -> tuple[str | float | None, ...]:
     found = judge(row)
     ours, theirs = (None if time is None else round(time, 1) for time in (found.ours, found.theirs))
     speedup = None if found.speedup is None else round(found.speedup, 2)
     rates = (round(amount / found.ours / 1e6, 2) if found.ours and amount else None for amount in (row.bytes, row.flops))
     intensity = round(row.flops / row.bytes) if row.flops and row.bytes else None
-    return (row.case, row.shape, row.dtype, ours, found.peer or None, theirs, speedup, *rates, intensity, row.group, device)
+    case = row.case, speedup, row.shape, row.dtype, ours, found.peer or None, theirs, *rates, intensity, row.group
+    return *case, run.device, run.date[:10], run.fusegen, run.short_commit, _kernel_text(row, run.date)
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -16,7 +16,7 @@ from fusegen.families.gemm.choice import MatmulChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
-from fusegen.page import framed, page
+from fusegen.page import Machine, framed, page
 from fusegen.program.call import bytes_of
 from fusegen.schedule.choices import Measured
 from fusegen.schedule.program import Program
@@ -137,7 +137,8 @@ class Lowered:
         The page loads nothing. `fusegen show NAME --html FILE` writes it.
 
         Args:
-            sass: True compiles the kernels, and adds their machine code, which lights up with your lines.
+            sass: True compiles the kernels, and adds their registers and spills, and their machine code, which lights up with your
+                lines.
 
         Raises:
             ArgumentError: ``sass`` is for the targets of GPUs.
@@ -145,7 +146,11 @@ class Lowered:
         """
         if sass and "sass" not in self.target.languages:
             raise ArgumentError(f"{self.target.name} has no SASS", hint="lower for a GPU: target='sm_90a'")
-        return page(self._stages(), {each: nvrtc.instructions(each, self.target.name) for each in self.sources} if sass else None)
+        return page(self._stages(), {each: self._machine(each) for each in self.sources} if sass else None)
+
+    def _machine(self, source: Source) -> Machine:
+        cubin = nvrtc.compile_cubin(source, self.target.name).cubin
+        return Machine(nvrtc.instructions(source, self.target.name), nvrtc.resources(cubin))
 
     def _repr_html_(self) -> str:
         return framed(self.html())

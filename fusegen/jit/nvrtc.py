@@ -13,8 +13,9 @@ import os
 import re
 import shlex
 import shutil
+import struct
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,6 +252,55 @@ def cubin_of(nvcc: Nvcc, source: Path, architecture: str, flags: Sequence[str]) 
             what = f"nvcc {nvcc.version} {result.exit_description} for {architecture}:\n{result.output.strip()}"
             raise CompileError(what, where=str(source), hint="unset FUSEGEN_NVCC, or report it with this file")
         return built.read_bytes()
+
+
+# Registers and spills, as the compiler notes them in a cubin, which is an ELF file.
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The memory of a thread of a compiled kernel.
+
+    Attributes:
+        registers: registers of 32 bits.
+        local_bytes: memory for spills, and for arrays with run-time indices.
+    """
+
+    registers: int
+    local_bytes: int
+
+    @property
+    def description(self) -> str:
+        local = f"{self.local_bytes} B of local memory per thread" if self.local_bytes else "no spills"
+        return f"{self.registers} registers per thread, {local}"
+
+
+_SECTION = struct.Struct("<II4QII2Q")
+_REGISTERS, _FRAME = 0x2F, 0x11  # attributes of a kernel: numbers of registers, and of bytes
+_SIZED = 4  # the format of an attribute with a size
+
+
+def resources(cubin: bytes) -> Resources:
+    """Reads the resources of a cubin with one kernel."""
+    (table,), (_, count, names) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<3H", cubin, 0x3A)
+    sections = [_SECTION.unpack_from(cubin, table + number * _SECTION.size) for number in range(count)]
+    start = sections[names][4]
+    info = next(each for each in sections if cubin[start + each[0] :].startswith(b".nv.info\0"))
+    found = dict(_attributes(cubin[info[4] : info[4] + info[5]]))
+    return Resources(found[_REGISTERS], found[_FRAME])
+
+
+def _attributes(info: bytes) -> Iterator[tuple[int, int]]:
+    """The attributes of kernels and their values."""
+    at = 0
+    while at < len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == _SIZED:
+            if attribute in (_REGISTERS, _FRAME):
+                _, value = struct.unpack_from("<II", info, at)
+                yield attribute, value
+            at += size
 
 
 # SASS: disassembled machine code.

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from fusegen.describe import Stages, explain_head, explain_step
 from fusegen.emit.environment import html_environment, templates
 from fusegen.ir.graph import Graph
-from fusegen.jit.nvrtc import Instruction
+from fusegen.jit.nvrtc import Instruction, Resources
 from fusegen.page.costs import Ranking, comparisons, ranking
 from fusegen.page.drawing import draw
 from fusegen.page.listing import CodeBlock, Keys, code_blocks, keys_of, machine_blocks, user_functions
@@ -30,6 +30,14 @@ _NOTEBOOK_HEIGHT = 720  # pixels
 
 
 @dataclass(frozen=True)
+class Machine:
+    """The machine code of a kernel, and the registers and local memory of its threads."""
+
+    instructions: Sequence[Instruction]
+    resources: Resources
+
+
+@dataclass(frozen=True)
 class UnitView:
     """A step on the page.
 
@@ -37,6 +45,7 @@ class UnitView:
         title, facts: the first line of `explain` and the other ones, for each part.
         code_blocks: the emitted text; None if it is left out because the page has enough.
         machine: the machine code; None if the page has none of it, or enough.
+        resources: registers, spills and shared memory; empty if they are unknown.
     """
 
     unit: Unit
@@ -44,9 +53,10 @@ class UnitView:
     ranking: Ranking
     code_blocks: tuple[CodeBlock, ...] | None
     machine: tuple[CodeBlock, ...] | None
+    resources: str
 
 
-def page(stages: Stages, machine: Mapping[Source, Sequence[Instruction]] | None = None) -> str:
+def page(stages: Stages, machine: Mapping[Source, Machine] | None = None) -> str:
     """Renders the page of a lowered kernel as a complete HTML document, with the machine code of the sources if it is given."""
     units = units_of(stages.program, stages.sources)
     keys = keys_of(stages.traced, units)
@@ -85,17 +95,20 @@ def framed(text: str) -> str:
     return f'<iframe sandbox="allow-scripts" height="{_NOTEBOOK_HEIGHT}" style="{frame}" srcdoc="{escape(text)}"></iframe>'
 
 
-def _views(stages: Stages, units: list[Unit], keys: Keys, machine: Mapping[Source, Sequence[Instruction]]) -> list[UnitView]:
+def _views(stages: Stages, units: list[Unit], keys: Keys, machine: Mapping[Source, Machine]) -> list[UnitView]:
     views, size, sass_size = [], 0, 0
     for unit in units:
-        sass = None
+        sass, resources = None, ""
         if unit.source is not None and unit.source in machine:
-            sass = tuple(machine_blocks(unit, unit.source, keys, machine[unit.source]))
+            found = machine[unit.source]
+            resources = f"{found.resources.description}, {human_bytes(unit.shared_bytes)} of shared memory per block"
+            sass = tuple(machine_blocks(unit, unit.source, keys, found.instructions))
             sass_size += sum(len(block.html) for block in sass)
         size += len(unit.source.kernel_text) if unit.source else 0
         code = tuple(code_blocks(unit, keys)) if size <= _MOST_TEXT else None
         choices = ranking(stages, unit) if not unit.is_inner else Ranking()
-        views.append(UnitView(unit, tuple(_paragraphs(stages, unit)), choices, code, sass if sass_size <= _MOST_SASS else None))
+        shown = sass if sass_size <= _MOST_SASS else None
+        views.append(UnitView(unit, tuple(_paragraphs(stages, unit)), choices, code, shown, resources))
     return views
 
 

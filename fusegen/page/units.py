@@ -44,6 +44,11 @@ class Unit:
             return " + ".join(part.kernel.name for part in self.parts if isinstance(part, Launch))
         return f"loop {first.body.graph.name}" if isinstance(first, LoopStep) else getattr(first, "function", "torch.matmul")
 
+    @property
+    def shared_bytes(self) -> int:
+        """The dynamic shared memory of a block of a launch."""
+        return max((part.shared_bytes for part in self.parts if isinstance(part, Launch)), default=0)
+
     @cached_property
     def nodes(self) -> frozenset[int]:
         """The nodes of the graph that it computes; those of a mere copy are the views of what it copies."""

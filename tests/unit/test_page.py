@@ -17,7 +17,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.jit import nvrtc
-from fusegen.source import strip_comments
+from fusegen.source import Source, strip_comments
 from fusegen.units import human_bytes
 from tests.naming import case
 from tests.unit.commands import Run
@@ -170,6 +170,23 @@ def test_instructions_light_up_with_the_line_that_they_compute() -> None:
             (keys,) = (keys for shown, keys in found.connected("yours").items() if line in shown)
             assert any(instruction in shown and keys & own for shown, own in machine.items())
             assert len(text) <= _LARGEST
+
+
+def test_registers_spills_and_shared_memory_are_shown_with_the_machine_code() -> None:
+    (source,) = lowered(norm, *CASES[norm]).sources
+    found = nvrtc.resources(nvrtc.compile_cubin(source, "sm_90a").cubin)
+    assert 16 <= found.registers <= 255 and found.local_bytes == 0
+    text = lowered(norm, *CASES[norm]).html(sass=True)
+    assert f"{found.registers} registers per thread, no spills, " in text
+
+
+def test_spilled_registers_are_found() -> None:
+    math = 'extern "C" __global__ void __maxnreg__(24) many(float* x) {\n    float v[64];\n'
+    loop = "#pragma unroll\n    for (int i = 0; i < 64; ++i)"
+    body = f"    {loop} v[i] = x[i];\n    __syncthreads();\n    {loop} x[i * 3] = v[63 - i] * v[i];\n}}\n"
+    source = Source("many", "many", "cuda", "// many", (), math, body)
+    found = nvrtc.resources(nvrtc.compile_cubin(source, "sm_90a").cubin)
+    assert found.registers <= 24 and found.local_bytes > 0 and "local memory" in found.description
 
 
 def test_machine_code_in_the_cache_belongs_to_lines_below_other_comments() -> None:

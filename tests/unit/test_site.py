@@ -181,3 +181,18 @@ def test_all_stored_cases_are_listed_with_losses_first(site: Path) -> None:
     assert len(rows) == sum(len(read_record(path).rows) for path in ROOT.glob("docs/bench/*.json"))
     assert speedups == sorted(speedups) and speedups[0] < 1
     assert (site / "measured.csv").read_text(encoding="utf-8").count("\n") == len(rows) + 1
+
+
+def test_every_case_has_the_circumstances_of_its_run(site: Path) -> None:
+    rows = json.loads((site / "measured.json").read_text(encoding="utf-8"))
+    shown = {(row["GPU"], row["date"], row["fusegen"], row["commit"]) for row in rows}
+    runs = [read_record(path) for path in ROOT.glob("docs/bench/*.json")]
+    environments = [run.environment for run in runs if run.rows]
+    assert shown == {(each.device, each.date[:10], each.fusegen, each.short_commit) for each in environments}
+
+
+def test_the_notebook_has_its_outputs_and_its_file(site: Path, pages: dict[str, Page]) -> None:
+    text = re.sub(r"<[^>]+>", "", (site / "faster_model.html").read_text(encoding="utf-8"))
+    assert "launches in a forward pass: 14 before, 12 now" in text
+    files = [site / link for link in pages["faster_model"].links if link.endswith(".ipynb")]
+    assert [path.read_bytes() for path in files] == [(ROOT / "examples" / "faster_model.ipynb").read_bytes()]

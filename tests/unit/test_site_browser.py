@@ -37,6 +37,28 @@ def test_pages_fit_and_report_no_error(browser: webdriver.Chrome, site: Path, wi
     assert len(grounds) == 1 and (grounds == {"rgb(255, 255, 255)"}) is (scheme == "light")
 
 
+def test_speed_ups_and_pictures_can_be_read_on_a_phone(browser: webdriver.Chrome, site: Path) -> None:
+    for name in ("measured", "fusions", "benchmarks"):
+        open_page(browser, (site / f"{name}.html").as_uri(), PHONE)
+        ends = browser.execute_script(_SPEEDUP_ENDS)
+        assert ends and max(ends) <= PHONE, name
+    for path in sorted(site.glob("*.html")):
+        open_page(browser, path.as_uri(), PHONE)
+        assert min(browser.execute_script(_PICTURE_SCALES), default=1.0) >= _LEAST_SCALE, path.name
+
+
+_SPEEDUP_ENDS = """
+const cells = [...document.querySelectorAll("article th")].filter(e => e.textContent.trim() === "speed-up");
+return cells.map(e => e.getBoundingClientRect().right);
+"""
+_PICTURE_SCALES = """
+const scale = e => e.getBoundingClientRect().width / e.naturalWidth;
+const isScreen = e => e.src.endsWith("explain.svg");  // with text of 20 px
+return [...document.querySelectorAll("article img")].map(e => scale(e) * (isScreen(e) ? 5 / 3 : 1));
+"""
+_LEAST_SCALE = 10 / 12  # pictures have text of 12 px
+
+
 def test_plots_have_the_cases_that_the_filters_leave(browser: webdriver.Chrome, site: Path) -> None:
     rows = json.loads((site / "measured.json").read_text(encoding="utf-8"))
     open_page(browser, (site / "measured.html").as_uri(), DESK)
