@@ -24,7 +24,7 @@ from fusegen.families.gemm.choice import (
     choose_for_any_rows,
     measured_choice,
 )
-from fusegen.families.gemm.deep import measured_fusions, with_fusions
+from fusegen.families.gemm.deep import deep_fusions, with_fusions
 from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
 from fusegen.families.gemm.pipelines import MatmulMarks, computes_on_load
 from fusegen.families.gemm.weights import supported_weights
@@ -140,9 +140,9 @@ class GraphPlanner:
         planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
         pins = {} if measured is None else dict(measured_plans(planned.program, sizes, measured))
         planned = self._with_pins(decision, split, bodies, plans, pins) if pins else planned
-        if measured is None or not deep:
+        if not deep:
             return planned
-        fusions = frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
+        fusions = frozenset(deep_fusions(planned.program, self._expected(classes), sizes, measured))
         return self._with_pins(replace(decision, deep=fusions), split, bodies, plans, pins) if fusions else planned
 
     def _with_pins(self, decision: MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
@@ -183,7 +183,7 @@ class GraphPlanner:
     ) -> MatmulDecision:
         """The decision for some classes; ``known`` has measured choices of the same sizes, and gets those of this decision."""
         if measured is not None:
-            default = self._planned(classes, sizes)
+            default = self._planned(classes, sizes, deep=False)
             return self._decision(self._expected(classes), sizes, measured, {} if known is None else known, default)
         if classes not in self._decisions:
             self._decisions[classes] = self._decision(self._expected(classes), {}, None, {}, None)

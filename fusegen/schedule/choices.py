@@ -13,7 +13,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
-from fusegen.schedule.kernel import Plan
+from fusegen.schedule.kernel import Implementation, Plan
 from fusegen.schedule.program import Launch, Program
 
 _DIMS = ("dim", "dims", "part")
@@ -29,7 +29,7 @@ class Choice:
         digest: digest of the computation at any size.
         extents: the sizes of the computation.
         candidates: the candidates; the one that is taken without measurements comes first.
-        joins: True if candidates make one launch of two, which have choices of their own.
+        joins: True if candidates make one launch of two, which have choices of their own, beside that of two launches.
     """
 
     name: str
@@ -62,9 +62,9 @@ class DeclaredPlans:
             if plan is not None and name in ("", choice.name):
                 self._taken |= {(name, text)}
                 return plan
-        if self._measured is None or (choice.joins and self._taken):  # a record does not replace a launch whose plan is declared
-            return None
-        return self._measured(choice)
+        if choice.joins and self._taken:  # neither a record nor the default replaces a launch whose plan is declared
+            return next(plan for plan in choice.candidates if isinstance(plan, Implementation))
+        return None if self._measured is None else self._measured(choice)
 
     def error(self, program: Program, planned: Callable[[DeclaredPlans], Program] | None = None) -> ArgumentError | None:
         """Returns the error of the first declared plan that a program does not take. A launch may have one without a choice.

@@ -294,19 +294,22 @@ def mlp_inputs(rows: int = 5) -> tuple[Tensor, ...]:
     return tuple(randn(*shape, dtype=BF16) / 4 for shape in ((rows, 136), (72, 136), (72, 136), (136, 72)))
 
 
-def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest) -> None:
-    fastest(lambda plan: isinstance(plan, DeepPlan))
-    arguments = mlp_inputs()
-    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, LibraryMatmul]
+@pytest.mark.parametrize("rows", [5, 16])
+def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest, rows: int) -> None:
+    """Without a record, one launch for at most 8 rows; then as measured."""
+    by_default, arguments = rows <= 8, mlp_inputs(rows)
+    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, Launch if by_default else LibraryMatmul]
+    fastest(lambda plan: isinstance(plan, DeepPlan) is not by_default)
     deep = fg.tune(fg.kernel(mlp), *arguments).launches[-1]
-    assert deep.key.extents == (5, 72, 136, 5, 136, 72)
-    assert deep.candidates[0].plan == SEPARATE and deep.plan == deep.candidates[1].plan
-    assert len(program_of(mlp, *arguments).kernels) == 1
+    assert deep.key.extents == (rows, 72, 136, rows, 136, 72)
+    assert isinstance(deep.candidates[0].plan, DeepPlan) is by_default and isinstance(deep.plan, DeepPlan) is not by_default
+    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, LibraryMatmul if by_default else Launch]
     kernel = fg.kernel(mlp)
     torch.testing.assert_close(kernel(*arguments), mlp(*arguments), atol=0.1, rtol=0.05)
-    assert "->       50.0 us  one launch, few rows" in kernel.lower(*arguments).explain()
-    deep.pin(SEPARATE)
-    assert len(program_of(mlp, *arguments).steps) == 2
+    chosen = "two launches" if by_default else "one launch, few rows"
+    assert f"->       50.0 us  {chosen}" in kernel.lower(*arguments).explain()
+    deep.pin(deep.candidates[0].plan)
+    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, Launch if by_default else LibraryMatmul]
 
 
 def test_deep_fusion_can_be_pinned_without_a_measurement() -> None:
