@@ -188,7 +188,7 @@ _CHOSEN = (
 _COLUMNS = ("case", "speed-up", "shape", "fusegen µs", "rate", "eager µs", "compile µs", "liger µs", "quack µs")
 
 
-def chosen(file: str = "docs/bench/h100.json") -> str:
+def chosen(file: str = "docs/bench/h200.json") -> str:
     """Some rows and columns of a stored run, and how all of it went."""
     found = record.read(ROOT / file)
     titles, rows = table.group_tables(found)["public"]

@@ -22,7 +22,7 @@ from tests.tools.charts import charts, plot
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, timing, wrong
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED, PLOT = ROOT / "docs" / "bench" / "h100.json", ROOT / "docs" / "bench" / "h100.svg"
+STORED, PLOT = ROOT / "docs" / "bench" / "h200.json", ROOT / "docs" / "bench" / "h200.svg"
 _ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
 
 
