@@ -36,9 +36,9 @@ class DeepFusion:
 def deep_fusions(
     program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None
 ) -> Iterator[DeepFusion]:
-    """Yields the pairs of consecutive matmuls of few rows that become one launch: those that are measured or pinned, and by default
-    those that are expected to be faster. The second one may be the library's, if it has no epilogue. Neither writes to an argument. Only
-    Hopper's kernels request weights for L2."""
+    """Yields the pairs of consecutive matmuls of few rows that become one launch: those that are measured or pinned, else those
+    that are expected to be faster. The second one may be the library's, if it has no epilogue. Neither writes to an argument.
+    Only Hopper's kernels request weights for L2."""
     if not program.target.wgmma:
         return
     taken: Step | None = None
