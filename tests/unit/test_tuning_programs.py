@@ -312,6 +312,21 @@ def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest, rows: int) -> N
     assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, Launch if by_default else LibraryMatmul]
 
 
+def test_a_declared_plan_of_a_matmul_keeps_it_a_launch_of_its_own() -> None:
+    arguments = mlp_inputs()
+    (first, *_) = tuning.candidates(fg.kernel(mlp), *arguments, target="sm_90a").launches
+    plan = next(each.plan.description for each in first.candidates if isinstance(each.plan, FewRowsPlan))
+    for declared in (plan, "two launches"):
+        low = fg.kernel(mlp, plan=declared).lower(*arguments, target="sm_90a")
+        assert [type(step) for step in low.program.steps] == [Launch, LibraryMatmul]
+
+
+def test_without_a_gate_two_launches_are_the_default() -> None:
+    x, _, up, down = mlp_inputs()
+    steps = program_of(lambda x, up, down: F.linear(F.gelu(F.linear(x, up)), down), x, up, down).steps
+    assert [type(step) for step in steps] == [Launch, LibraryMatmul]
+
+
 def test_deep_fusion_can_be_pinned_without_a_measurement() -> None:
     kernel, arguments = fg.kernel(mlp), mlp_inputs(16)
     deep = tuning.candidates(kernel, *arguments, target="sm_90a").launches[-1]
