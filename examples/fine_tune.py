@@ -314,7 +314,10 @@ def parsed() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=positive, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON file to store the run in")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"--out: the folder {options.out.parent} does not exist")
+    return options
 
 
 def main() -> None:

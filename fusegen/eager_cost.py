@@ -7,12 +7,14 @@ table than it returns, and a copy into a tensor does not read it. This is a lowe
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,6 +39,9 @@ _GATHERS = ("embedding", "gather", "index", "index_select", "take")
 
 _OVERWRITES = ("copy_", "fill_", "zero_")
 """Operations that write to their first operand without reading it."""
+
+_MOST_CELLS = 1 << 20
+"""Cells of a grid that counts the elements of overlapping views."""
 
 _SINGLE_KERNEL: Mapping[Any, str] = {
     F.dropout: "dropout",
@@ -218,13 +223,13 @@ def _box(offset: int, sizes: Mapping[int, int], strides: Sequence[int]) -> tuple
 
 
 def _union(boxes: Sequence[tuple[range, ...]]) -> int:
-    """Returns the number of elements in a union of boxes."""
-    total = 0
-    for number, box in enumerate(boxes):
-        shared = (tuple(map(_intersection, box, other)) for other in boxes[:number])
-        total += math.prod(map(len, box)) - _union([each for each in shared if all(each)])
-    return total
-
-
-def _intersection(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
+    """Returns the number of elements in a union of boxes; their sum if these have too many different ends."""
+    ends = [sorted({end for part in parts for end in (part.start, part.stop)}) for parts in zip(*boxes, strict=True)]
+    cells = [len(each) - 1 for each in ends]
+    if math.prod(cells) > _MOST_CELLS:
+        return sum(math.prod(map(len, box)) for box in boxes)
+    covered = np.zeros(cells, dtype=bool)
+    for box in boxes:
+        covered[tuple(slice(each.index(part.start), each.index(part.stop)) for each, part in zip(ends, box, strict=True))] = True
+    sizes = functools.reduce(np.multiply.outer, [np.diff(each) for each in ends])
+    return int(sizes[covered].sum())

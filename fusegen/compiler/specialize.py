@@ -115,13 +115,13 @@ class GraphPlanner:
     def all(
         self, sizes: Mapping[str, int], declared: DeclaredPlans | None
     ) -> Iterator[tuple[RowRanges, Specialization, DeclaredPlans | None]]:
-        """One specialization for each way to compute the matmuls, without deep fusion, the ranges of rows that select it, and the
-        declared plans that it takes. The last range includes all larger numbers. The sizes plan all other launches."""
+        """One specialization for each way to compute the matmuls, the ranges of rows that select it, and the declared plans that
+        it takes. The last range includes all larger numbers. The sizes plan all other launches."""
         all_ranges = self._ranges(sizes, declared and copy(declared))
         several = [dim for dim, ranges in zip(self._rows, all_ranges, strict=True) if dim in self._always or len(ranges) > 1]
         for ranges in itertools.product(*all_ranges):
             own = declared and copy(declared)
-            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
+            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own)
             yield {dim: r for dim, r in zip(self._rows, ranges, strict=True) if dim in several}, planned, own
 
     # Plans of launches.

@@ -129,6 +129,9 @@ def _viewed(node: Node, box: Box, shape: Shape) -> tuple[Box, bool]:
         dim, start, step = (cast(int, node.attr(key)) for key in ("dim", "start", "step"))
         own = box[dim]
         sliced = Interval(simplify_dim(own.start * step + start), own.count, own.step * step)
+        if sliced.step < 0:  # the same elements in increasing order
+            lowest = simplify_dim(sliced.start + (own.count - 1) * sliced.step)
+            sliced = Interval(lowest, own.count, -sliced.step)
         return (*box[:dim], sliced, *box[dim + 1 :]), True
     return _reshaped(box, node.shape, shape)
 

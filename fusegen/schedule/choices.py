@@ -29,14 +29,15 @@ class Choice:
         digest: digest of the computation at any size.
         extents: the sizes of the computation.
         candidates: the candidates; the one that is taken without measurements comes first.
-        joins: True if candidates make one launch of two, which have choices of their own, beside that of two launches.
+        joins: the names of launches of which candidates make one, beside an `Implementation` that does not. These launches have
+            choices of their own.
     """
 
     name: str
     digest: str
     extents: tuple[int, ...]
     candidates: tuple[Plan, ...]
-    joins: bool = False
+    joins: tuple[str, ...] = ()
 
 
 Measured: TypeAlias = Callable[[Choice], Plan | None]
@@ -53,6 +54,7 @@ class DeclaredPlans:
 
     def __init__(self, plans: Sequence[tuple[str, str]], measured: Measured | None = None) -> None:
         self._plans, self._measured, self._taken = plans, measured, frozenset[tuple[str, str]]()
+        self._declared = frozenset[str]()  # names of launches
         self._choices: dict[tuple[str, str, tuple[int, ...]], Choice] = {}
 
     def __call__(self, choice: Choice) -> Plan | None:
@@ -61,8 +63,9 @@ class DeclaredPlans:
             plan = next((plan for plan in choice.candidates if plan.description == text), None)
             if plan is not None and name in ("", choice.name):
                 self._taken |= {(name, text)}
+                self._declared |= {choice.name}
                 return plan
-        if choice.joins and self._taken:  # neither a record nor the default replaces a launch whose plan is declared
+        if not self._declared.isdisjoint(choice.joins):  # neither a record nor the default replaces a launch with a declared plan
             return next(plan for plan in choice.candidates if isinstance(plan, Implementation))
         return None if self._measured is None else self._measured(choice)
 

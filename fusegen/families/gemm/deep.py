@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeGuard, cast
@@ -49,7 +49,9 @@ def deep_fusions(
         if group is None or any(written_by(program.graph, each) for each in (first.group, group)):
             continue
         if (plan := _few_rows_plan(program, second, group, expected)) is not None:
-            choice = _choice(program, first, group, deep_plans(cast(FewRowsPlan, first.plan), plan), sizes)
+            plans = deep_plans(cast(FewRowsPlan, first.plan), plan)
+            joined = tuple(step.kernel.name for step in (first, second) if isinstance(step, Launch))
+            choice = _choice(program, joined, (first.group, group), plans, sizes)
             chosen = measured(choice) if measured else None
             plan_of_pair = chosen if chosen in choice.candidates else choice.candidates[0]
             if isinstance(plan_of_pair, DeepPlan):
@@ -98,12 +100,14 @@ def _few_rows_plan(program: Program, step: Step, group: Group, expected: Expecte
     return next((plan for plan in plans if _has_layouts(plan)), None)
 
 
-def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]) -> Choice:
-    name = f"{first.kernel.name} and the next matmul"
-    one, two = (choice_of(name, program.graph, group, sizes, ()) for group in (first.group, second))
+def _choice(
+    program: Program, joined: tuple[str, ...], groups: Sequence[Group], plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]
+) -> Choice:
+    name = f"{joined[0]} and the next matmul"
+    one, two = (choice_of(name, program.graph, group, sizes, ()) for group in groups)
     digest = hashlib.sha256(f"deep {one.digest} {two.digest}".encode()).hexdigest()[:32]
     candidates = (*plans, SEPARATE) if _is_faster(plans[0]) else (SEPARATE, *plans)
-    return Choice(name, digest, (*one.extents, *two.extents), candidates, joins=True)
+    return Choice(name, digest, (*one.extents, *two.extents), candidates, joined)
 
 
 def _is_faster(plan: DeepPlan) -> bool:
