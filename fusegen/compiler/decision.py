@@ -67,7 +67,7 @@ class MatmulDecision:
         fused: the graph with these marks, fused.
         plans: plans of the other matmul launches, by their matmuls in the fused graph.
         choices: choices by matmul, including those left to the library.
-        deep: pairs of matmul launches that are expected or measured to be faster as one.
+        deep: pairs of matmul launches that are measured to be faster as one.
         default: the names of the default program's kernels; empty if it has the same groups.
     """
 

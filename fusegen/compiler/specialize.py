@@ -24,7 +24,7 @@ from fusegen.families.gemm.choice import (
     choose_for_any_rows,
     measured_choice,
 )
-from fusegen.families.gemm.deep import deep_fusions, with_fusions
+from fusegen.families.gemm.deep import measured_fusions, with_fusions
 from fusegen.families.gemm.heuristics import CLASSES, ExpectedSizes, class_of, rows_and_depth
 from fusegen.families.gemm.pipelines import MatmulMarks, computes_on_load
 from fusegen.families.gemm.weights import supported_weights
@@ -115,13 +115,13 @@ class GraphPlanner:
     def all(
         self, sizes: Mapping[str, int], declared: DeclaredPlans | None
     ) -> Iterator[tuple[RowRanges, Specialization, DeclaredPlans | None]]:
-        """One specialization for each way to compute the matmuls, the ranges of rows that select it, and the declared plans that
-        it takes. The last range includes all larger numbers. The sizes plan all other launches."""
+        """One specialization for each way to compute the matmuls, without deep fusion, the ranges of rows that select it, and the
+        declared plans that it takes. The last range includes all larger numbers. The sizes plan all other launches."""
         all_ranges = self._ranges(sizes, declared and copy(declared))
         several = [dim for dim, ranges in zip(self._rows, all_ranges, strict=True) if dim in self._always or len(ranges) > 1]
         for ranges in itertools.product(*all_ranges):
             own = declared and copy(declared)
-            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own)
+            planned = self._planned(tuple(r[-1] for r in ranges), sizes, own, deep=False)
             yield {dim: r for dim, r in zip(self._rows, ranges, strict=True) if dim in several}, planned, own
 
     # Plans of launches.
@@ -140,9 +140,9 @@ class GraphPlanner:
         planned = self._with_pins(decision, split, bodies, plans, _NO_PINS)
         pins = {} if measured is None else dict(measured_plans(planned.program, sizes, measured))
         planned = self._with_pins(decision, split, bodies, plans, pins) if pins else planned
-        if not deep:
+        if measured is None or not deep:
             return planned
-        fusions = frozenset(deep_fusions(planned.program, self._expected(classes), sizes, measured))
+        fusions = frozenset(measured_fusions(planned.program, self._expected(classes), sizes, measured))
         return self._with_pins(replace(decision, deep=fusions), split, bodies, plans, pins) if fusions else planned
 
     def _with_pins(self, decision: MatmulDecision, split: Split, bodies: Bodies, plans: Pins, pins: Pins) -> Specialization:
@@ -183,7 +183,7 @@ class GraphPlanner:
     ) -> MatmulDecision:
         """The decision for some classes; ``known`` has measured choices of the same sizes, and gets those of this decision."""
         if measured is not None:
-            default = self._planned(classes, sizes, deep=False)
+            default = self._planned(classes, sizes)
             return self._decision(self._expected(classes), sizes, measured, {} if known is None else known, default)
         if classes not in self._decisions:
             self._decisions[classes] = self._decision(self._expected(classes), {}, None, {}, None)

@@ -13,7 +13,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
-from fusegen.schedule.kernel import Implementation, Plan
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, Program
 
 _DIMS = ("dim", "dims", "part")
@@ -29,15 +29,14 @@ class Choice:
         digest: digest of the computation at any size.
         extents: the sizes of the computation.
         candidates: the candidates; the one that is taken without measurements comes first.
-        joins: the names of launches of which candidates make one, beside an `Implementation` that does not. These launches have
-            choices of their own.
+        joins: True if candidates make one launch of two, which have choices of their own.
     """
 
     name: str
     digest: str
     extents: tuple[int, ...]
     candidates: tuple[Plan, ...]
-    joins: tuple[str, ...] = ()
+    joins: bool = False
 
 
 Measured: TypeAlias = Callable[[Choice], Plan | None]
@@ -54,7 +53,6 @@ class DeclaredPlans:
 
     def __init__(self, plans: Sequence[tuple[str, str]], measured: Measured | None = None) -> None:
         self._plans, self._measured, self._taken = plans, measured, frozenset[tuple[str, str]]()
-        self._declared = frozenset[str]()  # names of launches
         self._choices: dict[tuple[str, str, tuple[int, ...]], Choice] = {}
 
     def __call__(self, choice: Choice) -> Plan | None:
@@ -63,11 +61,10 @@ class DeclaredPlans:
             plan = next((plan for plan in choice.candidates if plan.description == text), None)
             if plan is not None and name in ("", choice.name):
                 self._taken |= {(name, text)}
-                self._declared |= {choice.name}
                 return plan
-        if not self._declared.isdisjoint(choice.joins):  # neither a record nor the default replaces a launch with a declared plan
-            return next(plan for plan in choice.candidates if isinstance(plan, Implementation))
-        return None if self._measured is None else self._measured(choice)
+        if self._measured is None or (choice.joins and self._taken):  # a record does not replace a launch whose plan is declared
+            return None
+        return self._measured(choice)
 
     def error(self, program: Program, planned: Callable[[DeclaredPlans], Program] | None = None) -> ArgumentError | None:
         """Returns the error of the first declared plan that a program does not take. A launch may have one without a choice.

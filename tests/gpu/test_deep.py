@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import tuning
-from fusegen.bundle.build import BuildRequest, build
 from fusegen.families.gemm.plan import DeepPlan
-from fusegen.runtime.devices import target_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -47,19 +44,7 @@ def deep_kernels(rows: int) -> Iterator[fg.Kernel[..., Tensor]]:
         yield fg.kernel(mlp)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 8])
-def test_a_built_folder_has_the_bits_of_a_call(rows: int, tmp_path: Path) -> None:
-    arguments = drawn(rows)
-    shown = dict(zip(("x", "gate", "up", "down"), (each.to("meta") for each in arguments), strict=True))
-    build(tmp_path / "built", [BuildRequest("mlp", mlp, shown, target_of(torch.device("cuda")))], fg.__version__)
-    built, kernel = fg.load(tmp_path / "built").mlp, fg.kernel(mlp)
-    assert len(kernel.lower(*arguments).program.kernels) == 1
-    graph, results = captured(built, arguments)
-    graph.replay()
-    assert all(torch.equal(result, kernel(*arguments)) for result in (*results, built(*arguments)))
-
-
-def captured(kernel: Callable[..., Tensor], arguments: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+def captured(kernel: fg.Kernel[..., Tensor], arguments: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):

@@ -185,6 +185,7 @@ def test_bench_counts_the_rows_that_are_gathered(run: Run, tmp_path: Path) -> No
         ("return x[:, :64] + x[:, 32:]", 8 * 96 + 8 * 64),
         ("return x[:, ::2] * x[:, 1::2]", 8 * 96 + 8 * 48),
         ("return torch.cat((x[:, 48:], x[:, :48]), 1)", 2 * 8 * 96),
+        ("return torch.stack([x[:, i : i + 50] for i in range(40)])", 8 * 89 + 40 * 8 * 50),
         ("y = x * 2; y[:, :32] = x[:, 64:]; return y", 2 * 8 * 96 + 2 * 8 * 32),
     ],
 )

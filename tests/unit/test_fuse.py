@@ -111,6 +111,8 @@ READ: dict[str, tuple[Callable[..., Any], int]] = {
     "a slice of a slice": (lambda x: x[:, 64:][:, ::2].exp(), 64),
     "a slice of a value": (lambda x: (x * 2)[:, :64].exp(), 64),
     "halves of heads": (lambda x: F.silu(x.view(-1, 3, 64)[:, :, 32:]) * x.view(-1, 3, 64)[:, :, 32:], 96),
+    "neighbors of a flipped row": (lambda x: x.flip(-1)[:, :-1] + x.flip(-1)[:, 1:], 192),
+    "a slice of a flipped pair": (lambda x: torch.cat((x, x), -1).flip(-1)[:, :100] * 2, 100),
     "a slice of two": (lambda x: torch.cat((x[:, :64], x[:, 128:]), -1)[:, 32:96].exp(), 64),
     "a slice and all": (lambda x: torch.cat((x[:, :64],) * 3, -1) + x, 192),
     "a norm of a part": (lambda x: F.rms_norm(x[:, 64:128], (64,)), 64),

@@ -294,37 +294,19 @@ def mlp_inputs(rows: int = 5) -> tuple[Tensor, ...]:
     return tuple(randn(*shape, dtype=BF16) / 4 for shape in ((rows, 136), (72, 136), (72, 136), (136, 72)))
 
 
-@pytest.mark.parametrize("rows", [5, 16])
-def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest, rows: int) -> None:
-    """Without a record, one launch for at most 8 rows; then as measured."""
-    by_default, arguments = rows <= 8, mlp_inputs(rows)
-    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, Launch if by_default else LibraryMatmul]
-    fastest(lambda plan: isinstance(plan, DeepPlan) is not by_default)
+def test_two_matmuls_of_few_rows_in_one_launch(fastest: Fastest) -> None:
+    fastest(lambda plan: isinstance(plan, DeepPlan))
+    arguments = mlp_inputs()
+    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, LibraryMatmul]
     deep = fg.tune(fg.kernel(mlp), *arguments).launches[-1]
-    assert deep.key.extents == (rows, 72, 136, rows, 136, 72)
-    assert isinstance(deep.candidates[0].plan, DeepPlan) is by_default and isinstance(deep.plan, DeepPlan) is not by_default
-    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, LibraryMatmul if by_default else Launch]
+    assert deep.key.extents == (5, 72, 136, 5, 136, 72)
+    assert deep.candidates[0].plan == SEPARATE and deep.plan == deep.candidates[1].plan
+    assert len(program_of(mlp, *arguments).kernels) == 1
     kernel = fg.kernel(mlp)
     torch.testing.assert_close(kernel(*arguments), mlp(*arguments), atol=0.1, rtol=0.05)
-    chosen = "two launches" if by_default else "one launch, few rows"
-    assert f"->       50.0 us  {chosen}" in kernel.lower(*arguments).explain()
-    deep.pin(deep.candidates[0].plan)
-    assert [type(step) for step in program_of(mlp, *arguments).steps] == [Launch, Launch if by_default else LibraryMatmul]
-
-
-def test_a_declared_plan_of_a_matmul_keeps_it_a_launch_of_its_own() -> None:
-    arguments = mlp_inputs()
-    (first, *_) = tuning.candidates(fg.kernel(mlp), *arguments, target="sm_90a").launches
-    plan = next(each.plan.description for each in first.candidates if isinstance(each.plan, FewRowsPlan))
-    for declared in (plan, "two launches"):
-        low = fg.kernel(mlp, plan=declared).lower(*arguments, target="sm_90a")
-        assert [type(step) for step in low.program.steps] == [Launch, LibraryMatmul]
-
-
-def test_without_a_gate_two_launches_are_the_default() -> None:
-    x, _, up, down = mlp_inputs()
-    steps = program_of(lambda x, up, down: F.linear(F.gelu(F.linear(x, up)), down), x, up, down).steps
-    assert [type(step) for step in steps] == [Launch, LibraryMatmul]
+    assert "->       50.0 us  one launch, few rows" in kernel.lower(*arguments).explain()
+    deep.pin(SEPARATE)
+    assert len(program_of(mlp, *arguments).steps) == 2
 
 
 def test_deep_fusion_can_be_pinned_without_a_measurement() -> None:

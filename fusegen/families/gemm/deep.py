@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeGuard, cast
@@ -33,12 +33,11 @@ class DeepFusion:
         return (self.first, self.plan.first), (self.second, self.plan.second)
 
 
-def deep_fusions(
-    program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured | None
+def measured_fusions(
+    program: Program, expected: ExpectedSizes, sizes: Mapping[str, int], measured: Measured
 ) -> Iterator[DeepFusion]:
-    """Yields the pairs of consecutive matmuls of few rows that become one launch: those that are measured or pinned, else those
-    that are expected to be faster. The second one may be the library's, if it has no epilogue. Neither writes to an argument.
-    Only Hopper's kernels request weights for L2."""
+    """Yields the pairs of consecutive matmuls of few rows that are measured or pinned to become one launch. The second one may be
+    the library's, if it has no epilogue. Neither writes to an argument. Only Hopper's kernels request weights for L2."""
     if not program.target.wgmma:
         return
     taken: Step | None = None
@@ -49,14 +48,11 @@ def deep_fusions(
         if group is None or any(written_by(program.graph, each) for each in (first.group, group)):
             continue
         if (plan := _few_rows_plan(program, second, group, expected)) is not None:
-            plans = deep_plans(cast(FewRowsPlan, first.plan), plan)
-            joined = tuple(step.kernel.name for step in (first, second) if isinstance(step, Launch))
-            choice = _choice(program, joined, (first.group, group), plans, sizes)
-            chosen = measured(choice) if measured else None
-            plan_of_pair = chosen if chosen in choice.candidates else choice.candidates[0]
-            if isinstance(plan_of_pair, DeepPlan):
+            choice = _choice(program, first, group, deep_plans(cast(FewRowsPlan, first.plan), plan), sizes)
+            chosen = measured(choice)
+            if isinstance(chosen, DeepPlan) and chosen in choice.candidates:
                 taken = second
-                yield DeepFusion(first.group, group, plan_of_pair)
+                yield DeepFusion(first.group, group, chosen)
 
 
 def with_fusions(groups: Iterable[Group], deep: Collection[DeepFusion]) -> tuple[Group, ...]:
@@ -100,28 +96,16 @@ def _few_rows_plan(program: Program, step: Step, group: Group, expected: Expecte
     return next((plan for plan in plans if _has_layouts(plan)), None)
 
 
-def _choice(
-    program: Program, joined: tuple[str, ...], groups: Sequence[Group], plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]
-) -> Choice:
-    name = f"{joined[0]} and the next matmul"
-    one, two = (choice_of(name, program.graph, group, sizes, ()) for group in groups)
+def _choice(program: Program, first: Launch, second: Group, plans: tuple[DeepPlan, ...], sizes: Mapping[str, int]) -> Choice:
+    name = f"{first.kernel.name} and the next matmul"
+    one, two = (choice_of(name, program.graph, group, sizes, ()) for group in (first.group, second))
     digest = hashlib.sha256(f"deep {one.digest} {two.digest}".encode()).hexdigest()[:32]
-    candidates = (*plans, SEPARATE) if _is_faster(plans[0]) else (SEPARATE, *plans)
-    return Choice(name, digest, (*one.extents, *two.extents), candidates, joined)
-
-
-def _is_faster(plan: DeepPlan) -> bool:
-    """True if one launch is expected to be faster than two: with at most 8 rows and two products per tile, as in SwiGLU.
-
-    On an H200, one launch took 3 to 14 % less time at all 17 sizes of SwiGLU that were measured, from 256 x 1024 to 8192 x 28672,
-    and 2 % more at 16 rows. With one product per tile it took 13 to 17 % more at three of four sizes.
-    """
-    return plan.first.tile_m == _FRAGMENT and plan.first.products > 1
+    return Choice(name, digest, (*one.extents, *two.extents), (SEPARATE, *plans), joins=True)
 
 
 _SLAB, _FRAGMENT = 16, 8  # columns and rows of an instruction
 _LAYOUTS = {
-    1: ((8, 2, 2, 3, 1, 4), (8, 3, 1, 2, 1, 4), (8, 3, 1, 2, 1, 0), (8, 4, 1, 1, 2, 4)),
+    1: ((8, 3, 1, 2, 1, 4), (8, 3, 1, 2, 1, 0), (8, 4, 1, 1, 2, 4), (8, 2, 2, 3, 1, 4)),
     2: ((8, 2, 1, 3, 1, 4), (8, 2, 1, 3, 1, 0), (8, 2, 1, 2, 2, 4)),
 }
 """By fragments of rows: warps, blocks per SM, stages of both matmuls, slabs and chunks ahead of the second one."""
