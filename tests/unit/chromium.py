@@ -48,6 +48,7 @@ def open_page(browser: webdriver.Chrome, address: str, width: int, scheme: str =
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     wish = {"media": "screen", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+    browser.get("about:blank")  # opening the page that is open would be a reload, which keeps what is typed into its fields
     browser.get(address)
 
 
