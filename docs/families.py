@@ -240,11 +240,6 @@ def _stored() -> dict[str, list[Timed]]:
     return found
 
 
-def spec_name(row: TimedCase) -> str | None:
-    """The name of the prebuilt fusion that a case measures; None for cases of other kernels."""
-    return specs.find(row.case).name.partition(":")[0] if _is_of_spec(row) else None
-
-
 def _is_of_spec(row: TimedCase) -> bool:
     """True for a case of a fusion itself: other groups have declarations of their own, some with the name of a fusion."""
     return specs.is_prebuilt(row.case) and (row.group == "catalogue" or row.case not in OWN)

@@ -18,12 +18,10 @@ import os
 import posixpath
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from docs.families import ROOT, RUNS, listed
 from fusegen import errors, nn
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.primitives import no_gradient
-from fusegen.bench.record import BenchRecord, Environment, TimedCase, read
+from fusegen.bench.record import Environment, TimedCase, read
 from fusegen.bench.table import heading, judge
 from fusegen.cli import main as cli
 from fusegen.dtypes import DType
@@ -341,9 +339,9 @@ def _result(op: Op, dtype: DType) -> str:
 
 COLUMNS = (
     "case", "speed-up", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "TB/s", "TFLOP/s", "FLOP/byte", "group", "GPU",
-    "date", "fusegen", "commit", "kernel text",
+    "date", "fusegen", "commit",
 )  # fmt: skip
-"""The page shows the columns up to the date; CSV and JSON have all. *Kernel text* is ``present`` or ``changed`` since the run."""
+"""The page shows the columns up to the date; CSV and JSON have all."""
 
 PLOTS = ROOT / "docs" / "measured.html"
 """The script of the table and the plots. In it, COLUMNS, ROWS and PEAKS stand for JSON."""
@@ -360,7 +358,7 @@ def measured() -> str:
     parts = [
         "# Measured",
         "Every case of every stored run of `fusegen bench`. *Speed-up* compares with the fastest other implementation; below 1 is a"
-        " loss. A run measures the kernels of its *date*; [runs](#runs) says which kernels have changed since."
+        " loss. A run measures the kernels of its *date*; newer ones may take other times."
         " [Benchmarks](benchmarks.md) has the method, and host times. The filters apply to the plots and the table.",
         '<p class="choices"></p>',
         "## Speed-up",
@@ -379,44 +377,9 @@ def measured() -> str:
         '<div class="measured" tabindex="0"><table></table></div>',
         f"```{{raw}} html\n{script}```",
         "## Runs",
-        "Older runs measure earlier texts of the prebuilt fusions and their variants. A text has also changed if only names or"
-        " comments have, which costs no time. A new run may give other times.",
-        "\n".join(_run(path.name, read(path)) for path in RUNS),
+        "\n".join(f"- {path.name}: {heading(read(path).environment)}" for path in RUNS),
     ]
     return "\n\n".join(parts)
-
-
-def _run(name: str, record: BenchRecord) -> str:
-    """A run's circumstances, and a note if kernels have changed since."""
-    texts = {row.case: _kernel_text(row, record.environment.date) for row in record.rows}
-    changed, known = (sum(text in wanted for text in texts.values()) for wanted in (("changed",), ("changed", "present")))
-    note = f"**Older**: the emitted text of {changed} of {known} measured variants has changed since." if changed else ""
-    return f"- {name}: {heading(record.environment)}. {note}".rstrip()
-
-
-def _kernel_text(row: TimedCase, date: str) -> str | None:
-    """Tells if a kernel is emitted as on a date; None for kernels that are not stored, and where there is no history."""
-    if not (changed := _changes().get(families.spec_name(row) or "")):
-        return None
-    return "changed" if changed > datetime.fromisoformat(date) else "present"
-
-
-@cache
-def _changes() -> dict[str, datetime]:
-    """The time of the last commit that changed the emitted text of a prebuilt fusion, by name; empty without git."""
-    command = ["git", "log", "--format=%cI", "--name-only", "--", f"generated/{families.TARGET}/*/*.cu"]
-    try:
-        printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    found: dict[str, datetime] = {}
-    date = ""
-    for line in filter(None, printed.splitlines()):
-        if line.endswith(".cu"):
-            found.setdefault(line.split("/")[2], datetime.fromisoformat(date))
-        else:
-            date = line
-    return found
 
 
 def _rows() -> list[tuple[str | float | None, ...]]:
@@ -439,7 +402,7 @@ def _figures(run: Environment, row: TimedCase) -> tuple[str | float | None, ...]
     rates = (round(amount / found.ours / 1e6, 2) if found.ours and amount else None for amount in (row.bytes, row.flops))
     intensity = round(row.flops / row.bytes) if row.flops and row.bytes else None
     case = row.case, speedup, row.shape, row.dtype, ours, found.peer or None, theirs, *rates, intensity, row.group
-    return *case, run.device, run.date[:10], run.fusegen, run.short_commit, _kernel_text(row, run.date)
+    return *case, run.device, run.date[:10], run.fusegen, run.short_commit
 
 
 GENERATED: dict[str, Callable[[], str]] = {

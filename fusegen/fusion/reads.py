@@ -20,8 +20,8 @@ from fusegen.ir.index_map import reshape_blocks, target_gathers
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, Shape, exact_quotient, literal, product, same, simplify_dim
 
-_MOST_REGIONS = 16  # of one value; more count as the whole value
-_LONGEST_PERIOD = 64  # of steps whose unions are counted
+_MOST_REGIONS = 16  # more regions of a value count as the whole value
+_LONGEST_PERIOD = 64  # unions of intervals are counted up to this common multiple of their steps
 
 
 @dataclass(frozen=True)
