@@ -112,10 +112,7 @@ def test_cmake_finds_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.deep
 def test_the_cpp_program_calls_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = block("The second way to compile", "py").replace('(compiler="extension")', "")
-    (tmp_path / "mine.py").write_text(
-        f"import torch.nn.functional as F\nfrom torch import Tensor\n\nimport fusegen as fg\n\n\n{kernel}"
-    )
+    (tmp_path / "mine.py").write_text(block("A folder of kernels", "py"))
     build(tmp_path, "Operators that run without fusegen", monkeypatch)
     assert not [path for path, content in files(tmp_path / "built").items() if str(Path(torch.__file__).parent).encode() in content]
     (tmp_path / "main.cpp").write_text(block("A C++ program", "cpp"))
