@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
@@ -97,7 +98,8 @@ def kernel(
             with gradients, an inlined kernel and loops over blocks ignore it.
 
     Raises:
-        ArgumentError: an unknown parameter name or option value, or an operator name that is already registered.
+        ArgumentError: an unknown parameter name or option value, an operator name that is already registered, an async function or
+            a generator.
     """
     options = Options(mutates, recompute, compiler, fast_math, plan).checked()  # type: ignore[arg-type]  # of any form
     return partial(_declared, op, options) if function is None else _declared(op, options, function)
@@ -109,7 +111,11 @@ def _declared(op: str | None, options: Options, function: Callable[..., Any] | n
         raise ArgumentError(f"{what} cannot be the operator {op}", hint="declare it without op=")
     if isinstance(function, nn.Module):
         return fused_module(function, options)
-    return Kernel(python_function(function), name_of(function), op, options)
+    code = python_function(function)
+    if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+        what = f"{name_of(function)} returns a coroutine or a generator: a call would not run its code"
+        raise ArgumentError(what, hint="define it by def, with return in place of yield")
+    return Kernel(code, name_of(function), op, options)
 
 
 def fused_module(module: M, options: Options) -> M:

@@ -14,8 +14,9 @@ from fusegen.cli.arguments import KernelCall, add_inputs, chosen_target, kernel_
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
-from fusegen.compiler.tuned import export_records, import_records
+from fusegen.compiler.tuned import EXPORT, export_records, import_records
 from fusegen.errors import ArgumentError
+from fusegen.files import check_writable
 from fusegen.runtime.callables import by_position
 from fusegen.specs import materialize
 from fusegen.target import Target
@@ -70,6 +71,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentError("no kernel is named", hint="fusegen tune NAME, or --export or --import FILE")
     if options.target is not None and not _is_unmeasured(options):
         raise ArgumentError("--target applies to --list and --pin: plans are measured on this machine's GPU", hint="--list")
+    if options.export is not None:
+        check_writable(options.export, "--export", EXPORT)
 
 
 def _is_unmeasured(options: argparse.Namespace) -> bool:

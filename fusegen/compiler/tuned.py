@@ -287,6 +287,10 @@ def write_record(key: TuningKey, record: TuningRecord) -> None:
         write_atomically(folder / key.folder / key.file, _text({"format": FORMAT, **_document(key, record)}).encode())
 
 
+EXPORT = b'{"format": '
+"""The first bytes of an exported file."""
+
+
 def export_records(path: Path) -> int:
     """Writes all records of the cache to one file, for `import_records`, ``FUSEGEN_TUNING_PATH`` and tables. Returns their number.
 
@@ -298,7 +302,8 @@ def export_records(path: Path) -> int:
     files = sorted((settings().cache_dir / _FOLDER).glob("*/*.json"))
     documents = sorted(json.dumps(_document(key, record)) for file in files for key, record in _read(file))
     text = ",\n".join(documents)
-    write_for_user(path, f'{{"format": {FORMAT}, "records": [\n{text}\n]}}\n', hint="name a file in a folder that you can write to")
+    begins = EXPORT.decode()
+    write_for_user(path, f'{begins}{FORMAT}, "records": [\n{text}\n]}}\n', hint="name a file in a folder that you can write to")
     return len(documents)
 
 
@@ -399,7 +404,7 @@ def _mapped(path: Path, _changed: int) -> mmap.mmap:
     """The content of a table. Raises `ValueError` if it has another format."""
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if content[: _end_of_line(content, 0)] != f'{{"format": {FORMAT}, "records": ['.encode():
+    if content[: _end_of_line(content, 0)] != f'{EXPORT.decode()}{FORMAT}, "records": ['.encode():
         raise ValueError("another format")
     return content
 

@@ -159,6 +159,13 @@ def test_records_move_in_one_file(run: Run, own_cache: Path, tmp_path: Path, mon
     settings.cache_clear()
     assert "imported 1 record" in run("tune", "--import", "records.json").out
     assert file.read_text() == text
+    assert "exported 1 record" in run("tune", "--export", "records.json").out
+
+
+def test_an_export_replaces_nothing_but_an_export(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("precious")
+    assert "--export would replace model.py, a file of another kind" in run("tune", "--export", "model.py").err
+    assert (tmp_path / "model.py").read_text() == "precious"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -233,3 +233,15 @@ def test_what_is_no_function_cannot_be_declared() -> None:
     for declared in [torch.relu, 5]:
         with case(declared), pytest.raises(ArgumentError, match="not a Python function"):
             fg.kernel(declared)
+
+
+def test_a_function_whose_call_runs_no_code_cannot_be_declared() -> None:
+    async def later(x: Tensor) -> Tensor:
+        return x * 2
+
+    def parts(x: Tensor) -> Any:
+        yield x * 2
+
+    for function in (later, parts):
+        with pytest.raises(ArgumentError, match=f"{function.__name__} returns a coroutine or a generator.*\n.*by def, with return"):
+            fg.kernel(function)
