@@ -133,8 +133,9 @@ _ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh
 CUDA = Language(
     forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},
     fast={Approximations.ROUNDED: _ROUNDED, Approximations.FAST_MATH: {op: each.form for op, each in FAST_MATH.items()}},
-    infinity={DType.FLOAT32: "bit_cast<float>(0x7f800000u)", DType.FLOAT64: "bit_cast<double>(0x7ff0000000000000ull)"},
-    nan={DType.FLOAT32: "bit_cast<float>(0x7fc00000u)", DType.FLOAT64: "bit_cast<double>(0x7ff8000000000000ull)"},
+    infinity={dtype: f"infinity<{dtype.spelling}>()" for dtype in (DType.FLOAT32, DType.FLOAT64)},
+    nan={dtype: f"quiet_nan<{dtype.spelling}>()" for dtype in (DType.FLOAT32, DType.FLOAT64)},
+    own_difference="nan_unless_finite",
     sine_and_cosine="sincosf",
     power="power_of",
 )
