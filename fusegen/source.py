@@ -15,6 +15,7 @@ _WORDS = re.compile(r"( *)// [^ -]")
 _TEXT = re.compile(r'"(?:\\.|[^"\\])*"')
 _PLACE = "\0"  # stands for the characters of a text, which nothing breaks
 _INTRODUCES_QUOTES = "; its first line is 0:"
+_CONTROL = re.compile(r" *(?:for|if|while) \(")
 _OPERATOR = re.compile(r" (?:[-+*/?:]|&&|\|\|) ")
 
 
@@ -123,7 +124,7 @@ def _fitted_block(block: list[str]) -> list[str]:
 
 def _fitted(line: str) -> list[str]:
     """Breaks a line that is too long: a comment between words, code after a comma or before an operator, in as few parentheses as
-    possible, but not within a text. A comment behind the code moves above it."""
+    possible, but not within a text. A comment behind the code moves above it, and a loop or condition gets braces."""
     if len(line) <= _WIDTH or line.lstrip().startswith("#") or line.endswith(_INTRODUCES_QUOTES):
         return [line]
     masked = _TEXT.sub(lambda found: _PLACE * len(found[0]), line)
@@ -131,10 +132,22 @@ def _fitted(line: str) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()))
     lines = [f"{indent}// {part}" for part in textwrap.wrap(line[end:].removeprefix("// "), _WIDTH - len(indent) - len("// "))]
     code, masked = line[:end].rstrip(), masked[:end].rstrip()
+    if len(code) > _WIDTH and (start := _statement_of(masked)):
+        return [*lines, *_fitted(f"{code[:start]} {{"), *_fitted(f"{indent}    {code[start:].lstrip()}"), f"{indent}}}"]
     while len(code) > _WIDTH and (position := _break_position(masked, len(indent))):
         lines.append(code[:position].rstrip())
         code, masked = (f"{indent}        {part[position:].lstrip()}" for part in (code, masked))
     return [*lines, code] if code else lines
+
+
+def _statement_of(code: str) -> int | None:
+    """Returns the position behind the parentheses of a loop or a condition whose only statement follows on the line."""
+    depth, start = 0, _CONTROL.match(code)
+    for position in range(start.end() - 1 if start else len(code), len(code)):
+        depth += (code[position] == "(") - (code[position] == ")")
+        if depth == 0:
+            return position + 1 if code.endswith(";") else None
+    return None
 
 
 def _break_position(code: str, indent: int) -> int | None:

@@ -133,8 +133,9 @@ _ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh
 CUDA = Language(
     forms={DType.FLOAT32: _FLOAT, DType.FLOAT64: _DOUBLE, DType.INT64: _INTEGER, DType.BOOL: _BOOL},
     fast={Approximations.ROUNDED: _ROUNDED, Approximations.FAST_MATH: {op: each.form for op, each in FAST_MATH.items()}},
-    infinity={DType.FLOAT32: "bit_cast<float>(0x7f800000u)", DType.FLOAT64: "bit_cast<double>(0x7ff0000000000000ull)"},
-    nan={DType.FLOAT32: "bit_cast<float>(0x7fc00000u)", DType.FLOAT64: "bit_cast<double>(0x7ff8000000000000ull)"},
+    infinity={dtype: f"infinity<{dtype.spelling}>()" for dtype in (DType.FLOAT32, DType.FLOAT64)},
+    nan={dtype: f"quiet_nan<{dtype.spelling}>()" for dtype in (DType.FLOAT32, DType.FLOAT64)},
+    own_difference="nan_unless_finite",
     sine_and_cosine="sincosf",
     power="power_of",
 )
@@ -195,8 +196,9 @@ _BLOCK, _BLOCKS = "i32 block", "i32 blocks"
 
 def head(launch: Launch) -> dict[str, Any]:
     """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
-    bounds, without the blocks per SM of a launch of one block; ``leading`` are a part's first parameters, of which `assemble`
-    removes the number of blocks if nothing reads it; ``block`` and ``blocks`` are the block's number and the number of blocks."""
+    bounds, without the blocks per SM of a launch of one block; it defines their constant if they are a number. ``leading`` are a
+    part's first parameters, of which `assemble` removes the number of blocks if nothing reads it; ``block`` and ``blocks`` are the
+    block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
     leading = [_BLOCK, _BLOCKS] if is_part else []
@@ -213,10 +215,15 @@ def head(launch: Launch) -> dict[str, Any]:
     }
 
 
+_BLOCKS_PER_SM = "constexpr i32 BLOCKS_PER_SM = {};  // at least, which limits the registers of a thread"
+
+
 def _entry(launch: Launch) -> Callable[..., str]:
-    def begins(threads: int | str, blocks_per_sm: int | str | None = None, more: str = "") -> str:
-        bounds = f"{threads}" if blocks_per_sm is None or has_one_block(launch) else f"{threads}, {blocks_per_sm}"
-        return f'extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
+    def begins(threads: str, blocks_per_sm: int | str | None = None, more: str = "") -> str:
+        is_alone = blocks_per_sm is None or has_one_block(launch)
+        bounds = threads if is_alone else f"{threads}, BLOCKS_PER_SM"
+        constant = "" if is_alone or isinstance(blocks_per_sm, str) else f"{_BLOCKS_PER_SM.format(blocks_per_sm)}\n\n"
+        return f'{constant}extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
 
     return begins
 

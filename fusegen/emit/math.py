@@ -219,6 +219,8 @@ class _Writer:
             if term.dtype is DType.INT32:  # integers that fit 32 bits, for comparisons
                 return self._in_32_bits(term.args[0])
             return self.language.cast(args[0], operand, term.payload)
+        if self.language.own_difference and term.op is Op.SUB and term.args[0] == term.args[1] and term.dtype.is_float:
+            return function(self.language.own_difference)(args[0])
         logarithm = self._logarithm(term)
         if logarithm is not None:
             return Text(f"{self.language.power}({', '.join([*(p.text for p in logarithm), args[1].text])})")
@@ -380,6 +382,7 @@ class Language:
         forms: spellings by dtype, for operations that are not in `COMMON`.
         fast: approximate float32 spellings, by the permitted set.
         infinity, nan: spellings by dtype.
+        own_difference: a function for x - x of floating-point numbers; empty if there is none.
         sine_and_cosine: a function that writes both for a float32 argument through pointers; empty if there is none.
         power: a function for powers of a float32 constant, given its binary logarithm in two parts; empty if there is none.
     """
@@ -388,6 +391,7 @@ class Language:
     fast: Mapping[Approximations, Mapping[Op, Spelling]]
     infinity: Mapping[DType, str]
     nan: Mapping[DType, str]
+    own_difference: str = ""
     sine_and_cosine: str = ""
     power: str = ""
 

@@ -253,9 +253,13 @@ def _run(start: int, count: int, step: int, residue: int, period: int) -> tuple[
 
 
 def _gathered(graph: Graph, group: Group, inside: Collection[int]) -> dict[int, Dim]:
-    """Maps each input that is only gathered to the total elements of its gathers."""
+    """Maps each input that is only gathered to the total elements of its gathers.
+
+    A gather of values which depend on whole rows, as those of a softmax, reads whole rows.
+    """
     counts: dict[int, Dim] = {}
-    everywhere = _inputs_below(graph, group, group.outputs)
+    of_rows = [p for p in inside if graph.nodes[p].family in (Family.REDUCTION, Family.SCAN, Family.ORDER)]
+    everywhere = _inputs_below(graph, group, [*group.outputs, *of_rows])
     for position in sorted(inside):
         node = graph.nodes[position]
         if node.family is Family.INDEXING:

@@ -59,6 +59,7 @@ USES = {
     "bool t[3]; load_vec(t, flags, 0); i64 q[1]; load_vec(q, integers, 0); double d[3]; load_vec(d, doubles, 0);"
     "store_vec(floats, 8, v); store_vec(brains, 8, b); store_vec(halves, 2, h); store_vec(flags, 3, t);"
     "store_vec(integers, 1, q); store_vec(doubles, 3, d);",
+    "infinity": "store(floats, 0, -infinity<float>()); store(doubles, 0, infinity<double>());",
     "load_window": "bf16 b[8]; load_window<8>(b, brains, 3, -3, 30); float v[8]; load_window<8>(v, floats, 1, -1, 12);"
     "i8 c[4]; load_window<4>(c, bytes, 5, -5, 40); double d[2]; load_window<2>(d, doubles, 1, 0, 2); store_vec(brains, 0, b);"
     "store_vec(floats, 8, v); store_vec(bytes, 4, c); store_vec(doubles, 2, d);",
@@ -68,12 +69,15 @@ USES = {
     "minimum": "store(floats, 0, minimum(load(floats, 1), 0.0f)); store(doubles, 0, minimum(load(doubles, 1), 0.0));"
     "store(integers, 0, minimum(load(integers, 1), load(integers, 2)));",
     "mma_m16n8k16_f16": "float d[4] = {}; u32 a[4] = {}; mma_m16n8k16_f16(d, a, 1u, 2u); store(floats, 0, d[0]);",
+    "nan_unless_finite": "store(floats, 0, nan_unless_finite(load(floats, 1)));"
+    "store(doubles, 0, nan_unless_finite(load(doubles, 1)));",
     "narrow": "bf16 b; narrow(load(floats, 0), b); store(brains, 0, b); f16 h; narrow(load(doubles, 0), h); store(halves, 0, h);"
     "i8 c; narrow(load(integers, 0), c); store(bytes, 0, c); bool t; narrow(load(flags, 1), t); store(flags, 0, t);",
     "narrow_vec": "float v[5]; load_vec(v, floats, 0); bf16 b[5]; narrow_vec(v, b); store_vec(brains, 0, b);"
     "f16 h[5]; narrow_vec(v, h); store_vec(halves, 0, h); float s[5]; narrow_vec(v, s); store_vec(floats, 5, s);"
     "i64 q[2]; load_vec(q, integers, 0); i8 c[2]; narrow_vec(q, c); store_vec(bytes, 0, c);"
     "f8e4m3 e[5]; narrow_vec(v, e); store_vec(fours, 0, e); f8e5m2 f[5]; narrow_vec(v, f); store_vec(fives, 0, f);",
+    "quiet_nan": "store(floats, 0, quiet_nan<float>()); store(doubles, 0, quiet_nan<double>());",
     "remainder_floor": "store(floats, 0, remainder_floor(load(floats, 1), 3.0f));"
     "store(doubles, 0, remainder_floor(load(doubles, 1), 3.0));"
     "store(integers, 0, remainder_floor(load(integers, 1), load(integers, 2)));",
@@ -82,6 +86,8 @@ USES = {
     "round_f8e5m2": "store(floats, 0, round_f8e5m2(load(floats, 1)));",
     "shared_load": "store(doubles, 0, shared_load(shared_array<double>(0), 1));",
     "shared_store": "shared_store(shared_array<i64>(0), 1, load(integers, 0));",
+    "shuffle": "store(floats, 0, shuffle(load(floats, 1), 1)); store(doubles, 0, shuffle(load(doubles, 1), 2));"
+    "store(integers, 0, shuffle(load(integers, 1), 31));",
     "shuffle_xor": "store(floats, 0, shuffle_xor(load(floats, 1), 1)); store(doubles, 0, shuffle_xor(load(doubles, 1), 2));"
     "store(integers, 0, shuffle_xor(load(integers, 1), 4));",
     "shuffle_xor_among": "store(floats, 0, shuffle_xor_among<4>(load(floats, 1), 2));"

@@ -72,6 +72,12 @@ def test_what_is_read_counts_the_rows_that_are_named() -> None:
     assert launch.traffic.written(low.sizes) == rows
 
 
+def test_chosen_log_probabilities_read_whole_rows() -> None:
+    scores = fg.kernel(lambda x, ids: F.log_softmax(x, -1).gather(1, ids))
+    low = scores.lower(meta(64, 1000), meta(64, 1, dtype=torch.int64), target="sm_90a")
+    assert sum(step.traffic.read(low.sizes) for step in low.program.steps) == 64 * 1000 * 2 + 64 * 8
+
+
 @pytest.mark.parametrize("name", some(CASES, ["embed_norm torch.bfloat16 600", "a table by parts", "log-probabilities"]))
 def test_the_text_compiles(name: str) -> None:
     function, arguments = CASES[name]
