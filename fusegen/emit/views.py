@@ -410,11 +410,13 @@ class ReductionView:
         kind: prefix of its functions' names.
         components: variables and their types.
         pivot_sums: the state as sums about a pivot, or None.
+        symmetric: False if two lanes that exchange states end with states that differ in rounding.
     """
 
     kind: str
     components: tuple[tuple[str, str], ...]
-    pivot_sums: PivotSumsView | None = None
+    pivot_sums: PivotSumsView | None
+    symmetric: bool
 
     @property
     def single(self) -> bool:
@@ -465,7 +467,8 @@ def _named(reduction: Reduction, names: Sequence[str]) -> ReductionView:
         of = dict(zip((c.name for c in REDUCTIONS[reduction.op].components), names, strict=True))
         rest = tuple(name for component, name in of.items() if component != rule.count)
         pivot_sums = PivotSumsView(kind, types[0], of[rule.pivot], of[rule.count], rest, tuple(names), rule.sums)
-    return ReductionView(kind, tuple(zip(names, types, strict=True)), pivot_sums)
+    symmetric = rule is not None or REDUCTIONS[reduction.op].symmetric
+    return ReductionView(kind, tuple(zip(names, types, strict=True)), pivot_sums, symmetric)
 
 
 def _variables(reduction: Reduction) -> list[str]:

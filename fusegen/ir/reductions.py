@@ -106,6 +106,7 @@ class Monoid:
         operation: the pointwise operation that combines one-component states; None if it takes more.
         approximable: True if kernels with 16-bit results may combine with approximate functions.
         pivot_sums: combines many states at less cost than repeated `combine`.
+        symmetric: False if `combine` rounds differently for swapped states.
     """
 
     components: tuple[Component, ...]
@@ -114,6 +115,7 @@ class Monoid:
     operation: Op | None = None
     approximable: bool = False
     pivot_sums: PivotSums | None = None
+    symmetric: bool = True
 
     def component_index(self, part: object) -> int:
         """Returns the index of a component; 0 if `part` is None."""
@@ -236,6 +238,7 @@ REDUCTIONS: dict[Op, Monoid] = {
         _combined_moments,
         lambda element, _index: (_NUMBER_ONE, element, _NUMBER_ZERO, _NUMBER_ZERO),
         pivot_sums=_MOMENTS,
+        symmetric=False,
     ),
     Op.NORMALIZER: Monoid(
         (Component("peak", _LEAST), Component("mass", _ZERO)),
