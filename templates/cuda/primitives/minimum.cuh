@@ -1,18 +1,18 @@
 // The smaller of two values; NaN if either is NaN.
 //% if "float" in computed
 __device__ __forceinline__ float minimum(float a, float b) {
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
 }
 //% endif
 //% if "double" in computed
 __device__ __forceinline__ double minimum(double a, double b) {
-  return a < b || a != a ? a : b;
+    return a < b || a != a ? a : b;
 }
 //% endif
 //% if "i64" in computed
 __device__ __forceinline__ i64 minimum(i64 a, i64 b) {
-  return a < b ? a : b;
+    return a < b ? a : b;
 }
 //% endif

@@ -1,34 +1,34 @@
 // Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
 //% if "bf16" in types
 __device__ __forceinline__ void narrow(float value, bf16& out) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
 //% endif
 //% if "f16" in types
 __device__ __forceinline__ void narrow(float value, f16& out) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
 //% endif
 //% if "f8e4m3" in types
 __device__ __forceinline__ void narrow(float value, f8e4m3& out) {
 //% if converts_float8
-  u16 pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
-  out.bits = static_cast<u8>(pair);
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+    out.bits = static_cast<u8>(pair);
 //% else
-  out.bits = float_to_f8e4m3(value);
+    out.bits = float_to_f8e4m3(value);
 //% endif
 }
 //% endif
 //% if "f8e5m2" in types
 __device__ __forceinline__ void narrow(float value, f8e5m2& out) {
 //% if converts_float8
-  u16 pair;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
-  // Infinity, where the instruction saturates.
-  out.bits = static_cast<u8>(fabsf(value) >= 61440.0f ? pair & 0x80u | 0x7cu : pair);
+    u16 pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+    // Infinity, where the instruction saturates.
+    out.bits = static_cast<u8>(fabsf(value) >= 61440.0f ? pair & 0x80u | 0x7cu : pair);
 //% else
-  out.bits = float_to_f8e5m2(value);
+    out.bits = float_to_f8e5m2(value);
 //% endif
 }
 //% endif

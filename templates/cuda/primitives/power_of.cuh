@@ -1,6 +1,6 @@
 // base^x from high + low, the binary logarithm of a positive base: within 3 units in the last place.
 __device__ __forceinline__ float power_of(float high, float low, float x) {
-  const float exponent = x * high;
-  const float rest = fmaf(x, high, -exponent) + x * low;
-  return exp2f(exponent) * (fabsf(exponent) < 200.0f ? 1.0f + rest * 0.69314718f : 1.0f);
+    const float exponent = x * high;
+    const float rest = fmaf(x, high, -exponent) + x * low;
+    return exp2f(exponent) * (fabsf(exponent) < 200.0f ? 1.0f + rest * 0.69314718f : 1.0f);
 }

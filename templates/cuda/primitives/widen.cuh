@@ -1,32 +1,32 @@
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
 //% if "bf16" in types
 __device__ __forceinline__ float widen(bf16 x) {
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
+    return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
 //% endif
 //% if "f16" in types
 __device__ __forceinline__ float widen(f16 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-  return result;
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+    return result;
 }
 //% endif
 //% if "f8e4m3" in types
 __device__ __forceinline__ float widen(f8e4m3 x) {
 //% if converts_float8
-  float result, unused;
-  widen_e4m3x2(x.bits, result, unused);
-  return result;
+    float result, unused;
+    widen_e4m3x2(x.bits, result, unused);
+    return result;
 //% else
-  return f8e4m3_to_float(x.bits);
+    return f8e4m3_to_float(x.bits);
 //% endif
 }
 //% endif
 //% if "f8e5m2" in types
 __device__ __forceinline__ float widen(f8e5m2 x) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(static_cast<u16>(x.bits << 8)));  // the upper byte of an f16
-  return result;
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(static_cast<u16>(x.bits << 8)));  // the upper byte of an f16
+    return result;
 }
 //% endif
 //% if "float" in types
