@@ -30,7 +30,7 @@ from fusegen.progress import first_call
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
 from fusegen.runtime.bound import NO_CAPTURED, BoundPlan, CallFacts
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
-from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.schedule.names import Namer, identifier, kernel_functions
 from fusegen.schedule.precision import has_discontinuities
 from fusegen.settings import Compiler
 from fusegen.target import Target
@@ -258,7 +258,7 @@ def named_passes(
     """
     graph = replace(graph, plans=())
     input_names = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
-    names = Namer(reserved=False, taken=input_names, functions=kernel_functions(graph.name))
+    names = Namer(reserved=False, taken=input_names, functions=kernel_functions(identifier(graph.name)))
     full = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
     derivative = derive(full, wrt, names.take, recompute, has_one_block=has_one_block)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
@@ -345,6 +345,6 @@ def require_history(variant: Variant) -> None:
 def _renamed(graph: Graph, suffix: str) -> Graph:
     """The graph, renamed so that its kernel functions' names differ from all inputs' names."""
     name = f"{graph.name}_{suffix}"
-    while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
+    while any(kernel_functions(identifier(name)).fullmatch(spec.name) for spec in graph.inputs):
         name += "_pass"
     return replace(graph, name=name)

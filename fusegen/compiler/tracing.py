@@ -26,7 +26,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import size_symbol
 from fusegen.passes.rewrite import rebuilt
 from fusegen.runtime.arguments import check_values
-from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.schedule.names import Namer, identifier, kernel_functions
 from fusegen.trace import functions
 from fusegen.trace.run import Trace, trace, traced_math
 from fusegen.trace.scalars import NeedsFact, TracedScalar
@@ -72,9 +72,8 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
 
 def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRecorder]:
     statics = {parameters.index(name): value for name, value in request.statics}
-    recorder = StateRecorder(
-        request.function, statics, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
-    )
+    functions = kernel_functions(identifier(request.name))
+    recorder = StateRecorder(request.function, statics, Namer(reserved=False, taken=parameters, functions=functions).take)
     captures = _CaptureRecorder(request.name, recorder, parameters)
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, captures, dict(request.numbers))
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds

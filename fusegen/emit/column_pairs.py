@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import sympy
 
-from fusegen.emit.environment import c_text, condition_text, environment, needed_definitions
+from fusegen.emit.environment import c_text, environment, needed_definitions
 from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.random import BITS
@@ -234,7 +234,7 @@ def _decode(axes: Axes, coordinates: PairCoordinates) -> list[str]:
     for name, count in coordinates.leading:
         numbered = slice(first, first + count)
         extents = tuple(_renamed(e, axes, coordinates) for e in axes.extents[numbered])
-        lines += decode(Axes(axes.symbols[numbered], extents), name, coordinates.index, sized=True)
+        lines += decode(Axes(axes.symbols[numbered], extents), name, coordinates.index)
         first += count
     return lines
 
@@ -243,9 +243,9 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
     pointer = offsets.pointers[read.buffer]
     wide = pointer.dtype.compute.spelling
     offset_texts = [offsets.text(_renamed(o, axes, coordinates)) for o in read.offsets]
-    conditions = [_conditions(c, axes, coordinates) for c in read.conditions]
+    conditions = [offsets.condition(_renamed_bounds(b, axes, coordinates) for b in c) for c in read.conditions]
     base = elements(pointer, offsets.prefix)
-    values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
+    values = [f"widen(load({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
     is_drawn = pointer.stream is not None
     is_lazy = is_drawn or sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)
@@ -255,10 +255,6 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
 def _drawn_view(read: LaneRead, number: int) -> ReadView:
     values = (f"static_cast<i16>(drawn[{number}])", f"static_cast<i16>(drawn[{number}] >> {BITS})")
     return ReadView(read.name, "i64", "", vector=False, offset="", condition="", drawn=True, lazy=False, values=values)
-
-
-def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinates) -> str:
-    return " && ".join(condition_text(_renamed_bounds(b, axes, coordinates)) for b in bounds)
 
 
 def argument_text(argument: CallArgument, function: LaneFunction, offsets: Offsets, coordinates: PairCoordinates) -> str:
@@ -273,8 +269,8 @@ def argument_text(argument: CallArgument, function: LaneFunction, offsets: Offse
     step = LANE if len(argument.coordinates) > 1 else 0  # lanes of one call are neighbours
     if isinstance(value, Bounds):
         renamed = _renamed_bounds(value, function.axes, coordinates)
-        return condition_text(Bounds(renamed.index + step, renamed.lower, renamed.upper))
-    return offsets.text(_renamed(value, function.axes, coordinates) + step)
+        return offsets.condition([Bounds(renamed.index + step, renamed.lower, renamed.upper)])
+    return offsets.value(_renamed(value, function.axes, coordinates) + step)
 
 
 def _renamed_bounds(bounds: Bounds, axes: Axes, coordinates: PairCoordinates) -> Bounds:

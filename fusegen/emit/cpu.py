@@ -13,7 +13,6 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, product
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import MathFunction
-from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
 from fusegen.source import Source, fitted, section
 from fusegen.target import Target
@@ -96,7 +95,7 @@ def names_of(kernel: LoweredKernel) -> KernelNames:
     parameters = [DeclaredParameter(*pair) for pair in split]
     if kernel.checks:
         parameters.append(DeclaredParameter("const char**", "failed"))
-    return KernelNames(entry(kernel), f"{identifier(kernel.name)}_of", tuple(parameters))
+    return KernelNames(entry(kernel), f"{kernel.name}_of", tuple(parameters))
 
 
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:

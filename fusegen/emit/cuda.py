@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any
 
 from fusegen.dtypes import DType
-from fusegen.emit.environment import PrimitiveUses, banner, code_of, primitives_of, render
+from fusegen.emit.environment import PrimitiveUses, banner, code_of, needed_definitions, primitives_of, render
 from fusegen.emit.math import Language, Precedence, Spelling, function, function_text, with_quotes
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.fusion import Group
@@ -165,6 +165,8 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         pipeline = pipeline.replace(f"{_BLOCKS}, ", "", 1)  # a part that does not read the number of its blocks
     if launch.part and _is_mentioned_once("block", pipeline):
         pipeline = pipeline.replace(_BLOCK, "i32 /*block*/", 1)  # a part of one block
+    if "using Index = i32;" in pipeline:
+        pipeline = _with_narrow_sizes(kernel.sizes, pipeline, PART if launch.part else entry(kernel))
     return Source(
         name=kernel.name,
         entry=entry(kernel),
@@ -174,6 +176,18 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
         math=section("Math", fitted(with_quotes(math))) if math else "",
         pipeline=section("Pipeline", fitted(pipeline)),
     )
+
+
+def _with_narrow_sizes(sizes: Sequence[str], pipeline: str, function: str) -> str:
+    """Converts the sizes, of which a launch passes 64 bits, to the type of indices once, at the start of a kernel's function."""
+    before, name, after = pipeline.rpartition(f"{function}(")
+    parameters, start, text = after.partition(") {\n")
+    declared = [size for size in sizes if f"i64 {size}" in re.split(r",\s*", parameters)]
+    lines = [f"const Index {size} = static_cast<Index>({size}_extent);" for size in declared]
+    needed = "".join(f"    {line}\n" for line in needed_definitions(lines, text))
+    if declared:
+        parameters = re.sub(rf"\bi64 ({'|'.join(declared)})\b", r"i64 \1_extent", parameters)
+    return "".join([before, name, parameters, start, needed, text])
 
 
 def _is_mentioned_once(name: str, pipeline: str) -> bool:
@@ -281,26 +295,26 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
     """Returns the source of a kernel of at least two parts, from the source of each part."""
     whole = fused_launch(parts)
     large = [part for part in parts if not has_one_block(part)]  # registers must leave room for their blocks
-    names = [f"part_{part.part}" for part in parts]
-    sizes = [[f"size_{part.part}_{number}" for number in range(len(part.extra))] for part in parts]
+    names = [part.kernel.name for part in parts]
+    sizes = [[f"{part.kernel.name}_size_{number}" for number in range(len(part.extra))] for part in parts]
     texts: dict[str, str] = {}
     for number, source in enumerate(sources):  # a part with the text of an earlier one takes its namespace
         names[number] = next((name for name, text in texts.items() if _is_alike(text, source.kernel_text)), names[number])
         texts.setdefault(names[number], source.kernel_text)
-    own = [f"namespace {name} {{\n{text}}}  // {name}\n" for name, text in texts.items()]
+    own = [f"namespace {name} {{\n{text}}}  // namespace {name}\n" for name, text in texts.items()]
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
         bounds=f"{whole.block}, {max(part.kernel.body.blocks_per_sm for part in large or parts)}",
         overlaps=whole.overlaps and not whole.waits,  # parts that wait for each other wait for the previous launch themselves
-        counts=[f"blocks_{number}" for number in range(1, len(parts))],
+        counts=[f"{part.kernel.name}_blocks" for part in parts[:-1]],
         parameters=[
             *(f"i64 {size}" for of_part in sizes for size in of_part),
             *kernel_parameters(whole.kernel),
             *(["i64 counter"] if whole.waits else []),
         ],
         parts=[
-            (name, PART, [*extra, *_arguments(part)], _BLOCKS in source.pipeline)
+            (name, PART, [*extra, *_arguments(part)], _BLOCKS in source.pipeline, part.kernel.name)
             for name, part, extra, source in zip(names, parts, sizes, sources, strict=True)
         ],
         counters=COUNTERS if whole.waits else 0,

@@ -223,7 +223,9 @@ class _Writer:
             return function(self.language.own_difference)(args[0])
         logarithm = self._logarithm(term)
         if logarithm is not None:
-            return Text(f"{self.language.power}({', '.join([*(p.text for p in logarithm), args[1].text])})")
+            high, low = (part.text for part in logarithm)
+            base = str(self.function.terms[term.args[0]].payload).removesuffix(".0")
+            return Text(f"{self.language.power}({high}, {low} /* log2 of {base} */, {args[1].text})")
         return self.language.form(term, operand, self.function.fast)(*args)
 
     def _in_32_bits(self, position: int) -> Text:

@@ -29,7 +29,6 @@ from fusegen.schedule.indices import (
 )
 from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
-from fusegen.schedule.names import identifier
 from fusegen.schedule.reductions import combine_function, identity_function, pivot_sum_functions
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
@@ -77,6 +76,11 @@ class FragmentView:
     def uniform(self) -> bool:
         """True if all lanes access one element."""
         return self.pattern == AccessPattern.UNIFORM.value
+
+    @property
+    def is_one(self) -> bool:
+        """True if all lanes access one element under no condition."""
+        return self.uniform and not self.condition
 
     @property
     def same_in_row(self) -> bool:
@@ -138,11 +142,8 @@ def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> C
     return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, per_lane)))
 
 
-def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> list[str]:
-    """Returns statements that compute the axes' indices from a row-major position.
-
-    Sizes have 64 bits and are cast to the index type, unless they are already ``sized``.
-    """
+def decode(axes: Axes, linear: str, index_type: str) -> list[str]:
+    """Returns statements that compute the axes' indices from a row-major position."""
     symbols, extents = axes.symbols, axes.extents
     if len(symbols) == 1:
         return []  # its symbol is the position itself
@@ -154,9 +155,8 @@ def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> 
             lines += [f"const {index_type} {symbols[0].name} = {remaining};"] if d == 1 else []
             continue
         outer = symbols[d - 1].name if d == 1 else f"{symbols[d].name}_outer"
-        extent, is_symbol = c_text(extents[d]), sympy.sympify(extents[d]).is_Symbol
-        cast = f"static_cast<{index_type}>" if not sized else ""
-        divisor = extent if sympy.sympify(extents[d]).is_Integer or (sized and is_symbol) else f"{cast}({extent})"
+        extent = c_text(extents[d])
+        divisor = extent if sympy.sympify(extents[d]).is_Atom else f"({extent})"
         lines.append(f"const {index_type} {outer} = {remaining} / {divisor};")
         lines.append(f"const {index_type} {symbols[d].name} = {remaining} - {outer} * {divisor};")
         remaining = outer
@@ -200,8 +200,8 @@ def argument_text(argument: CallArgument, offsets: Offsets, lane_axis: sympy.Sym
 
 def coordinate_text(value: Index | Bounds, offsets: Offsets, replacements: Mapping[sympy.Symbol, Index]) -> str:
     if isinstance(value, Bounds):
-        return condition_text(shift(value, replacements))
-    return offsets.text(sympy.sympify(value).subs(replacements))
+        return offsets.condition([shift(value, replacements)])
+    return offsets.value(sympy.sympify(value).subs(replacements))
 
 
 def declared(pointer: Pointer) -> str:
@@ -227,7 +227,7 @@ def _scalar_type(dtype: DType) -> str:
 
 
 def entry(kernel: LoweredKernel) -> str:
-    return f"fg_{identifier(kernel.name)}"
+    return f"fg_{kernel.name}"
 
 
 # Offsets in emitted text, with the indices that a kernel reads and checks.
@@ -250,7 +250,8 @@ class Offsets:
         pointers: its buffers, by key.
         load: format of an integer read, for a pointer and an offset.
         checked: format of an index check, for the function, the value, the extent and the message.
-        prefix: the prefix of its buffers' names.
+        prefix: the prefix of its buffers' and sizes' names.
+        narrow: its sizes that have 32 bits.
         named: maps hoisted indices to their variables.
         lines: maps these variables to the statements that define them.
         linear: rewrites the offset of an access for the text.
@@ -262,6 +263,7 @@ class Offsets:
     load: str
     checked: str
     prefix: str = ""
+    narrow: frozenset[str] = frozenset()
     named: Mapping[sympy.Expr, str] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
     linear: Callable[[Index], Index] = _unchanged
@@ -272,9 +274,21 @@ class Offsets:
             return c_text(index)
         return c_text(self._written(index.subs({call: _symbol(name) for call, name in self.named.items()})))
 
+    def value(self, index: Index) -> str:
+        """Prints an index that is a value of the math, which may be larger than the offsets of any buffer."""
+        return self.text(self._wide(index))
+
     def condition(self, bounds: Iterable[Bounds]) -> str:
         """Prints the conjunction of conditions; empty if there are none."""
-        return " && ".join(condition_text(b) for b in bounds)
+        wide = (Bounds(*(None if e is None else self._wide(e) for e in (b.index, b.lower, b.upper))) for b in bounds)
+        return " && ".join(condition_text(b) for b in wide)
+
+    def _wide(self, index: Index) -> Index:
+        """Writes the sizes in 64 bits if the index may need them."""
+        if isinstance(index, int) or _fits_32_bits(index):
+            return index
+        sizes = [s for s in index.free_symbols if s.name.removeprefix(self.prefix) in self.narrow]
+        return index.subs({size: _symbol(f"i64({size.name})") for size in sizes})
 
     def with_hoisted(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
         """Hoists indices that do not vary along the given axes into statements."""
@@ -327,7 +341,8 @@ class Offsets:
 
 def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
     pointers = {p.buffer: p for p in kernel.pointers}
-    return Offsets(kernel.name, pointers, "widen(load_once({}, {}))", '{}({}, {}, "{}")', prefix)
+    narrow = frozenset(() if kernel.index64 else kernel.sizes)
+    return Offsets(kernel.name, pointers, "widen(load({}, {}))", '{}({}, {}, "{}")', prefix, narrow)
 
 
 def cpu_offsets(kernel: LoweredKernel) -> Offsets:
@@ -342,6 +357,18 @@ def _in_64_bits(operand: sympy.Expr) -> str:
 
 def _symbol(text: str) -> sympy.Symbol:
     return sympy.Symbol(text, integer=True)
+
+
+_SMALL = 1 << 20  # numbers below fit the margin of sizes in 32 bits
+
+
+def _fits_32_bits(index: sympy.Expr) -> bool:
+    """True for an axis or a size, a difference of two, and a small number added to these."""
+    number, rest = sympy.sympify(index).as_coeff_Add()
+    terms = sympy.Add.make_args(rest)
+    signs = [term.could_extract_minus_sign() for term in terms]
+    are_atoms = all((-term if sign else term).is_Atom for term, sign in zip(terms, signs, strict=True))
+    return abs(number) < _SMALL and are_atoms and len({*signs}) == len(signs)
 
 
 def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> dict[CheckedIndex, tuple[Bounds, ...]]:

@@ -143,8 +143,7 @@ def divisor(term: Index, multiples: Multiples, stride_multiple: int = 1) -> int:
 
 
 def size_names(expressions: Iterable[Index], axes: Iterable[sympy.Symbol]) -> tuple[str, ...]:
-    symbols: set[sympy.Symbol] = set()
-    for expression in expressions:
-        if not isinstance(expression, int):
-            symbols |= expression.free_symbols
-    return tuple(sorted(s.name for s in symbols - set(axes)))
+    """Returns the names of the sizes in some expressions, in the order of their first use: kernels that differ only in the names of
+    sizes have the same order."""
+    free = (sorted(e.free_symbols - set(axes), key=str) for e in expressions if not isinstance(e, int))
+    return tuple(dict.fromkeys(symbol.name for symbols in free for symbol in symbols))

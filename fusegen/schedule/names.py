@@ -52,8 +52,8 @@ _PRIMITIVES = """
     f8e4m3_to_float f8e5m2_to_float fast_cos fast_divide fast_exp fast_exp2 fast_expm1 fast_log fast_log1p fast_log2
     fast_one_plus_erf fast_reciprocal fast_rsqrt fast_sin fast_sqrt fast_tanh fence_proxy_async float_bits float_from_bits
     float_to_bfloat float_to_f8e4m3 float_to_f8e5m2 float_to_half floor_divide floor_f32 floor_f64 half_to_float infinity
-    integer_power lane_id launch_dependents ldmatrix ldmatrix_transposed load load_lanes load_once load_part load_stream
-    load_vec load_wide load_wide_if load_window log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
+    integer_power lane_id launch_dependents ldmatrix ldmatrix_transposed load load_lanes load_part load_stream load_vec
+    load_wide load_wide_if load_window log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
     log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
     mbarrier_wait_cluster minimum mma_m16n8k16_bf16 mma_m16n8k16_f16 mul_bf16x2 mul_f16x2 multiply_add named_barrier_sync
     nan_unless_finite narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair permute_bytes
@@ -81,14 +81,14 @@ _RESERVED = frozenset([*_KEYWORDS.split(), "int64_t"])
 
 _SUFFIXES = (
     "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
-    "|pivot|levels|chunks?|each"
+    "|pivot|levels|chunks?|each|val|blocks"
 )
 """Suffixes that templates and emitters append to names."""
 
 _DERIVED = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler derives from others
     rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # of reductions
-    r"|(blocks|size_\d+)_\d+"  # arguments of the parts of a launch
+    r"|\w+_size_\d+"  # arguments of the parts of a launch
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # parameters and results of math on lanes
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
@@ -98,9 +98,16 @@ _DERIVED = re.compile(
 
 
 def identifier(name: str) -> str:
-    """Returns a user's name as a C++ identifier: ASCII, without double underscores, and different from all reserved names."""
+    """Returns a user's name as a C++ identifier: ASCII, without double underscores, and different from all reserved names.
+
+    Names stay distinct: a reserved name gets the suffix ``_val``, and names that end in it are reserved too.
+    """
     safe = ascii_name(name)
-    return f"{safe}_" if safe in _TAKEN or _DERIVED.fullmatch(safe) else safe
+    return _renamed(safe) if safe in _TAKEN or _DERIVED.fullmatch(safe) else safe
+
+
+def _renamed(name: str) -> str:
+    return f"{name}_val"
 
 
 def field_identifier(name: str) -> str:
@@ -112,13 +119,13 @@ def field_identifier(name: str) -> str:
 def scalar_identifier(name: str) -> str:
     """Returns a run-time scalar's name in emitted text: an `identifier` that also differs from the fixed names of the math."""
     safe = identifier(name)
-    return f"{safe}_" if safe in _FIXED else safe
+    return _renamed(safe) if safe in _FIXED else safe
 
 
 def kernel_functions(kernel: str) -> re.Pattern[str]:
-    """Returns the pattern of the names of functions that a kernel's text declares."""
+    """Returns the pattern of the names of functions that the text of a kernel declares, given the kernel's `identifier`."""
     return re.compile(
-        rf"(\w+_of_)?{re.escape(identifier(kernel))}(_\d+|_rows_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
+        rf"(\w+_of_)?{re.escape(kernel)}(_\d+|_rows_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 
@@ -134,7 +141,7 @@ class Namer:
         """Returns the requested name, with a number if it is taken."""
         base = identifier(requested) if self._reserved else ascii_name(requested)
         if self._is_function(base):
-            base = f"{base.rstrip('_')}_value"  # with a number, it would be the name of another function
+            base = f"{base}_value"  # with a number, it would be the name of another function
         name, number = base, 2
         while name in self._used or self._is_function(name):
             name, number = f"{base}_{number}", number + 1
@@ -148,9 +155,9 @@ class Namer:
 def parameter_names(kernel: str, requested: Sequence[str]) -> tuple[str, ...]:
     """Returns a unique `ascii_name` for each requested parameter name, in order.
 
-    `identifier` keeps these names distinct: it appends at most an underscore, and no plain name ends in one.
+    `identifier` keeps these names distinct.
     """
-    names = Namer(reserved=False, functions=kernel_functions(kernel))
+    names = Namer(reserved=False, functions=kernel_functions(identifier(kernel)))
     order = sorted(
         requested, key=lambda name: ascii_name(name) != name
     )  # names that are plain already come first, so that they stay

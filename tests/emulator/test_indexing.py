@@ -15,6 +15,7 @@ from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import ROW
 from fusegen.fusion import GroupKind
+from tests.emulator.tensor_cores import run
 from tests.emulator.test_epilogues import BF16, heads, tensor, weight
 from tests.unit.indexed import indices
 
@@ -101,3 +102,13 @@ def test_an_epilogue_s_index_out_of_range() -> None:
     ids[69] = 9
     with pytest.raises(IndexError, match=r"fusegen: residual_rows: index of 'table' out of range \[0, 9\)"):
         fg.kernel(residual_rows)(x, w, table, ids)
+
+
+def test_a_product_of_sizes_beyond_32_bits_is_a_value_of_the_math() -> None:
+    """Offsets have 32 bits, but a size that the math reads has 64."""
+    x, w = tensor(256, 64), weight(64, 64)
+    got = run(lambda x, w: F.linear(x, w).float() + x.shape[0] * 10_000_000, x, w)
+    torch.testing.assert_close(got, torch.full((256, 64), 2.56e9), atol=1e3, rtol=0)
+    torch.testing.assert_close(
+        run(lambda x: x.float() + x.shape[0] * 10_000_000, x), torch.full((256, 64), 2.56e9), atol=1e3, rtol=0
+    )

@@ -150,6 +150,7 @@ def test_no_names_of_a_user_meet_in_a_text(names: list[str], body: str) -> None:
         assert not refusal(source.text)
     for source in of_names(names, body).lower(*arguments, target="sm_90a").sources:
         compile_ptx(source, "sm_90a")
+        assert not re.search(r"(?<!\w)(?!__)\w+__", source.kernel_text), "two underscores are reserved in C++"
 
 
 @pytest.mark.parametrize("names", [("x", "y", "lr", "lr_"), ("α", "β", "γ", "δ")])

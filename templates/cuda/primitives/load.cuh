@@ -1,4 +1,5 @@
-// Loads one element from global memory, not through the read-only path: outputs may alias inputs.
+// Loads one element from global memory, not through the read-only path: outputs may alias inputs. Like all loads it is
+// volatile, so that it stays behind a wait for the launch that writes the element.
 //% for t in stored
 __device__ __forceinline__ {{ t.name }} load(const {{ t.name }}* base, i64 i) {
   {{ t.register }} bits;

@@ -9,7 +9,7 @@ __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const 
 //% if 8 in sizes
   if constexpr (sizeof(T) == 8) {
     u64 bits[2] = {0, 0};
-    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.b64 {%0, %1}, [%2]; }"
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.b64 {%0, %1}, [%2]; }"
         : "+l"(bits[0]), "+l"(bits[1]) : "l"(from), "r"(u32(wanted)));
     memcpy(pair, bits, sizeof(pair));
   }
@@ -17,7 +17,7 @@ __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const 
 //% if 4 in sizes
   if constexpr (sizeof(T) == 4) {
     u32 bits[2] = {0, 0};
-    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.b32 {%0, %1}, [%2]; }"
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.b32 {%0, %1}, [%2]; }"
         : "+r"(bits[0]), "+r"(bits[1]) : "l"(from), "r"(u32(wanted)));
     memcpy(pair, bits, sizeof(pair));
   }
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const 
 //% if 2 in sizes
   if constexpr (sizeof(T) == 2) {
     u32 bits = 0;
-    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b32 %0, [%1]; }"
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b32 %0, [%1]; }"
         : "+r"(bits)
         : "l"(from), "r"(u32(wanted)));
     memcpy(pair, &bits, sizeof(pair));
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_wide_if(bool wanted, Wide (&dst)[2], const 
 //% if 1 in sizes
   if constexpr (sizeof(T) == 1) {
     u16 bits = 0;
-    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b16 %0, [%1]; }"
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b16 %0, [%1]; }"
         : "+h"(bits)
         : "l"(from), "r"(u32(wanted)));
     memcpy(pair, &bits, sizeof(pair));

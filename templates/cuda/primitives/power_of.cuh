@@ -1,4 +1,5 @@
-// base^x from high + low, the binary logarithm of a positive base: within 3 units in the last place.
+// base^x = 2^(x * (high + low)) for a positive base, given its binary logarithm as the float next to it and the float
+// next to the rest: within 3 units in the last place.
 __device__ __forceinline__ float power_of(float high, float low, float x) {
     const float exponent = x * high;
     const float rest = fmaf(x, high, -exponent) + x * low;
