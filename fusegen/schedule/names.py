@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from fusegen.ir.reductions import REDUCTIONS
+from fusegen.ir.reductions import REDUCTIONS, TRUTH
 from fusegen.program.names import ascii_name
 
 _KEYWORDS = """
@@ -85,9 +85,11 @@ _SUFFIXES = (
 )
 """Suffixes that templates and emitters append to names."""
 
+_REDUCED = "|".join([*(op.row.name for op in REDUCTIONS), *TRUTH.values()])
+
 _DERIVED = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler derives from others
-    rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # of reductions
+    rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({_REDUCED})_[fiub]\w*"  # of reductions
     r"|(blocks|size_\d+)_\d+"  # arguments of the parts of a launch
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # parameters and results of math on lanes
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines

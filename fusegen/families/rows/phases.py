@@ -8,9 +8,11 @@ from enum import Enum
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import TRUTH
 from fusegen.ir.symbolic import Index, same
 from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms, noun
 
@@ -238,7 +240,7 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
     """Returns the name of a reduction; ``over_rows`` for a column reduction."""
     reduced = graph.nodes[graph.nodes[node].args[0]]
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
-    word = _WORDS.get(graph.nodes[node].op, graph.nodes[node].op.row.name)
+    word = (TRUTH if reduced.dtype is DType.BOOL else _WORDS).get(graph.nodes[node].op, graph.nodes[node].op.row.name)
     word = "squares" if word == "total" and is_of_squares else word
     return graph.variables.get(node) or (f"column_{word}" if over_rows else word)
 
