@@ -14,7 +14,7 @@ _RULE = "// " + "-" * 117
 _WORDS = re.compile(r"( *)// [^ -]")
 _TEXT = re.compile(r'"(?:\\.|[^"\\])*"')
 _PLACE = "\0"  # stands for the characters of a text, which nothing breaks
-_INTRODUCES_QUOTES = "; its first line is 0:"
+_INTRODUCES_QUOTES = "; its def is line 1:"
 _CONTROL = re.compile(r" *(?:for|if|while) \(")
 _OPERATOR = re.compile(r" (?:[-+*/?:]|&&|\|\|) ")
 

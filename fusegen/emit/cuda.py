@@ -336,7 +336,7 @@ _TOKEN = re.compile(r"\w+|\S")
 _TYPE = r"\b(?:bool|float|double|auto|Index|[iu](?:8|16|32|64)|b?f16)"
 _VARIABLE = re.compile(rf"{_TYPE}(?:\s*\(?[*&]\s*|\s+)([A-Za-z_]\w*)(?=\s*[=\[;,):])")
 _FUNCTION = re.compile(r"__forceinline__ \w+ (\w+)\(")
-_QUOTE = re.compile(r"// +\d+: .*")
+_QUOTE = re.compile(r"// +\d+: .*(?:\n//       .*)*")
 
 
 def _is_alike(text: str, other: str) -> bool:

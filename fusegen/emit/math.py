@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from fusegen.schedule.terms import FusedOp, Leaf, Term, noun
 _WIDEST = 76  # characters of an expression before its operands get names
 _LOCATION_COLUMN = 84
 _AT_MOST_32_BITS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
-_LINE_WIDTH = 96  # characters of a line of the user's code that are shown
+_LINE_WIDTH, _LINES = 111, 3  # characters of a comment's line that quotes the user's code, and lines of one quote
 _MARK = "\x1f"
 """Separates the fields of a location in a text, whose printable characters do not contain it."""
 _FIELDS = ("file", "function", "first", "line", "text")
+_CONTINUES = "//       "
+"""The start of a further line of a quote."""
 _PLACE = re.compile(_MARK.join(["//", *(rf"(?P<{field}>[^{_MARK}\n]*)" for field in _FIELDS)]))
 
 
@@ -101,8 +104,10 @@ def with_quotes(text: str) -> str:
     for (file, function, first), lines in by_function.items():
         count[function] += 1
         name = names[file, function, first] = function if count[function] == 1 else f"{function} {count[function]}"
-        quoted.append(f"// {name} in {file}; its first line is 0:")  # `quoted_lines` reads these comments
-        quoted += (f"// {number:>4}: {lines[number]}" for number in sorted(lines))
+        quoted.append(f"// {name} in {file}; its def is line 1:")  # `quoted_lines` reads these comments
+        for number in sorted(lines):
+            head, *more = _wrapped(lines[number])
+            quoted += [f"// {number:>4}: {head}", *(f"{_CONTINUES}{part}" for part in more)]
 
     def label(match: re.Match[str]) -> str:
         line = f"line {match['line']}"
@@ -111,8 +116,8 @@ def with_quotes(text: str) -> str:
     return "\n".join([*quoted, *([""] if quoted else []), _PLACE.sub(label, text)])
 
 
-_QUOTED_FUNCTION = re.compile(r"// (?P<name>(?P<function>.+?)(?: \d+)?) in (?P<file>.+); its first line is 0:")
-_QUOTED_LINE = re.compile(r"// +(?P<line>\d+): (?P<text>.*)")
+_QUOTED_FUNCTION = re.compile(r"// (?P<name>(?P<function>.+?)(?: \d+)?) in (?P<file>.+); its def is line 1:")
+_QUOTED_LINE = re.compile(r"// {1,4}(?P<line>\d+): (?P<text>.*)")
 _LABELLED = re.compile(r".*?\s*// (?P<label>(?:.+, )?line \d+)")
 
 
@@ -124,18 +129,20 @@ def quoted_lines(text: str) -> list[tuple[str, Quote | None]]:
     lines, quotes = list[tuple[str, Quote | None]](), dict[str, Quote]()
     function: re.Match[str] | None = None
     current: Quote | None = None
+    text = re.sub(rf"\n{_CONTINUES}", _MARK, text)  # joins the lines of a quote
     for line in text.splitlines():
         if named := _QUOTED_FUNCTION.fullmatch(line):
             function = named
         elif function is not None and (quoted := _QUOTED_LINE.fullmatch(line)):
-            quote = Quote(function["file"], function["function"], int(quoted["line"]), quoted["text"])
+            quote = Quote(function["file"], function["function"], int(quoted["line"]), quoted["text"].replace(_MARK, " "))
             label = f"line {quote.line}"
             quotes |= dict.fromkeys((label, f"{function['name']}, {label}"), quote)
         elif line.startswith("}"):
             current = None
         elif labelled := _LABELLED.fullmatch(line):
             current = quotes.get(labelled["label"], current)
-        lines.append((line, current))
+        first, *more = line.split(_MARK)
+        lines += [(first, current), *((f"{_CONTINUES}{part}", current) for part in more)]
     return lines
 
 
@@ -146,7 +153,11 @@ def _plain(name: str) -> str:
 
 def _shortened(text: str) -> str:
     text = re.sub(r"\?(?=\?)", "? ", text)  # compilers warn of trigraphs, also in comments
-    return text if len(text) <= _LINE_WIDTH else f"{text[: _LINE_WIDTH - 1]}…"
+    return " ".join(_wrapped(text))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _LINE_WIDTH, break_on_hyphens=False, max_lines=_LINES, placeholder="…") or [""]
 
 
 def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
@@ -172,6 +183,7 @@ class _Writer:
         self.named: set[int] = set()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
+        self.written = {r.term: r.name for r in function.results} if len(function.results) > 1 else {}
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
 
     def body(self) -> list[_Line]:
@@ -181,8 +193,9 @@ class _Writer:
         for result in results:
             value = self.texts[result.term].text
             location = self.function.locations[result.term]
-            statement = f"return {value};" if len(results) == 1 else f"{result.name} = {value};"
-            self.lines.append(_Line(statement, location))
+            if value != self.written.get(result.term):
+                statement = f"return {value};" if len(results) == 1 else f"{result.name} = {value};"
+                self.lines.append(_Line(statement, location))
         return self.lines
 
     def _text(self, position: int, term: Term) -> Text:
@@ -256,12 +269,14 @@ class _Writer:
     def _of_pair(self, position: int, term: Term) -> Text:
         """Returns the sine or cosine of an argument; one call computes both."""
         if position not in self.texts:
-            sine, cosine = self._fresh("sine"), self._fresh("cosine")
-            location = self.function.locations[position]
-            call = f"{self.language.sine_and_cosine}({self.texts[term.args[0]].text}, &{sine}, &{cosine});"
-            self.lines += [_Line(f"float {sine}, {cosine};", location), _Line(call, location)]
-            names = {Op.SIN: Text(sine), Op.COS: Text(cosine)}
-            self.texts |= {p: names[self.function.terms[p].op] for p in self.pairs[position]}  # type: ignore[index]
+            location, pair = self.function.locations[position], self.pairs[position]
+            names = {p: self.written.get(p) or self._fresh(noun(self.function.terms, p)) for p in pair}
+            if own := [name for p, name in names.items() if p not in self.written]:
+                self.lines.append(_Line(f"float {', '.join(own)};", location))
+            sine, cosine = sorted(pair, key=lambda p: self.function.terms[p].op is Op.COS)
+            call = f"{self.language.sine_and_cosine}({self.texts[term.args[0]].text}, &{names[sine]}, &{names[cosine]});"
+            self.lines.append(_Line(call, location))
+            self.texts |= {p: Text(name) for p, name in names.items()}
         return self.texts[position]
 
     def _operand_dtype(self, term: Term) -> DType:
@@ -270,7 +285,7 @@ class _Writer:
     def _named(self, position: int, term: Term, written: Text) -> Text:
         self.named.add(position)
         variable = self.variables.get(position)
-        name = self._fresh(noun(term) if variable is None else identifier(variable))
+        name = self._fresh(noun(self.function.terms, position) if variable is None else identifier(variable))
         self.lines.append(_Line(f"const {term.dtype.spelling} {name} = {written.text};", self.function.locations[position]))
         return Text(name, Precedence.ATOM)
 

@@ -11,7 +11,7 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.emit.environment import c_text, condition_text
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.reductions import REDUCTIONS
+from fusegen.ir.reductions import REDUCTIONS, TRUTH
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.program.names import ascii_name
 from fusegen.schedule.access import Access, AccessPattern
@@ -516,4 +516,5 @@ def _functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
 
 
 def _stem(reduction: Reduction) -> str:
-    return f"{reduction.op.row.name}_{reduction.dtype.short}"
+    name = TRUTH.get(reduction.op) if reduction.dtype is DType.INT32 else None
+    return f"{name or reduction.op.row.name}_{reduction.dtype.short}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import sympy
 
 from fusegen.ir.graph import Graph, InputSpec
+from fusegen.ir.ops import NOUNS, Op
 from fusegen.ir.symbolic import Dim, size_symbol
 
 
@@ -50,3 +52,14 @@ def start_of(depth: int) -> sympy.Symbol:
 
 def rows_of(depth: int) -> sympy.Symbol:
     return size_symbol(f"block_rows_{depth}")
+
+
+def value_name(graph: Graph, position: int) -> str:
+    """Returns a name for a value: the user's variable, else that inside of its loop, else a noun for its operation."""
+    node, variable = graph.nodes[position], graph.variables.get(position)
+    if variable is not None:
+        return variable
+    if node.op is Op.BLOCKS:
+        return cast(Blocks, node.attr("blocks")).results[cast(int, node.attr("result"))].name
+    part = dict(node.attrs).get("part")
+    return f"{NOUNS.get(node.op, node.op.row.name)}{f'_{part}' if part else ''}"

@@ -22,9 +22,10 @@ from fusegen.threads import cached_property
 
 Attribute: TypeAlias = object
 
-_ASSIGNMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
-"""An assignment in the user's source line. A second statement on the line, or a trailing comma (a keyword argument), excludes
-it."""
+_ASSIGNMENT = re.compile(r"(\w+)(?: *: [^=]+)? = ([^;]*[^;,])")
+"""An assignment in the user's source line, without a second statement or a trailing comma (a keyword argument)."""
+_OUTSIDE = re.compile(r"^\(+|\)*(\.(to|float|half|bfloat16|double|type_as)\([^()]*\))?(\s+#.*)?$")
+"""Parentheses, a final conversion and a comment around an expression."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Location:
 
     Attributes:
         function: the function's qualified name.
-        first: the function's first line in its file.
-        line: the line relative to it.
+        first, line: the line of the function's ``def`` in its file, and the line's number counted from it as 1.
         text: empty if the code has no source.
+        expression: the part of the line that computes the value; empty if it is not known, or on several lines.
     """
 
     file: str
@@ -43,13 +44,15 @@ class Location:
     first: int
     line: int
     text: str
+    expression: str = field(default="", compare=False)
 
     @property
     def variable(self) -> str | None:
-        """The variable that the line's first statement assigns."""
+        """The variable to which the line's only statement assigns the expression."""
         match = _ASSIGNMENT.fullmatch(self.text)
         is_argument = self.text.count(")") > self.text.count("(")  # the last keyword argument of a call
-        return None if match is None or iskeyword(match[1]) or is_argument else match[1]
+        is_part = match and self.expression and _OUTSIDE.sub("", self.expression) != _OUTSIDE.sub("", match[2])
+        return None if match is None or iskeyword(match[1]) or is_argument or is_part else match[1]
 
 
 @dataclass(frozen=True)
@@ -196,8 +199,8 @@ class Graph:
     def variables(self) -> dict[int, str]:
         """The user's variables, by the last node of the source line that assigns them."""
         lines = enumerate(zip(self.nodes, self.locations, strict=True))
-        ends = {location: position for position, (node, location) in lines if location is not None and node.op is not Op.CAST}
-        return {position: variable for location, position in ends.items() if (variable := location.variable) is not None}
+        ends = {place: (position, place) for position, (node, place) in lines if place is not None and node.op is not Op.CAST}
+        return {position: variable for position, place in ends.values() if (variable := place.variable) is not None}
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:

@@ -253,6 +253,10 @@ REDUCTIONS: dict[Op, Monoid] = {
 """One row per primitive reduction, and per scan that is not the prefix of another reduction."""
 
 
+TRUTH = {Op.AMAX: "any", Op.AMIN: "all"}
+"""Names of reductions of truth values."""
+
+
 def operation_of(op: Op) -> Op | None:
     """Returns the pointwise operation that combines two values in a reduction; None if one operation is not enough."""
     return REDUCTIONS[op].operation if op in REDUCTIONS else None

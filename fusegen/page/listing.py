@@ -101,7 +101,9 @@ def user_functions(traced: Graph, units: Sequence[Unit], keys: Keys) -> list[Use
     for (file, function, first), group in groupby(places, key=lambda place: (place.file, place.function, place.first)):
         by_line = {place.line: place for place in group}
         shown = _written(file, first, by_line) or {line: place.text for line, place in by_line.items()}
-        lines = (UserLine(first + n, text, keys.own[quote_of(by_line[n])] if n in by_line else None) for n, text in shown.items())
+        lines = (
+            UserLine(first + n - 1, text, keys.own[quote_of(by_line[n])] if n in by_line else None) for n, text in shown.items()
+        )
         functions.append(UserFunction(f"{function.rpartition('<locals>.')[2]} in {PurePath(file).name}", tuple(lines)))
     return functions
 
@@ -113,8 +115,8 @@ def _written(file: str, first: int, by_line: Mapping[int, Location]) -> dict[int
     except (tokenize.TokenError, SyntaxError, IndexError):
         return None
     lines = textwrap.dedent("".join(block)).expandtabs().splitlines()
-    is_same = all(line < len(lines) and _words(lines[line]) == _words(place.text) for line, place in by_line.items())
-    return dict(enumerate(lines)) if is_same and len(lines) <= _MOST_LINES else None
+    is_same = all(line <= len(lines) and _words(lines[line - 1]) == _words(place.text) for line, place in by_line.items())
+    return dict(enumerate(lines, 1)) if is_same and len(lines) <= _MOST_LINES else None
 
 
 def _words(text: str) -> str:

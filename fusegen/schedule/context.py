@@ -149,8 +149,11 @@ class Context:
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: BufferRead) -> str:
-        name = self.memory.spec(read.buffer).name
-        name = f"{name}_other" if read.buffer in self._named else name  # e.g. the other half of a row
+        name, number = self.memory.spec(read.buffer).name, literal(read.offset)
+        if number:
+            name = f"{name}_{number}"  # an element at a fixed place
+        elif read.buffer in self._named:
+            name = f"{name}_other"  # e.g. the other half of a row
         self._named.add(read.buffer)
         return self.names.take(name)
 

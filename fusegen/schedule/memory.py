@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fusegen.dtypes import DType
 from fusegen.fusion.decide import elementwise_ends
 from fusegen.fusion.groups import READ, Group, strip_views
+from fusegen.ir.blocks import value_name
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import (
@@ -139,7 +140,8 @@ class Memory:
             if is_usable and self._has_same_layout(node, position, value):
                 self.reads[position] = key
                 return
-        self.reads[position] = self._add_node(position, f"value_{position}", dtype, Role.TEMPORARY)
+        name = self.graph.variables.get(position) or value_name(self.graph, value)
+        self.reads[position] = self._add_node(position, name, dtype, Role.TEMPORARY)
         self._record_write(self.reads[position], position)
 
     def _has_same_layout(self, viewed: int, view: int, value: int) -> bool:

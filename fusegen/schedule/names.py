@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from fusegen.ir.reductions import REDUCTIONS
+from fusegen.ir.reductions import REDUCTIONS, TRUTH
 from fusegen.program.names import ascii_name
 
 _KEYWORDS = """
@@ -33,13 +33,14 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    AHEAD BLOCK CHUNKS CLUSTER COLUMNS FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES MEETING PARTS REPEATS ROWS SHARE SLOT SLOTS
-    SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead column_outer
-    copied count counter counters end exists failed fetch first_column first_left first_row group groups inside is_first is_half
-    last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count pivot place
-    put_in_order rank ready row_blocks row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles turn
-    warp_of_row whole PEERS CHUNK TILES VECTORS WIDTH Element add_vector first_at_least first_key goes_on head_end is_continued
-    last_key last_start own_row row_of_block run_begin run_end run_length run_starts search_blocks tail_begin BLOCKS_PER_SM
+    AHEAD BLOCK CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
+    SLOTS SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
+    column_outer copied count counter counters end exists failed fetch first_column first_left first_row group groups inside
+    is_first is_half last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count
+    pivot place put_in_order rank ready row_blocks row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles
+    turn warp_of_row whole PEERS CHUNK TILES VECTORS WIDTH Element add_vector first_at_least first_key goes_on head_end
+    is_continued last_key last_start own_row row_of_block run_begin run_end run_length run_starts search_blocks tail_begin
+    BLOCKS_PER_SM
 """
 """Names that pipelines use."""
 
@@ -85,9 +86,11 @@ _SUFFIXES = (
 )
 """Suffixes that templates and emitters append to names."""
 
+_REDUCED = "|".join([*(op.row.name for op in REDUCTIONS), *TRUTH.values()])
+
 _DERIVED = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler derives from others
-    rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({'|'.join(op.row.name for op in REDUCTIONS)})_[fiub]\w*"  # of reductions
+    rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({_REDUCED})_[fiub]\w*"  # of reductions
     r"|\w+_size_\d+"  # arguments of the parts of a launch
     r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # parameters and results of math on lanes
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines

@@ -13,6 +13,9 @@ from fusegen.schedule.kernel import extract_function
 from fusegen.schedule.math import Approximations, MathFunction, MathParameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
+_OF_BITS = {Op.MAXIMUM: Op.BITWISE_OR, Op.MINIMUM: Op.BITWISE_AND}
+"""Operations on truth values in 32 bits."""
+
 
 def reduction_of(
     graph: Graph, node: int, take: Callable[[str], str], *, fast: Approximations, name: str, gathers: bool = False
@@ -37,9 +40,10 @@ def reduction_of(
 
 
 def element_type(graph: Graph, node: Node) -> DType:
-    """Returns the type in which elements are combined: the result's, or the operand's if the state has several components."""
+    """Returns the type in which elements are combined: the result's, or the operand's if the state has several components; 32 bits
+    for truth values, since threads exchange no fewer."""
     reduced = graph.nodes[node.args[0]] if "part" in dict(node.attrs) else node
-    return reduced.dtype.compute
+    return DType.INT32 if reduced.dtype is DType.BOOL else reduced.dtype.compute
 
 
 def component(node: Node) -> int:
@@ -76,7 +80,9 @@ def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
     roots = []
     for c in monoid.components:
         kind = c.dtype(dtype)
-        roots.append(terms.add(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
+        of_float, of_integer = c.identity
+        identity = str(int(float(of_float) > 0)) if kind is DType.INT32 else of_float if kind.is_float else of_integer
+        roots.append(terms.add(Term(Leaf.CONSTANT, (), kind, identity)))
     return extract_function(terms, name, _results(op, roots), {}, fast=Approximations.NONE)[0]
 
 
@@ -150,4 +156,5 @@ def _put(terms: Terms, value: RuleValue, operands: Mapping[str, int], dtype: DTy
     known = {k: _put(terms, arg, operands, dtype) for k, arg in enumerate(value.args) if not arg.is_number}
     common = terms.items[known[max(known)]].dtype  # the last operand's, since the first one of `where` is a condition
     args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
-    return terms.add(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))
+    op = _OF_BITS.get(value.op, value.op) if common is DType.INT32 else value.op
+    return terms.add(Term(op, args, DType.BOOL if op.row.result is DtypeRule.BOOL else common))

@@ -15,7 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Location
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import NOUNS, Op
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.indices import Choice, Differs, LoadedIndex, Scalar
 from fusegen.schedule.names import scalar_identifier
@@ -80,52 +80,22 @@ class Term:
     payload: object = None
 
 
-_NOUNS = {
-    Op.ADD: "sum",
-    Op.SUB: "difference",
-    Op.MUL: "product",
-    Op.DIV: "quotient",
-    FusedOp.MULTIPLY_ADD: "sum",
-    Op.NEG: "negative",
-    Op.ABS: "magnitude",
-    Op.POW: "power",
-    Op.SQRT: "root",
-    Op.RSQRT: "reciprocal_root",
-    Op.EXP: "exponential",
-    Op.LOG: "logarithm",
-    Op.SIN: "sine",
-    Op.COS: "cosine",
-    Op.SIGMOID: "sigmoid",
-    Op.MAXIMUM: "larger",
-    Op.MINIMUM: "smaller",
-    Op.WHERE: "chosen",
-    Op.CAST: "rounded",
-    Op.EQ: "is_equal",
-    Op.NE: "differs",
-    Op.LT: "is_less",
-    Op.LE: "is_at_most",
-    Op.GT: "is_greater",
-    Op.GE: "is_at_least",
-    Op.LOGICAL_AND: "are_both",
-    Op.LOGICAL_OR: "is_either",
-    Op.LOGICAL_NOT: "is_not",
-    Op.BITWISE_XOR: "bits",
-    Op.RIGHT_SHIFT: "shifted",
-    Op.SORT_KEY: "key_of_element",
-    Op.SORTED_VALUE: "element",
-    Op.FLOOR: "floored",
-    Op.ROUND: "rounded",
-}
-"""Names of values that no variable of the user holds; others are named after their operation."""
-
-
-def noun(term: Term) -> str:
-    """Returns a name for a value that no variable of the user holds."""
+def noun(terms: Sequence[Term], position: int) -> str:
+    """Returns a name for a term that no variable of the user holds."""
+    term = terms[position]
+    if isinstance(term.op, FusedOp):
+        return "sum" if term.op is FusedOp.MULTIPLY_ADD else term.op.value
     if isinstance(term.op, Leaf):
-        return "value"
+        return str(term.payload) if term.op is Leaf.SCALAR and term.payload else term.op.value
+    operand = terms[term.args[0]]
+    if term.op is Op.COPY or (term.op is Op.CAST and operand.dtype is DType.BOOL):
+        return noun(terms, term.args[0])
     if term.op is Op.CAST and isinstance(term.payload, DType) and not term.payload.is_float:
-        return "integer"
-    return _NOUNS.get(term.op) or f"{term.op.row.name if isinstance(term.op, Op) else term.op.value}_value"
+        while operand.op is Op.CAST:
+            operand = terms[operand.args[0]]
+        source = str(operand.payload) if operand.op is Leaf.SCALAR and operand.payload else "as"
+        return "is_nonzero" if term.payload is DType.BOOL else f"{source}_{term.payload.short}"
+    return NOUNS.get(term.op, term.op.row.name)
 
 
 class Terms:
@@ -146,6 +116,10 @@ class Terms:
         if variable is not None:
             self.variables.setdefault(self._known[term], variable)
         return self._known[term]
+
+    def name(self, position: int) -> str:
+        """Returns a name for a term: the user's variable, else a noun."""
+        return self.variables.get(position) or noun(self.items, position)
 
     def convert(self, position: int, dtype: DType) -> int:
         """Converts a term to another computing type."""

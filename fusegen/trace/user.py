@@ -6,10 +6,12 @@ import dis
 import inspect
 import linecache
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -21,6 +23,8 @@ from fusegen.ir.graph import Location
 
 _PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
 _NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+_DEFINITION = re.compile(r"\s*(async\s+)?def\b")
+_NOWHERE = (None, None, None, None)
 _DECLARATIONS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("specs", "nn", "parallel"))
 
 
@@ -46,7 +50,7 @@ def is_shown_to_user() -> bool:
 
 
 def location() -> Location | None:
-    """Returns the user's current line, relative to the first line of its function."""
+    """Returns the user's current line, relative to the `def` of its function."""
     frame = user_frame()
     if frame is None:
         return None
@@ -54,8 +58,23 @@ def location() -> Location | None:
     written = linecache.getline(code.co_filename, frame.f_lineno)
     printable = "".join(c if c.isprintable() else " " for c in written)  # no second line, and no reversed text, in a C comment
     text = printable.strip().rstrip("\\ ")  # a backslash would continue the comment
+    first = _definition(code)
+    expression = _expression(written, next(islice(code.co_positions(), frame.f_lasti // 2, None), _NOWHERE))
+    return Location(code.co_filename, code.co_qualname, first, frame.f_lineno - first + 1, text, expression)
+
+
+def _definition(code: CodeType) -> int:
+    """Returns the line of a function's `def`, below its decorators; the first line of a lambda or comprehension."""
     first = code.co_firstlineno
-    return Location(code.co_filename, code.co_qualname, first, frame.f_lineno - first, text)
+    lines = linecache.getlines(code.co_filename)[first - 1 :]
+    is_decorated = bool(lines) and lines[0].lstrip().startswith("@") and code.co_name.isidentifier()
+    return next((first + n for n, line in enumerate(lines) if _DEFINITION.match(line)), first) if is_decorated else first
+
+
+def _expression(line: str, span: tuple[int | None, int | None, int | None, int | None]) -> str:
+    """Returns a part of a line, given its first and last line and column in bytes; empty if it has several lines or is unknown."""
+    first, last, start, end = span
+    return line.encode()[start:end].decode(errors="ignore") if first is not None and first == last else ""
 
 
 def user_line() -> str | None:

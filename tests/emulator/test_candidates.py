@@ -36,6 +36,10 @@ def gradients(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     return hidden - hidden.mean(-1, keepdim=True), hidden.sum(0)
 
 
+def truths(x: Tensor) -> tuple[Tensor, ...]:
+    return (x > 2.9).any(-1), (x > -2.9).all(-1), (x > 1.5).any(0), (x > -1.5).all(0), (x > 3.2).any()
+
+
 def scaled(x: Tensor, y: Tensor, b: Tensor) -> Tensor:
     return x * 2 + y.mT * b
 
@@ -48,6 +52,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a row that can be staged": (softmax_and_peak, (randn(3, 20480, dtype=BF16),)),
     "sums over rows beside a row": (gradients, (randn(5, 1408), randn(5, 1408))),
     "sums over rows beside an odd row": (gradients, (randn(5, 1403), randn(5, 1403))),
+    "truth values along rows, over rows, and of all": (truths, (randn(5, 704),)),
     "odd rows that are written both ways": (lambda x, b: ((x + b).T.contiguous(), x * 2), (randn(63, 51), randn(51))),
     "points of several axes": (scaled, (randn(61, 40), randn(40, 61), randn(40))),
     "points that lie across": (lambda x: x.t().contiguous(), (randn(67, 40, dtype=BF16),)),

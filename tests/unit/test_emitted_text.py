@@ -205,9 +205,43 @@ class Tangent(torch.nn.Module):
 def test_equal_lines_of_two_functions_are_quoted_apart() -> None:
     one, other = Exponential(), Tangent()
     text = fg.kernel(lambda x: one(x).abs() + other(x)).lower(torch.ones(4, 64)).sources[0].math
-    quoted = re.findall(r"^// (\S+) in test_emitted_text\.py; its first line is 0:\n//    1: (.*)$", text, re.MULTILINE)
+    quoted = re.findall(r"^// (\S+) in test_emitted_text\.py; its def is line 1:\n//    2: (.*)$", text, re.MULTILINE)
     assert quoted == [("Exponential.forward", "y = torch.exp(x) + x"), ("Tangent.forward", "y = torch.tanh(x)")]
-    assert {"// Exponential.forward, line 1", "// Tangent.forward, line 1"} <= set(re.findall(r"// \S+, line 1", text))
+    assert {"// Exponential.forward, line 2", "// Tangent.forward, line 2"} <= set(re.findall(r"// \S+, line 2", text))
+
+
+def test_a_decorator_is_not_counted() -> None:
+    @fg.kernel
+    def function(x: Tensor) -> Tensor:
+        return torch.exp(x) * 2
+
+    text = function.lower(torch.ones(4, 64)).sources[0].math
+    assert "its def is line 1:\n//    2: return torch.exp(x) * 2\n" in text
+
+
+def test_a_long_line_is_quoted_whole() -> None:
+    def function(first_of_both: Tensor, second_of_both: Tensor) -> Tensor:
+        return (first_of_both * second_of_both + first_of_both - second_of_both + first_of_both) / (second_of_both * first_of_both)
+
+    text = fg.kernel(function).lower(torch.ones(4, 64), torch.ones(4, 64)).sources[0].math
+    quoted = re.findall(r"^//    2: .*\n//       .*$", text, re.MULTILINE)
+    assert [re.sub(r"\s*\n//\s+", " ", each) for each in quoted] == [
+        "//    2: return (first_of_both * second_of_both + first_of_both - second_of_both + first_of_both) / "
+        "(second_of_both * first_of_both)"
+    ]
+
+
+def test_a_value_has_the_name_of_the_variable_that_holds_it_alone() -> None:
+    def squared(x: Tensor) -> Tensor:
+        return x * x + x
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        power = squared(x + y)
+        scaled = (power * 3).float()
+        return torch.exp(scaled) + torch.sin(scaled) + power
+
+    text = fg.kernel(function).lower(torch.ones(4, 64), torch.ones(4, 64)).sources[0].math
+    assert "const float sum = x + y;" in text and "const float scaled = " in text and "float power" not in text
 
 
 def test_code_without_source_has_no_quotes() -> None:

@@ -72,4 +72,4 @@ def test_the_text_of_a_graph_names_the_user_s_lines() -> None:
 
     text = str(fg.kernel(function).lower(torch.ones(4, 8), 2.0, target="cpu").traced)
     assert text.startswith("function(x: f32[x_dim0, 8], scale: f64)")
-    assert "# line 1: y = x.exp() * scale  # first" in text and "sum(" in text
+    assert "# line 2: y = x.exp() * scale  # first" in text and "sum(" in text

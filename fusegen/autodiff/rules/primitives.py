@@ -22,7 +22,7 @@ GradientRule: TypeAlias = Callable[[Value, Value], Gradients]
 def refused(y: Value, reason: str = "") -> UnsupportedError:
     """Returns the error for a node without a derivative."""
     at = y.location
-    where = None if at is None else f"{at.file}, {f'line {at.line}' if at.line else 'first line'} of the function: {at.text}"
+    where = None if at is None else f"{at.file}, line {at.line} of the function: {at.text}"
     hint = "compute it outside of the kernel and pass the result, or leave the inputs that reach it out of wrt="
     return UnsupportedError(f"{y.node.op.row.name} has no derivative{reason and f': {reason}'}", where=where, hint=hint)
 

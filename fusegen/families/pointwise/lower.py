@@ -176,7 +176,7 @@ def _call(
 def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> HoistedMath:
     """Returns the values computed before a loop, for calls inside it."""
     context = fragments.context
-    roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
+    roots = [(context.names.take(fragments.terms.name(term)), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
     fragments.values |= {term: CallArgument(Origin.LANES, name) for name, term in roots}
     return HoistedMath(hoisting.axis, reads, call)
@@ -190,7 +190,7 @@ def _common(fragments: Fragments, points: PointwiseMath) -> MathCall | None:
     terms = [t for t in invariant if any(_is_function(items[p].op) for p in points.terms.producers((t,)))]
     if not terms:
         return None
-    roots = [(context.names.take("common"), term) for term in terms]
+    roots = [(context.names.take(points.terms.name(term)), term) for term in terms]
     call = fragments.call(f"{context.name}_common", roots)
     fragments.values |= {term: CallArgument(Origin.VALUE, name) for name, term in roots}
     return call

@@ -57,7 +57,8 @@ def partials_buffers(context: Context, node: int, parts: Formula, column_axes: A
     shape = (parts, formula(product(column_axes.extents)))
     node_of_sum = context.graph.nodes[node]
     components, element = REDUCTIONS[node_of_sum.op].components, element_type(context.graph, node_of_sum)
-    names = [f"partial_{node}" if len(components) == 1 else f"partial_{node}_{c.name}" for c in components]
+    stem = f"partial_{statistic_name(context.graph, node, over_rows=True)}"
+    names = [stem if len(components) == 1 else f"{stem}_{c.name}" for c in components]
     return tuple(context.memory.add(name, c.dtype(element), shape) for name, c in zip(names, components, strict=True))
 
 

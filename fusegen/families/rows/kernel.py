@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import sympy
 
+from fusegen.emit.cuda import CUDA
 from fusegen.families.rows.columns import PART, partial_offset, parts_of, unaligned
 from fusegen.families.rows.phases import PhaseTerms, Root, ValueNames, statistic_name
 from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, RowPlan, Segments, scratch_buffers
@@ -27,9 +29,9 @@ from fusegen.schedule.memory import Store
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.terms import BufferRead, Leaf, Terms
+from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms, as_number
 
-_FEW_NAMES = 2  # values of a row that a function is named after
+_FEW_NAMES = 2  # values that a function is named after
 
 
 @dataclass(frozen=True)
@@ -191,11 +193,11 @@ class RowKernelBuilder:
             for position in (*phase.row_terms, *phase.held):
                 if position not in arguments and position not in self.fragments.values:
                     is_of_row = position in phase.row_terms
-                    origin, name_of = (Origin.VALUE, self.namer.of_row) if is_of_row else (Origin.LANES, self.namer.of_element)
+                    origin, name_of = (Origin.VALUE, self.namer.of_row) if is_of_row else (Origin.LANES, self.math.terms.name)
                     arguments[position] = CallArgument(origin, self.context.names.take(name_of(position)))
             for position in phase.segment_terms:
                 if position not in arguments:
-                    arguments[position] = CallArgument(Origin.VALUE, self.context.names.take(self.namer.of_element(position)))
+                    arguments[position] = CallArgument(Origin.VALUE, self.context.names.take(self.math.terms.name(position)))
         return arguments
 
     def _is_total(self, part: int) -> bool:
@@ -344,15 +346,16 @@ class RowKernelBuilder:
 
     def _element_word(self, phase: PhaseTerms, results: Sequence[Root]) -> str:
         """Returns a word for the values that a phase computes for each element."""
-        if phase.held or len({root.kind for root in results}) > 1:
-            return "elements"
-        if all(root.kind == "write" for root in results):
+        is_write = [root.kind == "write" for root in results]
+        if all(is_write) and not phase.held:
             return "result" if len(results) == 1 else "results"
-        return self.namer.of_summand(results[0].terms[0]) if len(results) == 1 else "elements"
+        terms = [root.terms[0] for root in results if not isinstance(self.math.terms.items[root.terms[0]].op, Leaf)]
+        words = {self.namer.of_summand(term) for term in terms} if not any(is_write) and not phase.held else set()
+        return words.pop() if len(terms) == len(words) == 1 else f"elements_of_phase_{self.phases.index(phase) + 1}"
 
     def _function(self, word: str) -> str:
         """Returns a new name for a function of the kernel."""
-        if len(self.phases) == 1 and word in ("result", "results", "elements"):
+        if len(self.phases) == 1 and word in ("result", "results", "elements_of_phase_1"):
             return self.context.name
         words = (word if number == 1 else f"{word}_{number}" for number in itertools.count(1))
         name = next(name for name in (identifier(f"{word}_of_{self.context.name}") for word in words) if name not in self.functions)
@@ -366,12 +369,14 @@ class RowKernelBuilder:
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.earlier, *phase.row_earlier, *phase.segment_terms, *self._row_leaves()))
         available = [t for t in known if t not in missing and (t not in computed_here or self._is_available(t, phase))]
-        computed = [(result, t) for result, t in roots if t not in available]
+        numbers = {t: number for _, t in roots if (number := _number(self.math.terms.items[t]))}
+        computed = [(result, t) for result, t in roots if t not in available and t not in numbers]
         call = self.fragments.call(name, computed, available) if computed else None
-        return call, tuple(self._copy(result, t) for result, t in roots if t in available)
+        return call, tuple(self._copy(result, t, numbers) for result, t in roots if (result, t) not in computed)
 
-    def _copy(self, name: str, term: int) -> Copy:
-        return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])
+    def _copy(self, name: str, term: int, numbers: Mapping[int, str]) -> Copy:
+        value = CallArgument(Origin.VALUE, numbers[term]) if term in numbers else self.fragments.values[term]
+        return Copy(name, self.math.terms.items[term].dtype, value)
 
     def _is_available(self, term: int, phase: PhaseTerms) -> bool:
         """True for a leaf, a value of the row or of a segment, or a value held from an earlier phase."""
@@ -422,3 +427,9 @@ class RowKernelBuilder:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
             return [padded(plan.rows * plan.columns_per_step) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
         return [plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]
+
+
+def _number(term: Term) -> str:
+    """Returns a finite number as it is written in all languages; empty for other terms."""
+    text = as_number(term.payload, term.dtype) if term.op is Leaf.CONSTANT and term.dtype.is_float else "nan"
+    return CUDA.constant(text, term.dtype).text if math.isfinite(float(text)) else ""

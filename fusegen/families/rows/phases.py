@@ -8,11 +8,13 @@ from enum import Enum
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import NOUNS, Op
+from fusegen.ir.reductions import TRUTH
 from fusegen.ir.symbolic import Index, same
-from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms, noun
+from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms
 
 _SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, FusedOp.MULTIPLY_ADD)
 _CHEAP = 3
@@ -231,14 +233,11 @@ def _node(term: Term) -> int:
 # Names of a row's values: the user's variable if the source line assigns one, else the field's term.
 
 
-_WORDS = {Op.SUM: "total", Op.AMAX: "largest", Op.AMIN: "smallest", Op.MAX: "greatest", Op.MIN: "least"}
-
-
 def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
     """Returns the name of a reduction; ``over_rows`` for a column reduction."""
     reduced = graph.nodes[graph.nodes[node].args[0]]
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
-    word = _WORDS.get(graph.nodes[node].op, graph.nodes[node].op.row.name)
+    word = (TRUTH if reduced.dtype is DType.BOOL else NOUNS).get(graph.nodes[node].op, graph.nodes[node].op.row.name)
     word = "squares" if word == "total" and is_of_squares else word
     return graph.variables.get(node) or (f"column_{word}" if over_rows else word)
 
@@ -257,19 +256,15 @@ class ValueNames:
         else:
             is_root = self.terms.items[position].op is Op.RSQRT
             is_rstd = is_root and any(map(self._has_mean, self.terms.producers((position,))))
-            word = "rstd" if is_rstd else noun(self.terms.items[position])
+            word = "rstd" if is_rstd else self.terms.name(position)
         return self.terms.variables.get(position) or word
-
-    def of_element(self, position: int) -> str:
-        term = self.terms.items[position]
-        return self.terms.variables.get(position) or ("held" if isinstance(term.op, Leaf) else noun(term))
 
     def of_summand(self, position: int) -> str:
         """Returns the name of a value that a reduction combines."""
         term = self.terms.items[position]
         if term.op is Op.MUL and len(set(term.args)) == 1:
             return "squared_deviation" if self.terms.items[term.args[0]].op is Op.SUB else "square"
-        return self.of_element(position)
+        return self.terms.name(position)
 
     def _is_mean(self, position: int) -> bool:
         """True for a row sum divided by the number of its elements."""

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import dataclass, replace
 
 from fusegen.dtypes import DType
-from fusegen.ir.blocks import Blocks, rows_of, start_of
-from fusegen.ir.graph import Graph, GraphBuilder, Node
+from fusegen.ir.blocks import Blocks, rows_of, start_of, value_name
+from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.index_map import first_version, row_major
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.blocks.region import BlockRegion, operand_dim, summed_dim
+from fusegen.program.names import ascii_name
 
 _BROADCAST = 8  # ratio of elements to the largest operand's
 
@@ -56,7 +57,7 @@ class _Body:
     def put_rows(self, position: int) -> int:
         node = self.graph.nodes[position]
         dtype = node.dtype.compute if self._is_read_unrounded(position) else node.dtype
-        target = self._slice(self._result(node, dtype), self.region.dims[position])
+        target = self._slice(self._result(position, dtype), self.region.dims[position])
         return self.builder.add(Op.PUT, [target, self._cast(self._blocks[position], dtype)], shape=node.shape)
 
     def _is_read_unrounded(self, position: int) -> bool:
@@ -70,17 +71,20 @@ class _Body:
         """Accumulates a value in its computing type."""
         node = self.graph.nodes[position]
         dtype = node.dtype.compute if node.dtype.is_float else node.dtype
-        result = self._result(node, dtype)
+        result = self._result(position, dtype)
         addend = self._cast(self._blocks[position], dtype)
         total = self.builder.add(Op.ADD, [result, addend], location=self.graph.locations[position])
         return self.builder.add(Op.PUT, [result, total], shape=node.shape)
 
-    def _result(self, node: Node, dtype: DType) -> int:
-        return self.builder.input(row_major(self._named("result"), node.shape, dtype))
+    def _result(self, position: int, dtype: DType) -> int:
+        node = self.graph.nodes[position]
+        return self.builder.input(row_major(self._named(position), node.shape, dtype))
 
-    def _named(self, stem: str) -> str:
+    def _named(self, position: int) -> str:
         """A new input name. The caller's names are reserved, because stride symbols derive from them."""
-        name = next(name for number in itertools.count() if (name := f"{stem}_{number}") not in self._names)
+        stem = ascii_name(value_name(self.graph, position))
+        names = (stem if number == 1 else f"{stem}_{number}" for number in itertools.count(1))
+        name = next(name for name in names if name not in self._names)
         self._names.add(name)
         return name
 
@@ -146,6 +150,6 @@ class _Body:
         node = self.graph.nodes[position]
         self.operands.append(position)
         if node.op not in (Op.INPUT, Op.PUT):
-            return self.builder.input(row_major(self._named("operand"), node.shape, node.dtype))
+            return self.builder.input(row_major(self._named(position), node.shape, node.dtype))
         spec = self.graph.input_spec(str(self.graph.nodes[first_version(self.graph, position)].attr("name")))
-        return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=self._named("operand")))
+        return self.builder.input(spec if node.op is Op.INPUT else replace(spec, name=self._named(position)))

@@ -198,9 +198,7 @@ def _any_or_all(op: Op, input: TracedTensor, dim: Dims, keepdim: bool) -> Traced
     kind = torch.uint8 if dtype_of(input) is DType.UINT8 else torch.bool
     if _reduces_no_elements(input, normalize_dims(dim, input.ndim)):
         return full_like(reduced(Op.SUM, input, dim, keepdim), op is Op.AMIN, dtype=kind)
-    bits = cast(cast(input, torch.bool), torch.uint8)
-    result = reduced(op, bits, dim, keepdim)
-    return cast(result, kind)
+    return cast(reduced(op, cast(input, torch.bool), dim, keepdim), kind)
 
 
 @implements("count_nonzero")
