@@ -40,7 +40,8 @@ _RUNTIME = ("fiber", "shadow", "machine", "threads", "memory", "tensor", "matric
 _DEVICE_ONLY = re.compile(r"\basm\b|\b__(syncthreads|syncwarp|shfl|cvta|nv|match|ballot|activemask|reduce)\w*\(")
 _PRODUCT = re.compile(
     r"(void wgmma_m64n(?P<n>\d+)k16_(?P<type>b?f16)(?P<registers>_rs)?\([^{]*\{)\n"
-    r"    asm volatile\(.*?wgmma\.mma_async\.sync\.aligned\.m64n(?P=n)k16\.f32\.(?P=type)\.(?P=type) .*?\);\n\}",
+    r"    asm volatile\(.*?wgmma\.mma_async\.sync\.aligned\.m64n(?P=n)k16\.f32\.(?P=type)\.(?P=type) "
+    r".*?p, 1, 1, (?P<transposed>[01](?:, [01])?);.*?\);\n\}",
     re.DOTALL,
 )
 """A tensor-core instruction. The emitted text holds it as a function, since there is one for each shape."""
@@ -204,9 +205,8 @@ def _kernel_text(number: int, source: EmulatedSource) -> str:
 
 def _product(match: re.Match[str]) -> str:
     """The host version of a tensor-core instruction."""
-    if match["registers"]:
-        return f"{match[1]}\n    emulator::wgmma_rs<TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
-    return f"{match[1]}\n    emulator::wgmma<TRANSPOSE_A, TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
+    function, accumulate = ("wgmma_rs", "1") if match["registers"] else ("wgmma", "accumulate")
+    return f"{match[1]}\n    emulator::{function}<{match['transposed']}, {match['type']}>(d, a, b, {accumulate});\n}}"
 
 
 def _runner(number: int) -> str:

@@ -22,6 +22,7 @@ _LANES = 2
 _LOADS = "Loads these operands."
 _INLINE = "__device__ __forceinline__"
 _WIDEST = 120  # characters per line
+_HEAD = re.compile(rf"^{_INLINE} \w+ (\w+)\(([^{{]*)\) \{{$", re.MULTILINE)
 _NAME = re.compile(r"(\w+)(\)\[\d+\])?$")  # of a parameter, or of one that is a reference to an array
 
 
@@ -33,11 +34,13 @@ class PairCoordinates:
         leading: the coordinates before the lane's, as parameters of the wrapper, each with the number of axes that it linearizes.
         lane: the coordinate of the first lane, which is even.
         index: the type of coordinates and offsets.
+        fixed: True if functions take operands and coordinates that they do not read, without names: the pipeline passes them all.
     """
 
     leading: tuple[tuple[str, int], ...]
     lane: str
     index: str
+    fixed: bool = True
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -146,11 +149,11 @@ def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper
     drawn = [f"const u32 (&drawn)[{len(wrapper.drawn)}]"] if wrapper.drawn else []
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
     parameters = [operands, *([f"const {loaded}"] if wrapper.loaded else []), *drawn, *wrapper.inputs, *coordinates, *outs]
-    text = _function_text(wrapper.doc, "void", wrapper.name, parameters, _macro("wrapper")(seen))
+    text = _function_text(wrapper.doc, "void", wrapper.name, parameters, _macro("wrapper")(seen), wrapper.coordinates)
     if not wrapper.loaded:
         return text
     parameters = [operands, *coordinates, loaded]
-    loading = _function_text(_LOADS, "void", f"load_{wrapper.name}", parameters, _macro("loading")(seen))
+    loading = _function_text(_LOADS, "void", f"load_{wrapper.name}", parameters, _macro("loading")(seen), wrapper.coordinates)
     return "\n".join([_macro("loaded")(seen), loading, text])
 
 
@@ -169,7 +172,13 @@ def offset_text(
     renamed = _renamed(offset, axes, coordinates)
     returned = f"return {c_text(renamed) if offsets is None else offsets.text(renamed)};"
     lines = [*needed_definitions(_decode(axes, coordinates), returned), returned]
-    return _function_text(doc, "i64", name, parameters, "".join(f"    {line}\n" for line in lines))
+    return _function_text(doc, "i64", name, parameters, "".join(f"    {line}\n" for line in lines), coordinates)
+
+
+def parameters_of(text: str) -> dict[str, tuple[str, ...]]:
+    """Maps each function of a text to the names of its parameters."""
+    heads = ((name, map(_NAME.search, parameters.split(","))) for name, parameters in _HEAD.findall(text))
+    return {name: tuple(found[1] for found in names if found) for name, names in heads}
 
 
 def index_text(index: Index, offsets: Offsets, axes: Axes, coordinates: PairCoordinates) -> str:
@@ -209,10 +218,13 @@ def _written_types(function: LaneFunction) -> list[str]:
     return ["float"] if len(results) == 1 else [r.dtype.spelling for r in results[:: 1 if function.lanewise else _LANES]]
 
 
-def _function_text(doc: str, returned: str, name: str, parameters: Sequence[str], body: str) -> str:
-    """Prints a function. Parameters that its body does not read stay, since a template calls it for every math, without a name."""
+def _function_text(doc: str, returned: str, name: str, parameters: Sequence[str], body: str, coordinates: PairCoordinates) -> str:
+    """Prints a function. Parameters that its body does not read have no name; operands and coordinates are left out unless they are
+    fixed."""
     read = set(re.findall(r"\w+", body))
-    named = [_NAME.sub(lambda m: m[0] if m[1] in read else f"/*{m[1]}*/{m[2] or ''}", p) for p in parameters]
+    left_out = set() if coordinates.fixed else {"const Operands& operands", *coordinates.parameters}
+    taken = [p for p in parameters if p not in left_out or p.split()[-1] in read]
+    named = [_NAME.sub(lambda m: m[0] if m[1] in read else f"/*{m[1]}*/{m[2] or ''}", p) for p in taken]
     return f"// {doc}\n{_signature(returned, name, named)} {{\n{body}}}\n"
 
 

@@ -157,6 +157,7 @@ def environment() -> jinja2.Environment:
     env = strict_environment(autoescape=False, lstrip_blocks=True)
     env.tests["mentioning"] = mentions
     env.filters["needed_definitions"] = needed_definitions
+    env.filters["mentioned_in"] = lambda names, text: [name for name in names if mentions(text, name)]
     return env
 
 

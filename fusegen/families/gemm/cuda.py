@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusegen.emit.column_pairs import (
@@ -12,6 +12,7 @@ from fusegen.emit.column_pairs import (
     offset_text,
     operand_parts,
     operands_text,
+    parameters_of,
     wrapper_text,
 )
 from fusegen.emit.cuda import assemble, head, math_text
@@ -78,6 +79,11 @@ class ResultView:
     @property
     def declaration(self) -> str:
         return f"const TensorMap& {self.map}" if self.map else f"{self.type}* {self.pointer}"
+
+    @property
+    def pair(self) -> str:
+        """The variable of a pair of columns."""
+        return f"{self.name}_pair"
 
     @property
     def finished(self) -> str:
@@ -182,6 +188,7 @@ class PartView:
         taken: the statistics that the epilogue reads.
         weights: the second operands that are computed on load.
         draws: the random bits that the epilogue is given.
+        takes: the parameters of each function of the math.
     """
 
     suffix: str
@@ -196,6 +203,23 @@ class PartView:
     matrices: tuple[MatrixView, ...] = ()
     weights: tuple[OperandView, ...] = ()
     draws: tuple[DrawView, ...] = ()
+    takes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def epilogue(self) -> str:
+        return f"epilogue{self.suffix}"
+
+    def call(self, function: str, width: int, given: Sequence[str] = (), results: Sequence[str] = ()) -> str:
+        """Prints a call of a function of the math in a tile of `width` columns, with the operands and coordinates that it takes.
+
+        In tiles of whole heads, the channel does not depend on the tile.
+        """
+        column = "tile.col + col"
+        channel = "col" if self.head and width % self.head == 0 else f"({column})"
+        values = {"row": "row", "head": f"({column}) / {self.head}", "channel": f"{channel} % {self.head}", "col": column}
+        taken = self.takes[function]
+        operands = ["operands"] if "operands" in taken else []
+        return f"{function}({', '.join([*operands, *given, *(values[name] for name in taken if name in values), *results])})"
 
     @property
     def has_maps(self) -> bool:
@@ -211,10 +235,12 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), _index(kernel))
     reductions = [s.reduction for s in (body.rows.statistics if body.rows else ())]
     reductions += [s.reduction for part in body.parts for s in part.statistics]
-    text = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
+    text = [*([operands_text(fields)] if fields else []), *([math_text(reduction_functions(reductions))] if reductions else [])]
     text += [math_text([function.function]) for function in (body.rows.functions if body.rows else ())]
-    for part, part_view in zip(body.parts, views, strict=True):
-        text += _part_math(kernel, part, part_view, _drawn(body, part))
+    for number, part in enumerate(body.parts):
+        math = _part_math(kernel, part, views[number], _drawn(body, part))
+        views[number] = replace(views[number], takes=parameters_of("\n".join(math)))
+        text += math
     template, extra = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
@@ -435,8 +461,8 @@ def _inputs(part: MatmulPart, accumulated: Sequence[AccumulatorPair], statistics
 def _coordinates(kernel: LoweredKernel, part: MatmulPart) -> PairCoordinates:
     heads = len(part.epilogue.axes.symbols) - part.rows - 1
     if heads:
-        return PairCoordinates((("row", part.rows), ("head", heads)), "channel", _index(kernel))
-    return PairCoordinates((("row", part.rows),), "col", _index(kernel))
+        return PairCoordinates((("row", part.rows), ("head", heads)), "channel", _index(kernel), fixed=False)
+    return PairCoordinates((("row", part.rows),), "col", _index(kernel), fixed=False)
 
 
 def _index(kernel: LoweredKernel) -> str:
