@@ -19,11 +19,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// add in elementwise.py; its first line is 0:
-//    7: total = a + b
+// add in elementwise.py; its def is line 1:
+//    6: total = a + b
 
 __device__ __forceinline__ float add(float a, float b) {
-    return a + b;                                                                     // line 7
+    return a + b;                                                                     // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -31,10 +31,12 @@ __device__ __forceinline__ float add(float a, float b) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_add(const bf16* a_ptr, const bf16* b_ptr, bf16* out_ptr, i64 a_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_add(const bf16* a_ptr, const bf16* b_ptr, bf16* out_ptr, i64 a_dim0_extent) {
+    const Index a_dim0 = static_cast<Index>(a_dim0_extent);
     const Index element_count = a_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

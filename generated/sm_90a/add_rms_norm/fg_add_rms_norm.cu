@@ -27,10 +27,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// summed in normalization.py; its first line is 0:
-//    3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
-// rms_normalized in normalization.py; its first line is 0:
-//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// summed in normalization.py; its def is line 1:
+//    4: return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
+// rms_normalized in normalization.py; its def is line 1:
+//   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -40,19 +40,19 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void elements_of_add_rms_norm(float x, float residual, float& squares_part,
+__device__ __forceinline__ void elements_of_phase_1_of_add_rms_norm(float x, float residual, float& squares_part,
         float& result_1) {
-    const float sum = x + residual;                                                   // summed, line 3
-    squares_part = sum * sum;                                                         // rms_normalized, line 19
-    result_1 = sum;                                                                   // summed, line 3
+    const float sum = x + residual;                                                   // summed, line 4
+    squares_part = sum * sum;                                                         // rms_normalized, line 20
+    result_1 = sum;                                                                   // summed, line 4
 }
 
 __device__ __forceinline__ float rstd_of_add_rms_norm(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
 __device__ __forceinline__ float result_of_add_rms_norm(float x, float residual, float rstd, float weight) {
-    return (x + residual) * rstd * weight;                                            // rms_normalized, line 19
+    return (x + residual) * rstd * weight;                                            // rms_normalized, line 20
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -62,14 +62,14 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -77,15 +77,17 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
         double eps) {
     const Index row = static_cast<Index>(block_id());
@@ -114,7 +116,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
-            elements_of_add_rms_norm(x[v], residual[v], squares_part, result_1[v]);
+            elements_of_phase_1_of_add_rms_norm(x[v], residual[v], squares_part, result_1[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
         bf16 result_1_raw[LANES];
@@ -127,9 +129,9 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
     // Phase 2 of 2: computes rstd; writes out_0.
     const float rstd = rstd_of_add_rms_norm(squares, eps);

@@ -3,11 +3,11 @@
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 12292.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_rsqrt.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
@@ -22,6 +22,7 @@
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/store_vec.8.16.cuh"
 #include "../primitives/store_lanes.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/store.f8e4m3.bf16.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
@@ -33,14 +34,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// add_rms_norm_quant in quantization.py; its first line is 0:
-//   27: h = x + residual
-// rms_normalized in normalization.py; its first line is 0:
-//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-// quantized in quantization.py; its first line is 0:
-//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
-// narrowed in quantization.py; its first line is 0:
-//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+// add_rms_norm_quant in quantization.py; its def is line 1:
+//   21: h = x + residual
+// rms_normalized in normalization.py; its def is line 1:
+//   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// quantized in quantization.py; its def is line 1:
+//   33: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+// narrowed in quantization.py; its def is line 1:
+//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -51,37 +52,38 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_add_rms_norm_quant(float x, float residual, float& squares_part,
+__device__ __forceinline__ void elements_of_phase_1_of_add_rms_norm_quant(float x, float residual, float& squares_part,
         float& result_2) {
-    const float h = x + residual;                                                     // add_rms_norm_quant, line 27
-    squares_part = h * h;                                                             // rms_normalized, line 19
-    result_2 = h;                                                                     // add_rms_norm_quant, line 27
+    const float h = x + residual;                                                     // add_rms_norm_quant, line 21
+    squares_part = h * h;                                                             // rms_normalized, line 20
+    result_2 = h;                                                                     // add_rms_norm_quant, line 21
 }
 
 __device__ __forceinline__ float rstd_of_add_rms_norm_quant(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
-__device__ __forceinline__ float elements_2_of_add_rms_norm_quant(float x, float residual, float rstd, float weight) {
-    return fabsf((x + residual) * rstd * weight);                                     // quantized, line 32
+__device__ __forceinline__ float elements_of_phase_2_of_add_rms_norm_quant(float x, float residual, float rstd,
+        float weight) {
+    return fabsf((x + residual) * rstd * weight);                                     // quantized, line 33
 }
 
 __device__ __forceinline__ void found_and_quotient_of_add_rms_norm_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 33
     found = found_2;
-    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 8
 }
 
 __device__ __forceinline__ float result_of_add_rms_norm_quant(float x, float residual, float weight, float rstd,
         float quotient) {
-    return minimum(maximum((x + residual) * rstd * weight * quotient, -448.0f), 448.0f);  // narrowed, line 7
+    return minimum(maximum((x + residual) * rstd * weight * quotient, -448.0f), 448.0f);  // narrowed, line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -91,15 +93,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 constexpr i32 largest_offset = 32;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -107,17 +109,17 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-// Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -125,15 +127,17 @@ __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch)
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_2_ptr,
         f8e4m3* out_0_ptr, float* out_1_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
@@ -162,7 +166,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
-            elements_of_add_rms_norm_quant(x[v], residual[v], squares_part, result_2[v]);
+            elements_of_phase_1_of_add_rms_norm_quant(x[v], residual[v], squares_part, result_2[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
         bf16 result_2_raw[LANES];
@@ -175,9 +179,9 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
     // Phase 2 of 3: computes rstd; reduces each row to largest.
     const float rstd = rstd_of_add_rms_norm_quant(squares, eps);
@@ -200,7 +204,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(weight_raw[c], weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = elements_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
+            const float largest_part = elements_of_phase_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
         }
     }
@@ -210,9 +214,9 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_leave(largest, shared_array<float>(largest_offset));
+    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
     block_sync();
-    largest = row_amax_f32_meet(shared_array<float>(largest_offset));
+    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
 
     // Phase 3 of 3: computes found, quotient; writes out_0, out_1.
     float found;

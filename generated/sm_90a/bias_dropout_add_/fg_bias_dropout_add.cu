@@ -11,7 +11,6 @@
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
-#include "../primitives/load_once.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
@@ -22,12 +21,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_dropout_add_ in elementwise.py; its first line is 0:
-//   10: return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
+// bias_dropout_add_ in elementwise.py; its def is line 1:
+//    9: return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
 
 __device__ __forceinline__ float bias_dropout_add(float x, float bias, i64 random, float residual, i64 threshold,
         float keep_scale) {
-    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 10
+    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 9
     return (x + bias) * (is_at_least ? keep_scale : 0.0f) + residual;
 }
 
@@ -36,11 +35,13 @@ __device__ __forceinline__ float bias_dropout_add(float x, float bias, i64 rando
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* x_ptr, i64 x_dim0,
-        i64 threshold, double keep_scale) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* x_ptr,
+        i64 x_dim0_extent, i64 threshold, double keep_scale) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -65,8 +66,9 @@ fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* res
         widen_vec(residual_raw, residual);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold,
-                keep_scale);
+        for (i32 v = 0; v < LANES; ++v) {
+            result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold, keep_scale);
+        }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(x_ptr, position, result_raw);

@@ -21,14 +21,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_gelu in elementwise.py; its first line is 0:
-//   10: return gelu_of(x + bias, approximate)
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
+// bias_gelu in elementwise.py; its def is line 1:
+//    7: return gelu_of(x + bias, approximate)
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float bias_gelu(float x, float bias) {
-    const float sum = x + bias;                                                       // bias_gelu, line 10
-    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
+    const float sum = x + bias;                                                       // bias_gelu, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 8
     return sum * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
@@ -37,10 +37,12 @@ __device__ __forceinline__ float bias_gelu(float x, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_bias_gelu(const bf16* x_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_bias_gelu(const bf16* x_ptr, const bf16* bias_ptr, bf16* out_ptr, i64 x_dim0_extent) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

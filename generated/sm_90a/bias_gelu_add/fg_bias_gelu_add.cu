@@ -21,15 +21,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_gelu_add in elementwise.py; its first line is 0:
-//    8: return gelu_of(x + bias, approximate) + residual
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
+// bias_gelu_add in elementwise.py; its def is line 1:
+//    7: return gelu_of(x + bias, approximate) + residual
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float bias_gelu_add(float x, float bias, float residual) {
-    const float sum = x + bias;                                                       // bias_gelu_add, line 8
-    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
-    return sum * fast_reciprocal(1.0f + fast_exp(-product)) + residual;               // bias_gelu_add, line 8
+    const float sum = x + bias;                                                       // bias_gelu_add, line 7
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 8
+    return sum * fast_reciprocal(1.0f + fast_exp(-product)) + residual;               // bias_gelu_add, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -37,10 +37,12 @@ __device__ __forceinline__ float bias_gelu_add(float x, float bias, float residu
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_bias_gelu_add(const bf16* x_ptr, const bf16* bias_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0_extent) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

@@ -33,8 +33,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// binary_cross_entropy_with_logits in loss.py; its first line is 0:
-//    9: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weigh…
+// binary_cross_entropy_with_logits in loss.py; its def is line 1:
+//    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -45,9 +45,9 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float negative_of_binary_cross_entropy_with_logits_0(float target, float input) {
-    const float log1p_value = fast_log1p(fast_exp(-fabsf(input)));                    // line 9
-    const float product = (1.0f - target) * (minimum(-input, 0.0f) - log1p_value);
-    return -(target * (minimum(input, 0.0f) - log1p_value) + product);
+    const float logarithm = fast_log1p(fast_exp(-fabsf(input)));                      // line 8
+    const float product = (1.0f - target) * (minimum(-input, 0.0f) - logarithm);
+    return -(target * (minimum(input, 0.0f) - logarithm) + product);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -57,14 +57,14 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -72,16 +72,18 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
-fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_18_ptr) {
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* total_ptr) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -115,13 +117,13 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
 
-    // Phase 2 of 2: writes value_18.
+    // Phase 2 of 2: writes total.
     launch_dependents();
     if (thread == 0) {
-        store_narrowed(value_18_ptr, row, total);
+        store_narrowed(total_ptr, row, total);
     }
 }

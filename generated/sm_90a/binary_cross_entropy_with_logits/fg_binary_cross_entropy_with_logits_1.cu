@@ -25,8 +25,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// binary_cross_entropy_with_logits in loss.py; its first line is 0:
-//    9: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weigh…
+// binary_cross_entropy_with_logits in loss.py; its def is line 1:
+//    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -36,8 +36,8 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float quotient_of_binary_cross_entropy_with_logits_1(float total, i64 coordinate) {
-    return fast_divide(total, static_cast<float>(coordinate));                        // line 9
+__device__ __forceinline__ float quotient_of_binary_cross_entropy_with_logits_1(float total_2, i64 coordinate) {
+    return fast_divide(total_2, static_cast<float>(coordinate));                      // line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -47,15 +47,15 @@ using Index = i32;
 
 constexpr i32 LANES = 1;  // vector width
 constexpr i32 THREADS = 992;  // per row
-constexpr i32 WARPS = 31;
-constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 31;  // per row
+constexpr i32 COMBINING_LANES = 32;  // at least one per warp: a power of two
 constexpr i32 SUMS = 1;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 17;  // vectors per thread
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -63,46 +63,47 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % COMBINING_LANES;
     float value = sum_f32_identity();
     if (warp < WARPS) value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(992)
-fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, i64 input_dim0) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_binary_cross_entropy_with_logits_1(const float* total_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     wait_for_previous();
     const Index column_count = input_dim0;
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to total.
-    float total_of[SUMS];
+    // Phase 1 of 2: reduces each row to total_2.
+    float total_2_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         const Index i0 = column;
-        float value_18_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_18_raw[v] = load(value_18_ptr, i0);
-        float value_18[LANES];
-        widen_vec(value_18_raw, value_18);
+        float total_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) total_raw[v] = load(total_ptr, i0);
+        float total[LANES];
+        widen_vec(total_raw, total);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], value_18[v]);
+            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total[v]);
         }
     }
-    float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    float total_2 = total_2_of[0];
+    row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
-    const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total, input_dim0 * 4096);
+    const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total_2, i64(input_dim0) * 4096);
     if (thread == 0) {
         store_narrowed(out_ptr, 0, quotient);
     }

@@ -3,16 +3,17 @@
 // Reads k_cache_dim2 * 65536 + 131200 bytes, writes 131072.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/cvt_bf16x2.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp2.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/ldmatrix.cuh"
 #include "../primitives/ldmatrix_transposed.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/shared_address.cuh"
 #include "../primitives/mbarrier_arrive.cuh"
@@ -41,14 +42,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// positions_of in attention.py; its first line is 0:
-//    4: return query[:, None] if is_at_start else query[:, None] + offset, key
-// with_cache in attention.py; its first line is 0:
-//   25: first = lengths - q.shape[-2]
-//   27: scores = scores if visible is None else torch.where(visible, scores, -math.inf)
-//   31: return torch.where(position >= 0, result, 0.0).to(v.dtype)
-// weights_of in attention.py; its first line is 0:
-//    3: return torch.softmax(scores, -1)
+// with_cache in attention.py; its def is line 1:
+//   26: first = lengths - q.shape[-2]
+//   28: scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+//   32: return torch.where(position >= 0, result, 0.0).to(v.dtype)
+// weights_of in attention.py; its def is line 1:
+//    4: return torch.softmax(scores, -1)
 
 // Operands that the math loads.
 struct Operands {
@@ -56,10 +55,9 @@ struct Operands {
     i32 k_cache_dim2;
 };
 
-__device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths, i64 k_cache_dim2_) {
-    // positions_of, line 4
-    const i64 sum = wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), k_cache_dim2_), 1LL));
-    return key <= sum ? product : -bit_cast<float>(0x7f800000u);                      // with_cache, line 27
+__device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths, i64 k_cache_dim2_val) {
+    const i64 first_val = wrap_sub(minimum(maximum(lengths, 0LL), k_cache_dim2_val), 1LL);  // with_cache, line 26
+    return key <= wrap_add(0LL, first_val) ? product : -infinity<float>();            // with_cache, line 28
 }
 
 // Operands of score that are loaded ahead of its call.
@@ -70,7 +68,7 @@ struct Loaded {
 // Loads these operands.
 __device__ __forceinline__ void load_score(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/,
                                            i32 /*key*/, Loaded& loaded) {
-    const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
+    const i64 lengths = widen(load(operands.lengths_ptr, batch));
     loaded.lengths = lengths;
 }
 
@@ -83,7 +81,7 @@ __device__ __forceinline__ void score(const Operands& operands, const Loaded& lo
 }
 
 __device__ __forceinline__ float peak_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float peak_combine(float a, float b) {
@@ -96,33 +94,35 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The row max; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // weights_of, line 3
+    return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 4
 }
 
-__device__ __forceinline__ float cached_attention_finish(float total, i64 lengths_other, i64 k_cache_dim2__2,
+__device__ __forceinline__ float cached_attention_finish(float total, i64 lengths_other, i64 k_cache_dim2_val_2,
         float mass) {
-    const i64 first_ = wrap_sub(minimum(maximum(lengths_other, 0LL), k_cache_dim2__2), 1LL);  // with_cache, line 25
-    return wrap_add(0LL, first_) >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;     // with_cache, line 31
+    // with_cache, line 26
+    const i64 first_val = wrap_sub(minimum(maximum(lengths_other, 0LL), k_cache_dim2_val_2), 1LL);
+    return wrap_add(0LL, first_val) >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;  // with_cache, line 32
 }
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
                                        i32 /*head*/, i32 /*query*/, i32 /*channel*/, bf16 (&out)[2]) {
-    const i64 lengths_other = widen(load_once(operands.lengths_ptr, batch));
+    const i64 lengths_other = widen(load(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = cached_attention_finish(total[v], lengths_other, operands.k_cache_dim2,
-            mass);
+    for (i32 v = 0; v < 2; ++v) {
+        result[v] = cached_attention_finish(total[v], lengths_other, operands.k_cache_dim2, mass);
+    }
     narrow_vec(result, out);
 }
 
@@ -133,12 +133,12 @@ __device__ __forceinline__ i64 out_offset(const Operands& /*operands*/, i32 batc
 
 // An upper bound of the keys that a query attends to; later ones have no weight.
 __device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
-    return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(operands.k_cache_dim2));
+    return min(i64(max(i64(widen(load(operands.lengths_ptr, batch))), i64(0))), i64(operands.k_cache_dim2));
 }
 
 // The number of keys with values; those of later ones are 0.
 __device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
-    return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(operands.k_cache_dim2));
+    return min(i64(max(i64(widen(load(operands.lengths_ptr, batch))), i64(0))), i64(operands.k_cache_dim2));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -397,8 +397,9 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
         ldmatrix(q[step], unit_address<TILE_ROWS>(shared_address(shared.q), row, 2 * step + matrix / 2));
     }
     Loaded loaded[2][2];
-    if (first_tile < key_tiles) load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries,
-            keys);
+    if (first_tile < key_tiles) {
+        load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries, keys);
+    }
     Cursor ring;
     for (i32 tile = first_tile; tile < key_tiles; tile += SPLITS) {
         float s[2][4] = {};

@@ -23,14 +23,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// clamped_swiglu in gated.py; its first line is 0:
-//   21: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-//   22: return gate * torch.sigmoid(alpha * gate) * (up + 1)
+// clamped_swiglu in gated.py; its def is line 1:
+//   15: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+//   16: return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 __device__ __forceinline__ float clamped_swiglu(float gate, float gate_other, float limit, float alpha,
         float scalar_1) {
-    const float smaller = minimum(gate, limit);                                       // line 21
-    const float product = smaller * fast_reciprocal(1.0f + fast_exp(-(alpha * smaller)));  // line 22
+    const float smaller = minimum(gate, limit);                                       // line 15
+    const float product = smaller * fast_reciprocal(1.0f + fast_exp(-(alpha * smaller)));  // line 16
     return product * (minimum(maximum(gate_other, scalar_1), limit) + 1.0f);
 }
 
@@ -39,10 +39,13 @@ __device__ __forceinline__ float clamped_swiglu(float gate, float gate_other, fl
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, i64 gate_dim0, double limit, double scalar_1, double alpha) {
-    constexpr i32 LANES = 4;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 4;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, i64 gate_dim0_extent, double limit, double scalar_1,
+        double alpha) {
+    const Index gate_dim0 = static_cast<Index>(gate_dim0_extent);
     const Index element_count = gate_dim0 * 14336;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

@@ -4,10 +4,10 @@
 // Reads 524288000 bytes, writes 65536.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -18,6 +18,7 @@
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/narrow.bf16.float.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/store.bf16.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
@@ -29,7 +30,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
-    peak = -bit_cast<float>(0x7f800000u);
+    peak = -infinity<float>();
     mass = 0.0f;
 }
 
@@ -40,10 +41,6 @@ __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mas
     mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
 }
 
-__device__ __forceinline__ float held_of_cross_entropy_0() {
-    return 1.0f;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
@@ -51,41 +48,41 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
 constexpr i32 normalizer_mass_offset = 32;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
-// warps.
+// Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch,
+__device__ __forceinline__ void row_normalizer_f32_store_partial(float peak, float mass, Scratch0 peak_scratch,
         Scratch1 mass_scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
-            shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) {
+        normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    }
     if (lane_id() == 0) {
         shared_store(peak_scratch, warp_id(), peak);
         shared_store(mass_scratch, warp_id(), mass);
     }
 }
 
-// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different
-// orders.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch,
+__device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak, float& mass, Scratch0 peak_scratch,
         Scratch1 mass_scratch) {
-    const i32 warp = lane_id() % MEETING;
+    const i32 warp = lane_id() % WARPS;
     peak = shared_load(peak_scratch, warp);
     mass = shared_load(mass_scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
-            shuffle_xor(mass, mask), peak, mass);
-    peak = shuffle_xor(peak, lane_id());
-    mass = shuffle_xor(mass, lane_id());
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) {
+        normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 1)
-fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr) {
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_mass_ptr, float* normalizer_peak_ptr) {
     const Index column_count = 32000;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -100,32 +97,34 @@ fg_cross_entropy_0(const bf16* input_ptr, float* value_6_ptr, float* value_4_ptr
         load_lanes<LANES>(input_raw, input_ptr, row * 32000 + column);
         float input[LANES];
         widen_vec(input_raw, input);
-        float normalizer_mass_part[LANES];
         float normalizer_peak_part[LANES];
+        float normalizer_mass_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            normalizer_mass_part[v] = held_of_cross_entropy_0();
             normalizer_peak_part[v] = input[v];
+            normalizer_mass_part[v] = 1.0f;
         }
 #pragma unroll
         for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
-                    normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
-                    normalizer_mass_part[v]);
+            for (i32 v = 0; v < half; ++v) {
+                normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
+                        normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
+                        normalizer_mass_part[v]);
+            }
         }
         normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                 normalizer_peak, normalizer_mass);
     }
-    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+    row_normalizer_f32_store_partial(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
             shared_array<float>(normalizer_mass_offset));
     block_sync();
-    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+    row_normalizer_f32_combine_partials(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
             shared_array<float>(normalizer_mass_offset));
 
-    // Phase 2 of 2: writes value_6, value_4.
+    // Phase 2 of 2: writes normalizer_mass, normalizer_peak.
     if (thread == 0) {
-        store_narrowed(value_6_ptr, row, normalizer_mass);
-        store_narrowed(value_4_ptr, row, normalizer_peak);
+        store_narrowed(normalizer_mass_ptr, row, normalizer_mass);
+        store_narrowed(normalizer_peak_ptr, row, normalizer_peak);
     }
 }

@@ -15,6 +15,7 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.4.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
+#include "../primitives/nan_unless_finite.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
@@ -31,8 +32,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its first line is 0:
-//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+// loss_of in loss.py; its def is line 1:
+//   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
+//       label_smoothing=label_smoothing)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -42,15 +44,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void elements_of_cross_entropy_1(i64 ignore_index, i64 target, float input, float value_4,
-        float value_6, float& total_part, float& total_2_part) {
-    const bool differs = target != ignore_index;                                      // line 13
-    total_part = differs ? -(input - value_4 - logf(value_6 + (value_4 - value_4))) : 0.0f;
+__device__ __forceinline__ void elements_of_phase_1_of_cross_entropy_1(i64 ignore_index, i64 target, float input,
+        float normalizer_peak, float normalizer_mass, float& total_part, float& total_2_part) {
+    const bool differs = target != ignore_index;                                      // line 14
+    const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));
+    total_part = differs ? -(input - normalizer_peak - logarithm) : 0.0f;
     total_2_part = differs ? 1.0f : 0.0f;
 }
 
 __device__ __forceinline__ float quotient_of_cross_entropy_1(float total, float total_2) {
-    return fast_divide(total, total_2);                                               // line 13
+    return fast_divide(total, total_2);                                               // line 14
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -60,14 +63,14 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 1024;  // per row
-constexpr i32 MEETING = 32;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 32;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 total_2_offset = 256;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -75,17 +78,17 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* value_4_ptr, const float* value_6_ptr,
-        bf16* out_ptr, i64 ignore_index) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* normalizer_peak_ptr,
+        const float* normalizer_mass_ptr, bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();
     const Index column_count = 8192;
     const i32 thread = thread_id();
@@ -102,27 +105,30 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         i64 target_raw[LANES];
         load_lanes<2>(target_raw, target_ptr, column);
         bf16 input_raw[LANES];
-        for (i32 v = 0; v < LANES; ++v) input_raw[v] = load(input_ptr, column * 32000 + v * 32000
-                + checked_index(choose(widen(target_raw[v]) != ignore_index, widen(target_raw[v]), 0), 32000,
-                "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
-        float value_4_raw[LANES];
-        load_lanes<4>(value_4_raw, value_4_ptr, column);
-        float value_6_raw[LANES];
-        load_lanes<4>(value_6_raw, value_6_ptr, column);
+#pragma unroll
+        for (i32 v = 0; v < LANES; ++v) {
+            input_raw[v] = load(input_ptr, column * 32000 + v * 32000
+                    + checked_index(choose(widen(target_raw[v]) != ignore_index, widen(target_raw[v]), 0), 32000,
+                    "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
+        }
+        float normalizer_peak_raw[LANES];
+        load_lanes<4>(normalizer_peak_raw, normalizer_peak_ptr, column);
+        float normalizer_mass_raw[LANES];
+        load_lanes<4>(normalizer_mass_raw, normalizer_mass_ptr, column);
         i64 target[LANES];
         widen_vec(target_raw, target);
         float input[LANES];
         widen_vec(input_raw, input);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
-        float value_6[LANES];
-        widen_vec(value_6_raw, value_6);
+        float normalizer_peak[LANES];
+        widen_vec(normalizer_peak_raw, normalizer_peak);
+        float normalizer_mass[LANES];
+        widen_vec(normalizer_mass_raw, normalizer_mass);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
             float total_2_part;
-            elements_of_cross_entropy_1(ignore_index, target[v], input[v], value_4[v], value_6[v], total_part,
-                    total_2_part);
+            elements_of_phase_1_of_cross_entropy_1(ignore_index, target[v], input[v], normalizer_peak[v],
+                    normalizer_mass[v], total_part, total_2_part);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
@@ -139,11 +145,11 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* va
         for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
     }
     float total_2 = total_2_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
-    row_sum_f32_leave(total_2, shared_array<float>(total_2_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
-    total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_cross_entropy_1(total, total_2);

@@ -21,11 +21,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// dequantize in quantization.py; its first line is 0:
-//   23: return (wide * aligned(scale, input, granularity, group_size)).to(dtype).reshape(input.shape)
+// dequantize in quantization.py; its def is line 1:
+//   13: return (wide * aligned(scale, input, granularity, group_size)).to(dtype).reshape(input.shape)
 
 __device__ __forceinline__ float dequantize(float input, float scale) {
-    return input * scale;                                                             // line 23
+    return input * scale;                                                             // line 13
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -33,19 +33,20 @@ __device__ __forceinline__ float dequantize(float input, float scale) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 4096;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
     if (position + LANES <= element_count) {
         const Index i0 = position / 4096;
         f8e4m3 input_raw[LANES];
-        float scale_raw;
         load_lanes<LANES>(input_raw, input_ptr, position);
-        scale_raw = load(scale_ptr, i0);
+        const float scale_raw = load(scale_ptr, i0);
         float input[LANES];
         widen_vec(input_raw, input);
         const float scale = widen(scale_raw);

@@ -11,7 +11,6 @@
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
-#include "../primitives/load_once.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
@@ -22,11 +21,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// dropout in elementwise.py; its first line is 0:
-//    7: return fg.dropout(input, p, training, seed=seed)
+// dropout in elementwise.py; its def is line 1:
+//    6: return fg.dropout(input, p, training, seed=seed)
 
 __device__ __forceinline__ float dropout(float input, i64 random, i64 threshold, float keep_scale) {
-    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 7
+    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 6
     return input * (is_at_least ? keep_scale : 0.0f);
 }
 
@@ -35,11 +34,13 @@ __device__ __forceinline__ float dropout(float input, i64 random, i64 threshold,
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 input_dim0, i64 threshold,
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 input_dim0_extent, i64 threshold,
         double keep_scale) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

@@ -6,11 +6,11 @@
 #include "../primitives/block_id.cuh"
 #include "../primitives/refuse_index.cuh"
 #include "../primitives/checked_index.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
@@ -22,17 +22,21 @@
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_embedding(const bf16* weight_ptr, const i64* input_ptr, bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_embedding(const bf16* weight_ptr, const i64* input_ptr, bf16* out_ptr, i64 weight_dim0_extent,
+        i64 input_dim0_extent) {
+    const Index weight_dim0 = static_cast<Index>(weight_dim0_extent);
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 16777216;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
     if (position + LANES <= element_count) {
         const Index i0 = position / 4096;
         const Index i1 = position - i0 * 4096;
-        const Index weight_at = checked_index(widen(load_once(input_ptr, i0)), weight_dim0,
+        const Index weight_at = checked_index(widen(load(input_ptr, i0)), weight_dim0,
                 "fusegen: embedding: index of 'weight' out of range [0, weight_dim0)");
         bf16 weight_raw[LANES];
         load_lanes<LANES>(weight_raw, weight_ptr, weight_at * 4096 + i1);

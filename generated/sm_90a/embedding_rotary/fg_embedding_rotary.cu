@@ -7,11 +7,11 @@
 #include "../primitives/block_id.cuh"
 #include "../primitives/refuse_index.cuh"
 #include "../primitives/checked_index.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
 #include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
@@ -23,12 +23,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotated in rotary.py; its first line is 0:
-//   27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+// rotated in rotary.py; its def is line 1:
+//   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
-__device__ __forceinline__ void embedding_rotary(float weight, float cos_, float weight_other, float sin_,
+__device__ __forceinline__ void embedding_rotary(float weight, float cos_val, float weight_other, float sin_val,
         float cos_other, float sin_other, float& result, float& result_2) {
-    result = weight * cos_ + -weight_other * sin_;                                    // line 27
+    result = weight * cos_val + -weight_other * sin_val;                              // line 28
     result_2 = weight_other * cos_other + weight * sin_other;
 }
 
@@ -37,11 +37,16 @@ __device__ __forceinline__ void embedding_rotary(float weight, float cos_, float
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin_ptr, const i64* input_ptr,
-        bf16* out_ptr, i64 input_dim0, i64 weight_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+        bf16* out_ptr, i64 weight_dim0_extent, i64 input_dim0_extent) {
+    const Index weight_dim0 = static_cast<Index>(weight_dim0_extent);
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8388608;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -52,28 +57,28 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 32;
         const Index i1 = i2_outer - i0 * 32;
-        const Index weight_at = checked_index(widen(load_once(input_ptr, i0 * 4096 + i2)), weight_dim0,
+        const Index weight_at = checked_index(widen(load(input_ptr, i0 * 4096 + i2)), weight_dim0,
                 "fusegen: embedding_rotary: index of 'weight' out of range [0, weight_dim0)");
         bf16 weight_raw[LANES];
-        bf16 cos__raw[LANES];
+        bf16 cos_val_raw[LANES];
         bf16 weight_other_raw[LANES];
-        bf16 sin__raw[LANES];
+        bf16 sin_val_raw[LANES];
         bf16 cos_other_raw[LANES];
         bf16 sin_other_raw[LANES];
         load_lanes<LANES>(weight_raw, weight_ptr, i1 * 128 + weight_at * 4096 + i3);
-        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
         load_lanes<LANES>(weight_other_raw, weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
-        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
         load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
         load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
         float weight[LANES];
         widen_vec(weight_raw, weight);
-        float cos_[LANES];
-        widen_vec(cos__raw, cos_);
+        float cos_val[LANES];
+        widen_vec(cos_val_raw, cos_val);
         float weight_other[LANES];
         widen_vec(weight_other_raw, weight_other);
-        float sin_[LANES];
-        widen_vec(sin__raw, sin_);
+        float sin_val[LANES];
+        widen_vec(sin_val_raw, sin_val);
         float cos_other[LANES];
         widen_vec(cos_other_raw, cos_other);
         float sin_other[LANES];
@@ -81,8 +86,10 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
         float result[LANES];
         float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) embedding_rotary(weight[v], cos_[v], weight_other[v], sin_[v], cos_other[v],
-                sin_other[v], result[v], result_2[v]);
+        for (i32 v = 0; v < LANES; ++v) {
+            embedding_rotary(weight[v], cos_val[v], weight_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
+                    result_2[v]);
+        }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3, result_raw);

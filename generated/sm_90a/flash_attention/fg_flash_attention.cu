@@ -3,13 +3,13 @@
 // Reads q_dim0 * q_dim1 * q_dim2 * 768 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/cvt_bf16x2.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp2.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/lower_registers.cuh"
 #include "../primitives/maximum.i64.float.cuh"
@@ -38,10 +38,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// weights_of in attention.py; its first line is 0:
-//    3: return torch.softmax(scores, -1)
-// flash_attention in attention.py; its first line is 0:
-//   70: result = weights.to(v.dtype) @ shared(v, q.shape[-3])
+// weights_of in attention.py; its def is line 1:
+//    4: return torch.softmax(scores, -1)
+// flash_attention in attention.py; its def is line 1:
+//   47: result = weights.to(v.dtype) @ shared(v, q.shape[-3])
 
 // Operands that the math loads.
 struct Operands {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void score(const Operands& /*operands*/, const float 
 }
 
 __device__ __forceinline__ float peak_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float peak_combine(float a, float b) {
@@ -74,21 +74,21 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The row max; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // weights_of, line 3
+    return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 4
 }
 
 __device__ __forceinline__ float flash_attention_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // flash_attention, line 70
+    return total * fast_divide(1.0f, mass);                                           // flash_attention, line 47
 }
 
 // Finishes two neighbouring channels of a query.
@@ -131,9 +131,8 @@ constexpr i32 SCORES = ROWS * TILE_K / WARPGROUP;  // accumulators of a thread: 
 constexpr i32 CHANNELS = ROWS * VALUE_DIM / WARPGROUP;  // accumulators of a thread: output
 
 // d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
-// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
-template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64 b, i32 accumulate = 1) {
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. The sum replaces d unless `accumulate`.
+__device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64 b, i32 accumulate) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
@@ -143,7 +142,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64
         " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68;\n\t"
+        "%64, %65, p, 1, 1, 0, 0;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -153,24 +152,23 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
           "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, A in registers, B in shared memory.
-// Warp w, lane l: a[2k + h] holds row 16w + l/4 + 8h, columns 8k + 2(l%4) and the next one. TRANSPOSE_B: B is MN-major.
-template <i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u32 (&a)[4], u64 b,
-        i32 accumulate = 1) {
+// d += A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, A in registers, B in shared memory, MN-
+// major.
+// Warp w, lane l: a[2k + h] holds row 16w + l/4 + 8h, columns 8k + 2(l%4) and the next one.
+__device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u32 (&a)[4], u64 b) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
-        "setp.ne.b32 p, %69, 0;\n\t"
+        "setp.ne.b32 p, 1, 0;\n\t"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
         " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n\t"
+        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -180,7 +178,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16_rs(float (&d)[64], const u
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
           "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSE_B));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // Shared memory of a block. Tiles are columns of 128-byte lines, the layout of TMA.
@@ -303,7 +301,7 @@ __device__ __forceinline__ void start_values(float (&acc)[CHANNELS], const u32 (
 #pragma unroll
     for (i32 step = 0; step < TILE_K / K_STEP; ++step) {
         const u32 a[4] = {weights[4 * step], weights[4 * step + 1], weights[4 * step + 2], weights[4 * step + 3]};
-        wgmma_m64n128k16_bf16_rs<1>(acc, a, wgmma_advance(v, step * K_STEP * LINE_BYTES));
+        wgmma_m64n128k16_bf16_rs(acc, a, wgmma_advance(v, step * K_STEP * LINE_BYTES));
     }
     wgmma_commit();
 }

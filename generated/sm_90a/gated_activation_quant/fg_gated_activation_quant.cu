@@ -4,12 +4,12 @@
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp.cuh"
 #include "../primitives/fast_reciprocal.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
@@ -24,6 +24,7 @@
 #include "../primitives/shuffle_xor.cuh"
 #include "../primitives/store_vec.8.16.cuh"
 #include "../primitives/store_lanes.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/store.f8e4m3.bf16.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
@@ -35,37 +36,38 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gated_activation_quant in quantization.py; its first line is 0:
-//   30: return of_one(quantized(activate(gate, activation) * up, granularity, quant_dtype, scale, group…
-// quantized in quantization.py; its first line is 0:
-//   32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / larg…
-// narrowed in quantization.py; its first line is 0:
-//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+// gated_activation_quant in quantization.py; its def is line 1:
+//   18: return of_one(quantized(activate(gate, activation) * up, granularity, quant_dtype, scale, group_size,
+//       scale_ue8m0))
+// quantized in quantization.py; its def is line 1:
+//   33: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+// narrowed in quantization.py; its def is line 1:
+//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 
 __device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_gated_activation_quant(float gate, float up, float& largest_part,
-        float& product) {
-    const float product_2 = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;      // gated_activation_quant, line 30
-    largest_part = fabsf(product_2);                                                  // quantized, line 32
-    product = product_2;                                                              // gated_activation_quant, line 30
+__device__ __forceinline__ void elements_of_phase_1_of_gated_activation_quant(float gate, float up,
+        float& largest_part, float& product) {
+    const float product_2 = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;      // gated_activation_quant, line 18
+    largest_part = fabsf(product_2);                                                  // quantized, line 33
+    product = product_2;                                                              // gated_activation_quant, line 18
 }
 
 __device__ __forceinline__ void found_and_quotient_of_gated_activation_quant(float largest, float& found,
         float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 32
+    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 33
     found = found_2;
-    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 7
+    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 8
 }
 
 __device__ __forceinline__ float result_of_gated_activation_quant(float product, float quotient) {
-    return minimum(maximum(product * quotient, -448.0f), 448.0f);                     // narrowed, line 7
+    return minimum(maximum(product * quotient, -448.0f), 448.0f);                     // narrowed, line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -75,14 +77,14 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
-constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 16;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 largest_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -90,15 +92,17 @@ __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch)
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2)
+constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
     const Index column_count = 14336;
     const Index row = static_cast<Index>(block_id());
@@ -130,7 +134,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float largest_part;
-            elements_of_gated_activation_quant(gate[v], up[v], largest_part, product[v]);
+            elements_of_phase_1_of_gated_activation_quant(gate[v], up[v], largest_part, product[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
             product_kept[c][v] = product[v];
         }
@@ -141,9 +145,9 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_leave(largest, shared_array<float>(largest_offset));
+    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
     block_sync();
-    largest = row_amax_f32_meet(shared_array<float>(largest_offset));
+    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
 
     // Phase 2 of 2: computes found, quotient; writes out_0, out_1.
     float found;

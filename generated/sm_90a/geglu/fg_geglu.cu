@@ -21,14 +21,14 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
-// geglu in gated.py; its first line is 0:
-//   13: return gelu_of(gate, approximate) * up
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
+// geglu in gated.py; its def is line 1:
+//    7: return gelu_of(gate, approximate) * up
 
 __device__ __forceinline__ float geglu(float gate, float up) {
-    const float product = gate * (1.5957692f + 0.071354814f * (gate * gate));         // gelu_of, line 7
-    return gate * fast_reciprocal(1.0f + fast_exp(-product)) * up;                    // geglu, line 13
+    const float product = gate * (1.5957692f + 0.071354814f * (gate * gate));         // gelu_of, line 8
+    return gate * fast_reciprocal(1.0f + fast_exp(-product)) * up;                    // geglu, line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -36,10 +36,12 @@ __device__ __forceinline__ float geglu(float gate, float up) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_geglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_geglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0_extent) {
+    const Index gate_dim0 = static_cast<Index>(gate_dim0_extent);
     const Index element_count = gate_dim0 * 14336;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

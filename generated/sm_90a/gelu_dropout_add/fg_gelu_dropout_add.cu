@@ -13,7 +13,6 @@
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
-#include "../primitives/load_once.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
@@ -24,18 +23,18 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
-// gelu_dropout_add in elementwise.py; its first line is 0:
-//   15: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
+// gelu_dropout_add in elementwise.py; its def is line 1:
+//   10: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
 __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 threshold,
         float keep_scale) {
-    const float product = x * (1.5957692f + 0.071354814f * (x * x));                  // gelu_of, line 7
-    // gelu_dropout_add, line 15
+    const float product = x * (1.5957692f + 0.071354814f * (x * x));                  // gelu_of, line 8
+    // gelu_dropout_add, line 10
     const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));
-    const float product_2 = x * fast_reciprocal(1.0f + fast_exp(-product));           // gelu_of, line 7
-    return product_2 * (is_at_least ? keep_scale : 0.0f) + residual;                  // gelu_dropout_add, line 15
+    const float product_2 = x * fast_reciprocal(1.0f + fast_exp(-product));           // gelu_of, line 8
+    return product_2 * (is_at_least ? keep_scale : 0.0f) + residual;                  // gelu_dropout_add, line 10
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -43,11 +42,13 @@ __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float res
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 x_dim0,
-        i64 threshold, double keep_scale) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr,
+        i64 x_dim0_extent, i64 threshold, double keep_scale) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -66,8 +67,9 @@ fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residu
         widen_vec(residual_raw, residual);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold,
-                keep_scale);
+        for (i32 v = 0; v < LANES; ++v) {
+            result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold, keep_scale);
+        }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, position, result_raw);

@@ -21,11 +21,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gelu_new in elementwise.py; its first line is 0:
-//    9: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)…
+// gelu_new in elementwise.py; its def is line 1:
+//    6: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 __device__ __forceinline__ float gelu_new(float x) {
-    const float product = 2.0f * (0.7978846f * (x + 0.044715f * (x * x * x)));        // line 9
+    const float product = 2.0f * (0.7978846f * (x + 0.044715f * (x * x * x)));        // line 6
     return x * fast_reciprocal(1.0f + fast_exp(-product));
 }
 
@@ -34,10 +34,13 @@ __device__ __forceinline__ float gelu_new(float x) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_gelu_new(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0, i64 x_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_gelu_new(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0_extent, i64 x_dim1_extent) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
+    const Index x_dim1 = static_cast<Index>(x_dim1_extent);
     const Index element_count = x_dim0 * x_dim1 * 3072;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

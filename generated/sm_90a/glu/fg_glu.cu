@@ -21,11 +21,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// glu in gated.py; its first line is 0:
-//    8: return F.glu(input, dim)
+// glu in gated.py; its def is line 1:
+//    7: return F.glu(input, dim)
 
 __device__ __forceinline__ float glu(float input, float input_other) {
-    return input * fast_reciprocal(1.0f + fast_exp(-input_other));                    // line 8
+    return input * fast_reciprocal(1.0f + fast_exp(-input_other));                    // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -33,10 +33,12 @@ __device__ __forceinline__ float glu(float input, float input_other) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_glu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_glu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 14336;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

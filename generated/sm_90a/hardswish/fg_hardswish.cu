@@ -21,11 +21,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// hardswish in elementwise.py; its first line is 0:
-//    7: return F.hardswish(input)
+// hardswish in elementwise.py; its def is line 1:
+//    6: return F.hardswish(input)
 
 __device__ __forceinline__ float hardswish(float input) {
-    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f));      // line 7
+    return input * (minimum(maximum(input + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f));      // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -33,10 +33,12 @@ __device__ __forceinline__ float hardswish(float input) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_hardswish(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_hardswish(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

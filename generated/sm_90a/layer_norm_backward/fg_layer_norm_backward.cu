@@ -36,13 +36,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_backward in normalization.py; its first line is 0:
-//    9: centered = x - x.mean(-1, keepdim=True)
-//   10: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
-//   11: normalized = centered * rstd
-//   12: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
-// _input_gradient in normalization.py; its first line is 0:
-//    2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, k…
+// layer_norm_backward in normalization.py; its def is line 1:
+//    8: centered = x - x.mean(-1, keepdim=True)
+//    9: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+//   10: normalized = centered * rstd
+//   11: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
+// _input_gradient in normalization.py; its def is line 1:
+//    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -52,38 +52,38 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float elements_of_layer_norm_backward(float dy, float weight) {
-    return dy * weight;                                                               // layer_norm_backward, line 12
+__device__ __forceinline__ float elements_of_phase_1_of_layer_norm_backward(float dy, float weight) {
+    return dy * weight;                                                               // layer_norm_backward, line 11
 }
 
 __device__ __forceinline__ void mean_and_mean_2_of_layer_norm_backward(float total, float total_2, float& mean,
         float& mean_2) {
-    mean = total * (1.0f / 4096.0f);                                                  // layer_norm_backward, line 9
-    mean_2 = total_2 * (1.0f / 4096.0f);                                              // _input_gradient, line 2
+    mean = total * (1.0f / 4096.0f);                                                  // layer_norm_backward, line 8
+    mean_2 = total_2 * (1.0f / 4096.0f);                                              // _input_gradient, line 3
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_backward(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // layer_norm_backward, line 10
+    return (x - mean) * (x - mean);                                                   // layer_norm_backward, line 9
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_backward(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // layer_norm_backward, line 10
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // layer_norm_backward, line 9
 }
 
-__device__ __forceinline__ void elements_2_of_layer_norm_backward(float x, float dy, float mean, float rstd,
+__device__ __forceinline__ void elements_of_phase_3_of_layer_norm_backward(float x, float dy, float mean, float rstd,
         float weight, float& total_3_part, float& column_total_part) {
-    const float normalized = (x - mean) * rstd;                                       // layer_norm_backward, line 11
-    total_3_part = dy * weight * normalized;                                          // _input_gradient, line 2
-    column_total_part = dy * normalized;                                              // layer_norm_backward, line 12
+    const float normalized = (x - mean) * rstd;                                       // layer_norm_backward, line 10
+    total_3_part = dy * weight * normalized;                                          // _input_gradient, line 3
+    column_total_part = dy * normalized;                                              // layer_norm_backward, line 11
 }
 
 __device__ __forceinline__ float mean_3_of_layer_norm_backward(float total_3) {
-    return total_3 * (1.0f / 4096.0f);                                                // _input_gradient, line 2
+    return total_3 * (1.0f / 4096.0f);                                                // _input_gradient, line 3
 }
 
 __device__ __forceinline__ float result_of_layer_norm_backward(float x, float dy, float mean, float rstd, float mean_2,
         float mean_3, float weight) {
-    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // _input_gradient, line 2
+    return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // _input_gradient, line 3
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
@@ -106,9 +106,9 @@ constexpr i32 total_3_offset = 96;
 constexpr i32 x_offset = 128;
 constexpr i32 dy_offset = 32896;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -116,28 +116,37 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 2)
+constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr,
-        float* partial_25_ptr, float* partial_27_ptr, i64 x_dim0, double eps) {
+        float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 x_dim0_extent, double eps) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index row_count = x_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
     constexpr i32 PARTS = 264;  // at most: every block has rows
     const Index part = block_id();
     float column_total_2[CHUNKS][LANES];
-    for (i32 c = 0; c < CHUNKS; ++c)
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+#pragma unroll
         for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
+    }
     float column_total[CHUNKS][LANES];
-    for (i32 c = 0; c < CHUNKS; ++c)
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+#pragma unroll
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
+    }
     auto x_staged = shared_array<bf16>(x_offset);
     auto dy_staged = shared_array<bf16>(dy_offset);
     i32 base = 0;  // stage of the row's first vector
@@ -185,7 +194,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             widen_vec(x_raw, x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const float total_2_part = elements_of_layer_norm_backward(dy[v], weight[v]);
+                const float total_2_part = elements_of_phase_1_of_layer_norm_backward(dy[v], weight[v]);
                 total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
                 total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
                 column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
@@ -203,11 +212,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_leave(total, shared_array<float>(total_offset));
-        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset));
+        row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+        row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(total_offset));
-        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset));
+        total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+        total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
 
         // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
         float mean;
@@ -234,9 +243,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
         }
         float squares = squares_of[0];
-        row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+        row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
         block_sync();
-        squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+        squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
         const float rstd = rstd_of_layer_norm_backward(squares, eps);
@@ -259,7 +268,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 v = 0; v < LANES; ++v) {
                 float total_3_part;
                 float column_total_part;
-                elements_2_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part, column_total_part);
+                elements_of_phase_3_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part,
+                        column_total_part);
                 total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part);
                 column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
             }
@@ -270,9 +280,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_3_of[k] = sum_f32_combine(total_3_of[k], total_3_of[k + half]);
         }
         float total_3 = total_3_of[0];
-        row_sum_f32_leave(total_3, shared_array<float>(total_3_offset));
+        row_sum_f32_store_partial(total_3, shared_array<float>(total_3_offset));
         block_sync();
-        total_3 = row_sum_f32_meet(shared_array<float>(total_3_offset));
+        total_3 = row_sum_f32_combine_partials(shared_array<float>(total_3_offset));
 
         // Phase 4 of 4: computes mean_3; writes out_0.
         const float mean_3 = mean_3_of_layer_norm_backward(total_3);
@@ -305,7 +315,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        store_lanes<4>(partial_25_ptr, part * 4096 + column, column_total[c]);
-        store_lanes<4>(partial_27_ptr, part * 4096 + column, column_total_2[c]);
+        store_lanes<4>(partial_column_total_ptr, part * 4096 + column, column_total[c]);
+        store_lanes<4>(partial_column_total_2_ptr, part * 4096 + column, column_total_2[c]);
     }
 }

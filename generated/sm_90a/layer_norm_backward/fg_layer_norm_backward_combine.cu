@@ -32,16 +32,17 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 32;
+constexpr i32 ROWS = 32;
+constexpr i32 PARTS = 264;
 constexpr i32 column_total_offset = 0;  // in shared memory, in bytes
 constexpr i32 column_total_2_offset = 8192;
 
-extern "C" __global__ void __launch_bounds__(1024)
-fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial_27_ptr, bf16* out_1_ptr,
-        bf16* out_2_ptr, i64 x_dim0) {
+extern "C" __global__ void __launch_bounds__(COLUMNS * ROWS)
+fg_layer_norm_backward_combine(const float* partial_column_total_ptr, const float* partial_column_total_2_ptr,
+        bf16* out_1_ptr, bf16* out_2_ptr, i64 x_dim0_extent) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     wait_for_previous();
-    constexpr i32 COLUMNS = 32;
-    constexpr i32 ROWS = 32;
-    constexpr i32 PARTS = 264;
     const Index row_blocks = x_dim0;
     const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // further blocks had no rows
     const Index column_count = 4096;
@@ -51,15 +52,17 @@ fg_layer_norm_backward_combine(const float* partial_25_ptr, const float* partial
     auto column_total_shared = shared_array<float>(column_total_offset);
     float column_total = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < part_count; part += ROWS) column_total = sum_f32_combine(column_total,
-                load(partial_25_ptr, part * 4096 + column));
+        for (Index part = row; part < part_count; part += ROWS) {
+            column_total = sum_f32_combine(column_total, load(partial_column_total_ptr, part * 4096 + column));
+        }
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
     auto column_total_2_shared = shared_array<float>(column_total_2_offset);
     float column_total_2 = sum_f32_identity();
     if (column < column_count) {
-        for (Index part = row; part < part_count; part += ROWS) column_total_2 = sum_f32_combine(column_total_2,
-                load(partial_27_ptr, part * 4096 + column));
+        for (Index part = row; part < part_count; part += ROWS) {
+            column_total_2 = sum_f32_combine(column_total_2, load(partial_column_total_2_ptr, part * 4096 + column));
+        }
     }
     shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
     // Tree reduction, which is more accurate than adding in turn.

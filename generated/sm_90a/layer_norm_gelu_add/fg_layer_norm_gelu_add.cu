@@ -29,10 +29,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_gelu_add in normalization.py; its first line is 0:
-//   10: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate) + residual
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
+// layer_norm_gelu_add in normalization.py; its def is line 1:
+//    9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate) + residual
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -43,22 +43,22 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu_add(float total) {
-    return total * (1.0f / 8192.0f);                                                  // layer_norm_gelu_add, line 10
+    return total * (1.0f / 8192.0f);                                                  // layer_norm_gelu_add, line 9
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_add(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // layer_norm_gelu_add, line 10
+    return (x - mean) * (x - mean);                                                   // layer_norm_gelu_add, line 9
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_gelu_add(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);                              // layer_norm_gelu_add, line 10
+    return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);                              // layer_norm_gelu_add, line 9
 }
 
 __device__ __forceinline__ float result_of_layer_norm_gelu_add(float x, float mean, float rstd, float weight,
         float bias, float residual) {
-    const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu_add, line 10
-    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 7
-    return sum * fast_reciprocal(1.0f + fast_exp(-product)) + residual;               // layer_norm_gelu_add, line 10
+    const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu_add, line 9
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 8
+    return sum * fast_reciprocal(1.0f + fast_exp(-product)) + residual;               // layer_norm_gelu_add, line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -68,15 +68,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
-constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 squares_offset = 64;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -84,15 +84,17 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr,
         bf16* out_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
@@ -125,9 +127,9 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_gelu_add(total);
@@ -150,9 +152,9 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
     // Phase 3 of 3: computes rstd; writes out.
     const float rstd = rstd_of_layer_norm_gelu_add(squares, eps);

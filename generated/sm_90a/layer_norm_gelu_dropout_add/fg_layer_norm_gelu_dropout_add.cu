@@ -16,7 +16,6 @@
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i16.i64.bf16.cuh"
-#include "../primitives/load_once.i16.i64.bf16.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
@@ -32,11 +31,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_gelu_dropout_add in normalization.py; its first line is 0:
-//   24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
-//   25: return fg.dropout(activated, p, training, seed=seed) + residual
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
+// layer_norm_gelu_dropout_add in normalization.py; its def is line 1:
+//   18: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
+//   19: return fg.dropout(activated, p, training, seed=seed) + residual
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -46,33 +45,33 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ i32 integer_of_layer_norm_gelu_dropout_add(i64 threshold) {
+__device__ __forceinline__ i32 threshold_i32_of_layer_norm_gelu_dropout_add(i64 threshold) {
     return static_cast<i32>(static_cast<i16>(threshold));
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total) {
-    // layer_norm_gelu_dropout_add, line 24
+    // layer_norm_gelu_dropout_add, line 18
     return total * (1.0f / 8192.0f);
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_dropout_add(float x, float mean) {
-    // layer_norm_gelu_dropout_add, line 24
+    // layer_norm_gelu_dropout_add, line 18
     return (x - mean) * (x - mean);
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squares, float eps) {
-    // layer_norm_gelu_dropout_add, line 24
+    // layer_norm_gelu_dropout_add, line 18
     return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);
 }
 
-__device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd, i32 integer,
-        float keep_scale, float weight, float bias, i64 random, float residual) {
-    // layer_norm_gelu_dropout_add, line 24
-    const float activated = (x - mean) * rstd * weight + bias;
-    const float product = activated * (1.5957692f + 0.071354814f * (activated * activated));  // gelu_of, line 7
-    // layer_norm_gelu_dropout_add, line 25
-    const float chosen = static_cast<i32>(random) >= integer ? keep_scale : 0.0f;
-    return activated * fast_reciprocal(1.0f + fast_exp(-product)) * chosen + residual;
+__device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd,
+        i32 threshold_i32, float keep_scale, float weight, float bias, i64 random, float residual) {
+    // layer_norm_gelu_dropout_add, line 18
+    const float sum = (x - mean) * rstd * weight + bias;
+    const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 8
+    // layer_norm_gelu_dropout_add, line 19
+    const float chosen = static_cast<i32>(random) >= threshold_i32 ? keep_scale : 0.0f;
+    return sum * fast_reciprocal(1.0f + fast_exp(-product)) * chosen + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -82,15 +81,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
-constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 squares_offset = 64;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -98,22 +97,24 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* random_ptr,
         const bf16* residual_ptr, bf16* out_ptr, double eps, i64 threshold, double keep_scale) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: computes integer; reduces each row to total.
-    const i32 integer = integer_of_layer_norm_gelu_dropout_add(threshold);
+    // Phase 1 of 3: computes threshold_i32; reduces each row to total.
+    const i32 threshold_i32 = threshold_i32_of_layer_norm_gelu_dropout_add(threshold);
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -140,9 +141,9 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_gelu_dropout_add(total);
@@ -165,9 +166,9 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
     // Phase 3 of 3: computes rstd; writes out.
     const float rstd = rstd_of_layer_norm_gelu_dropout_add(squares, eps);
@@ -193,7 +194,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_layer_norm_gelu_dropout_add(x[v], mean, rstd, integer, keep_scale, weight[v],
+            result_0[v] = result_of_layer_norm_gelu_dropout_add(x[v], mean, rstd, threshold_i32, keep_scale, weight[v],
                     bias[v], random[v], residual[v]);
         }
         bf16 result_0_raw[LANES];

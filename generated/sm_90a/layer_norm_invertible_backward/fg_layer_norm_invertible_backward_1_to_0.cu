@@ -24,7 +24,6 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.8.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/narrow.bool.bf16.float.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/opaque.cuh"
@@ -42,27 +41,23 @@
 #include "../primitives/widen.bool.bf16.float.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-namespace part_1 {
+namespace layer_norm_invertible_backward_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_invertible_backward in normalization.py; its first line is 0:
-//   19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
+// layer_norm_invertible_backward in normalization.py; its def is line 1:
+//   18: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
 
-__device__ __forceinline__ i64 amax_i64_identity() {
-    return (-9223372036854775807LL - 1);
+__device__ __forceinline__ i32 any_i32_identity() {
+    return 0;
 }
 
-__device__ __forceinline__ i64 amax_i64_combine(i64 a, i64 b) {
-    return maximum(a, b);
+__device__ __forceinline__ i32 any_i32_combine(i32 a, i32 b) {
+    return a | b;
 }
 
-__device__ __forceinline__ i64 integer_of_layer_norm_invertible_backward_1(float weight) {
-    return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 19
-}
-
-__device__ __forceinline__ bool integer_2_of_layer_norm_invertible_backward_1(i64 largest) {
-    return largest != 0;                                                              // line 19
+__device__ __forceinline__ i32 is_equal_of_layer_norm_invertible_backward_1(float weight) {
+    return static_cast<i32>(weight == 0.0f);                                          // line 18
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -72,36 +67,36 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
-constexpr i32 largest_offset = 0;  // in shared memory, in bytes
+constexpr i32 any_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_amax_i64_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_any_i32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_amax_i64_leave(i64 value, Scratch scratch) {
+__device__ __forceinline__ void row_any_i32_store_partial(i32 value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = amax_i64_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value = any_i32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ i64 row_amax_i64_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
-    i64 value = shared_load(scratch, warp);
+__device__ __forceinline__ i32 row_any_i32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
+    i32 value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_i64_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = any_i32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
 __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool* out_3_ptr) {
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to largest.
-    i64 largest_of[SUMS];
+    // Phase 1 of 2: reduces each row to any.
+    i32 any_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_i64_identity();
+    for (i32 k = 0; k < SUMS; ++k) any_of[k] = any_i32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -111,39 +106,38 @@ __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool*
         widen_vec(weight_raw, weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const i64 largest_part = integer_of_layer_norm_invertible_backward_1(weight[v]);
-            largest_of[v % SUMS] = amax_i64_combine(largest_of[v % SUMS], largest_part);
+            const i32 any_part = is_equal_of_layer_norm_invertible_backward_1(weight[v]);
+            any_of[v % SUMS] = any_i32_combine(any_of[v % SUMS], any_part);
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_i64_combine(largest_of[k], largest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) any_of[k] = any_i32_combine(any_of[k], any_of[k + half]);
     }
-    i64 largest = largest_of[0];
-    row_amax_i64_leave(largest, shared_array<i64>(largest_offset));
+    i32 any = any_of[0];
+    row_any_i32_store_partial(any, shared_array<i32>(any_offset));
     block_sync();
-    largest = row_amax_i64_meet(shared_array<i64>(largest_offset));
+    any = row_any_i32_combine_partials(shared_array<i32>(any_offset));
 
-    // Phase 2 of 2: computes integer; writes out_3.
-    const bool integer = integer_2_of_layer_norm_invertible_backward_1(largest);
+    // Phase 2 of 2: writes out_3.
     launch_dependents();
     if (thread == 0) {
-        store_narrowed(out_3_ptr, 0, integer);
+        store_narrowed(out_3_ptr, 0, any);
     }
 }
-}  // part_1
+}  // namespace layer_norm_invertible_backward_1
 
-namespace part_2 {
+namespace layer_norm_invertible_backward_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_invertible_backward in normalization.py; its first line is 0:
-//   17: normalized = (y - bias) / weight
-//   18: dx = _input_gradient(normalized, rstd, dy * weight)
-//   19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
-// _input_gradient in normalization.py; its first line is 0:
-//    2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, k…
+// layer_norm_invertible_backward in normalization.py; its def is line 1:
+//   16: normalized = (y - bias) / weight
+//   17: dx = _input_gradient(normalized, rstd, dy * weight)
+//   18: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
+// _input_gradient in normalization.py; its def is line 1:
+//    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -153,28 +147,28 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void elements_of_layer_norm_invertible_backward_0(float dy, float weight, float y,
-        float bias, float& total_part, float& total_2_part, float& column_total_part) {
-    // layer_norm_invertible_backward, line 18
-    const float dx = dy * weight;
+__device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_backward_0(float dy, float weight,
+        float y, float bias, float& total_part, float& total_2_part, float& column_total_part) {
     // layer_norm_invertible_backward, line 17
+    const float product = dy * weight;
+    // layer_norm_invertible_backward, line 16
     const float normalized = fast_divide(y - bias, weight);
+    // layer_norm_invertible_backward, line 17
+    total_part = product;
+    total_2_part = product * normalized;                                              // _input_gradient, line 3
     // layer_norm_invertible_backward, line 18
-    total_part = dx;
-    total_2_part = dx * normalized;                                                   // _input_gradient, line 2
-    // layer_norm_invertible_backward, line 19
     column_total_part = dy * normalized;
 }
 
 __device__ __forceinline__ void mean_and_mean_2_of_layer_norm_invertible_backward_0(float total, float total_2,
         float& mean, float& mean_2) {
-    mean = total * (1.0f / 4096.0f);                                                  // _input_gradient, line 2
+    mean = total * (1.0f / 4096.0f);                                                  // _input_gradient, line 3
     mean_2 = total_2 * (1.0f / 4096.0f);
 }
 
 __device__ __forceinline__ float result_of_layer_norm_invertible_backward_0(float dy, float y, float rstd, float mean,
         float mean_2, float weight, float bias) {
-    return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // _input_gradient, line 2
+    return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // _input_gradient, line 3
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -184,8 +178,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 WARPS = 4;
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
@@ -196,9 +189,9 @@ constexpr i32 total_2_offset = 64;
 constexpr i32 dy_offset = 128;
 constexpr i32 y_offset = 32896;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -206,28 +199,35 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
 __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr,
-        const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr, float* partial_22_ptr,
-        i64 y_dim0) {
+        const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_column_total_ptr,
+        float* partial_column_total_2_ptr, i64 y_dim0_extent) {
+    const Index y_dim0 = static_cast<Index>(y_dim0_extent);
     const Index row_count = y_dim0;
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
     constexpr i32 PARTS = 264;  // at most: every block has rows
     const Index part = block;
     float column_total[CHUNKS][LANES];
-    for (i32 c = 0; c < CHUNKS; ++c)
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+#pragma unroll
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
+    }
     float column_total_2[CHUNKS][LANES];
-    for (i32 c = 0; c < CHUNKS; ++c)
+#pragma unroll
+    for (i32 c = 0; c < CHUNKS; ++c) {
+#pragma unroll
         for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
+    }
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto dy_staged = shared_array<bf16>(dy_offset);
     auto y_staged = shared_array<bf16>(y_offset);
@@ -284,8 +284,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
                 float total_part;
                 float total_2_part;
                 float column_total_part;
-                elements_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part, total_2_part,
-                        column_total_part);
+                elements_of_phase_1_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part,
+                        total_2_part, column_total_part);
                 total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
                 total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
                 column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
@@ -304,11 +304,11 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_leave(total, shared_array<float>(total_offset) + turn * WARPS);
-        row_sum_f32_leave(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
+        row_sum_f32_store_partial(total, shared_array<float>(total_offset) + turn * WARPS);
+        row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(total_offset) + turn * WARPS);
-        total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset) + turn * WARPS);
+        total = row_sum_f32_combine_partials(shared_array<float>(total_offset) + turn * WARPS);
+        total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset) + turn * WARPS);
 
         // Phase 2 of 2: computes mean, mean_2; writes out_0.
         float mean;
@@ -347,22 +347,24 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        store_lanes<4>(partial_20_ptr, part * 4096 + column, column_total[c]);
-        store_lanes<4>(partial_22_ptr, part * 4096 + column, column_total_2[c]);
+        store_lanes<4>(partial_column_total_ptr, part * 4096 + column, column_total[c]);
+        store_lanes<4>(partial_column_total_2_ptr, part * 4096 + column, column_total_2[c]);
     }
 }
-}  // part_2
+}  // namespace layer_norm_invertible_backward_0
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 2)
-fg_layer_norm_invertible_backward_1_to_0(i64 blocks_1, const bf16* weight_ptr, bool* out_3_ptr, const bf16* dy_ptr,
-        const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_20_ptr,
-        float* partial_22_ptr, i64 y_dim0) {
+fg_layer_norm_invertible_backward_1_to_0(i64 layer_norm_invertible_backward_1_blocks, const bf16* weight_ptr,
+        bool* out_3_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr,
+        bf16* out_0_ptr, float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 y_dim0) {
     i32 block = block_id();
-    if (block < blocks_1) return part_1::run(block, weight_ptr, out_3_ptr);
-    block -= static_cast<i32>(blocks_1);
-    part_2::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr, partial_20_ptr, partial_22_ptr,
-            y_dim0);
+    if (block < layer_norm_invertible_backward_1_blocks) {
+        return layer_norm_invertible_backward_1::run(block, weight_ptr, out_3_ptr);
+    }
+    block -= static_cast<i32>(layer_norm_invertible_backward_1_blocks);
+    layer_norm_invertible_backward_0::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr,
+            partial_column_total_ptr, partial_column_total_2_ptr, y_dim0);
 }

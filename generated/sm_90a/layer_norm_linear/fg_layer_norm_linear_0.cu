@@ -28,8 +28,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_linear in linear.py; its first line is 0:
-//   19: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
+// layer_norm_linear in linear.py; its def is line 1:
+//   18: normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -40,20 +40,20 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_linear_0(float total) {
-    return total * (1.0f / 4096.0f);                                                  // line 19
+    return total * (1.0f / 4096.0f);                                                  // line 18
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_linear_0(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 19
+    return (x - mean) * (x - mean);                                                   // line 18
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_linear_0(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 18
 }
 
 __device__ __forceinline__ float result_of_layer_norm_linear_0(float x, float mean, float rstd, float norm_weight,
         float norm_bias) {
-    return (x - mean) * rstd * norm_weight + norm_bias;                               // line 19
+    return (x - mean) * rstd * norm_weight + norm_bias;                               // line 18
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -63,15 +63,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 squares_offset = 32;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -79,16 +79,18 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
-fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* value_17_ptr,
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* normalized_ptr,
         double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -118,9 +120,9 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_linear_0(total);
@@ -143,11 +145,11 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
-    // Phase 3 of 3: computes rstd; writes value_17.
+    // Phase 3 of 3: computes rstd; writes normalized.
     const float rstd = rstd_of_layer_norm_linear_0(squares, eps);
     launch_dependents();
 #pragma unroll
@@ -170,6 +172,6 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(value_17_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -19,11 +19,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// leaky_relu in elementwise.py; its first line is 0:
-//    7: return F.leaky_relu(input, negative_slope)
+// leaky_relu in elementwise.py; its def is line 1:
+//    6: return F.leaky_relu(input, negative_slope)
 
 __device__ __forceinline__ float leaky_relu(float input, float negative_slope) {
-    return input > 0.0f ? input : input * negative_slope;                             // line 7
+    return input > 0.0f ? input : input * negative_slope;                             // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -31,10 +31,12 @@ __device__ __forceinline__ float leaky_relu(float input, float negative_slope) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_leaky_relu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0, double negative_slope) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_leaky_relu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent, double negative_slope) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

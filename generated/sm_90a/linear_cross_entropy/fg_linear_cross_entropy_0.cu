@@ -21,11 +21,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its first line is 0:
-//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+// loss_of in loss.py; its def is line 1:
+//   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
+//       label_smoothing=label_smoothing)
 
 __device__ __forceinline__ void linear_cross_entropy_0(i64 target, i64 ignore_index, i64& result, bool& result_2) {
-    const bool differs = target != ignore_index;                                      // line 13
+    const bool differs = target != ignore_index;                                      // line 14
     result = differs ? target : 0LL;
     result_2 = differs;
 }
@@ -35,10 +36,11 @@ __device__ __forceinline__ void linear_cross_entropy_0(i64 target, i64 ignore_in
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_11_ptr, bool* value_7_ptr, i64 ignore_index) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_linear_cross_entropy_0(const i64* target_ptr, i64* chosen_ptr, bool* differs_ptr, i64 ignore_index) {
     const Index element_count = 4096;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -53,9 +55,9 @@ fg_linear_cross_entropy_0(const i64* target_ptr, i64* value_11_ptr, bool* value_
         for (i32 v = 0; v < LANES; ++v) linear_cross_entropy_0(target[v], ignore_index, result[v], result_2[v]);
         i64 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<2>(value_11_ptr, position, result_raw);
+        store_lanes<2>(chosen_ptr, position, result_raw);
         bool result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(value_7_ptr, position, result_2_raw);
+        store_lanes<LANES>(differs_ptr, position, result_2_raw);
     }
 }

@@ -25,8 +25,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its first line is 0:
-//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+// loss_of in loss.py; its def is line 1:
+//   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
+//       label_smoothing=label_smoothing)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -36,14 +37,14 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void elements_of_linear_cross_entropy_2(bool value_7, float value_12, float& total_part,
-        float& total_2_part) {
-    total_part = value_7 ? 1.0f : 0.0f;                                               // line 13
-    total_2_part = value_7 ? -value_12 : 0.0f;
+__device__ __forceinline__ void elements_of_phase_1_of_linear_cross_entropy_2(bool differs, float gathered,
+        float& total_part, float& total_2_part) {
+    total_part = differs ? 1.0f : 0.0f;                                               // line 14
+    total_2_part = differs ? -gathered : 0.0f;
 }
 
 __device__ __forceinline__ float quotient_of_linear_cross_entropy_2(float total_2, float total) {
-    return fast_divide(total_2, total);                                               // line 13
+    return fast_divide(total_2, total);                                               // line 14
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -53,15 +54,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
-constexpr i32 MEETING = 16;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 16;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 1;  // vectors per thread
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 total_2_offset = 128;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -69,25 +70,25 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(512)
-fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf16* out_ptr) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
     // Operands that all rows share are loaded together with the row.
-    bool value_7_raw[CHUNKS][LANES];
-    bf16 value_12_raw[CHUNKS][LANES];
+    bool differs_raw[CHUNKS][LANES];
+    bf16 gathered_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(value_7_raw[c], value_7_ptr, column);
-        load_lanes<LANES>(value_12_raw[c], value_12_ptr, column);
+        load_lanes<LANES>(differs_raw[c], differs_ptr, column);
+        load_lanes<LANES>(gathered_raw[c], gathered_ptr, column);
     }
 
     // Phase 1 of 2: reduces each row to total, total_2.
@@ -99,15 +100,15 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
     for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
-        bool value_7[LANES];
-        widen_vec(value_7_raw[c], value_7);
-        float value_12[LANES];
-        widen_vec(value_12_raw[c], value_12);
+        bool differs[LANES];
+        widen_vec(differs_raw[c], differs);
+        float gathered[LANES];
+        widen_vec(gathered_raw[c], gathered);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
             float total_2_part;
-            elements_of_linear_cross_entropy_2(value_7[v], value_12[v], total_part, total_2_part);
+            elements_of_phase_1_of_linear_cross_entropy_2(differs[v], gathered[v], total_part, total_2_part);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
@@ -124,11 +125,11 @@ fg_linear_cross_entropy_2(const bool* value_7_ptr, const bf16* value_12_ptr, bf1
         for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
     }
     float total_2 = total_2_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
-    row_sum_f32_leave(total_2, shared_array<float>(total_2_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
-    total_2 = row_sum_f32_meet(shared_array<float>(total_2_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_linear_cross_entropy_2(total_2, total);

@@ -2,22 +2,23 @@
 // sm_90a.
 // Grid block_rows_0, block 128, 64 bytes of shared memory: one phase alone needs the elements of a row, so that nothing
 // holds them.
-// Reads block_rows_0 * 2 + min(block_rows_0, 4096) * 8 bytes, writes block_rows_0 * 2.
+// Reads block_rows_0 * 64000 + min(block_rows_0, 4096) * 8 bytes, writes block_rows_0 * 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/refuse_index.cuh"
 #include "../primitives/checked_index.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
 #include "../primitives/maximum.float.cuh"
+#include "../primitives/nan_unless_finite.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
@@ -34,11 +35,12 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its first line is 0:
-//   13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, …
+// loss_of in loss.py; its def is line 1:
+//   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
+//       label_smoothing=label_smoothing)
 
 __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
-    peak = -bit_cast<float>(0x7f800000u);
+    peak = -infinity<float>();
     mass = 0.0f;
 }
 
@@ -49,14 +51,10 @@ __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mas
     mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
 }
 
-__device__ __forceinline__ float held_of_linear_cross_entropy_rows_0_1() {
-    return 1.0f;
-}
-
-__device__ __forceinline__ float copy_value_of_linear_cross_entropy_rows_0_1(float value_4_other,
-        float normalizer_peak, float normalizer_mass) {
-    const float logarithm = logf(normalizer_mass + (normalizer_peak - normalizer_peak));  // line 13
-    return value_4_other - normalizer_peak - logarithm;
+__device__ __forceinline__ float difference_of_linear_cross_entropy_rows_0_1(float matmul_other, float normalizer_peak,
+        float normalizer_mass) {
+    const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));  // line 14
+    return matmul_other - normalizer_peak - logarithm;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,87 +64,90 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
 constexpr i32 normalizer_mass_offset = 32;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_normalizer_f32_meet combines those of all
-// warps.
+// Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_leave(float peak, float mass, Scratch0 peak_scratch,
+__device__ __forceinline__ void row_normalizer_f32_store_partial(float peak, float mass, Scratch0 peak_scratch,
         Scratch1 mass_scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
-            shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) {
+        normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    }
     if (lane_id() == 0) {
         shared_store(peak_scratch, warp_id(), peak);
         shared_store(mass_scratch, warp_id(), mass);
     }
 }
 
-// Combines the partial results of all warps; every thread receives that of lane 0, since lanes may round in different
-// orders.
+// Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_meet(float& peak, float& mass, Scratch0 peak_scratch,
+__device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak, float& mass, Scratch0 peak_scratch,
         Scratch1 mass_scratch) {
-    const i32 warp = lane_id() % MEETING;
+    const i32 warp = lane_id() % WARPS;
     peak = shared_load(peak_scratch, warp);
     mass = shared_load(mass_scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
-            shuffle_xor(mass, mask), peak, mass);
-    peak = shuffle_xor(peak, lane_id());
-    mass = shuffle_xor(mass, lane_id());
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) {
+        normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 1)
-fg_linear_cross_entropy_rows_0_1(const bf16* value_4_ptr, const i64* operand_0_ptr, bf16* result_0_ptr,
-        i64 block_start_0) {
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, bf16* gathered_ptr,
+        i64 block_start_0_extent) {
+    const Index block_start_0 = static_cast<Index>(block_start_0_extent);
     wait_for_previous();
     const Index column_count = 32000;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
-    const Index value_at = checked_index(widen(load_once(operand_0_ptr, block_start_0 + row)), 32000,
+    const Index value_at = checked_index(widen(load(chosen_ptr, block_start_0 + row)), 32000,
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
-    const float value_4_other = widen(load(value_4_ptr, row * 32000 + value_at));
+    const float matmul_other = widen(load(matmul_ptr, row * 32000 + value_at));
     float normalizer_peak;
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 value_4_raw[LANES];
-        load_lanes<LANES>(value_4_raw, value_4_ptr, row * 32000 + column);
-        float value_4[LANES];
-        widen_vec(value_4_raw, value_4);
-        float normalizer_mass_part[LANES];
+        bf16 matmul_raw[LANES];
+        load_lanes<LANES>(matmul_raw, matmul_ptr, row * 32000 + column);
+        float matmul[LANES];
+        widen_vec(matmul_raw, matmul);
         float normalizer_peak_part[LANES];
+        float normalizer_mass_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            normalizer_mass_part[v] = held_of_linear_cross_entropy_rows_0_1();
-            normalizer_peak_part[v] = value_4[v];
+            normalizer_peak_part[v] = matmul[v];
+            normalizer_mass_part[v] = 1.0f;
         }
 #pragma unroll
         for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-            for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
-                    normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
-                    normalizer_mass_part[v]);
+            for (i32 v = 0; v < half; ++v) {
+                normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
+                        normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
+                        normalizer_mass_part[v]);
+            }
         }
         normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                 normalizer_peak, normalizer_mass);
     }
-    row_normalizer_f32_leave(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+    row_normalizer_f32_store_partial(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
             shared_array<float>(normalizer_mass_offset));
     block_sync();
-    row_normalizer_f32_meet(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
+    row_normalizer_f32_combine_partials(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
             shared_array<float>(normalizer_mass_offset));
 
-    // Phase 2 of 2: computes copy_value; writes result_0.
-    const float copy_value = copy_value_of_linear_cross_entropy_rows_0_1(value_4_other, normalizer_peak,
+    // Phase 2 of 2: computes difference; writes gathered.
+    const float difference = difference_of_linear_cross_entropy_rows_0_1(matmul_other, normalizer_peak,
             normalizer_mass);
     if (thread == 0) {
-        store_narrowed(result_0_ptr, block_start_0 + row, copy_value);
+        store_narrowed(gathered_ptr, block_start_0 + row, difference);
     }
 }

@@ -11,7 +11,7 @@
 #include "../primitives/fast_reciprocal.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.f8e4m3.bf16.float.cuh"
+#include "../primitives/load.f8e4m3.bf16.float.cuh"
 #include "../primitives/widen_e4m3x2.cuh"
 #include "../primitives/widen.f8e4m3.bf16.float.cuh"
 #include "../primitives/widen_vec.f8e4m3.bf16.cuh"
@@ -46,15 +46,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// linear_quant in quantization.py; its first line is 0:
-//   29: y = activate(F.linear(input, weight, bias), activation)
-// gelu_of in elementwise.py; its first line is 0:
-//    7: return F.gelu(x, approximate=approximate)
-// _raised in quantization.py; its first line is 0:
-//    2: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
-//    3: return x * factor, dtype, scale * factor
-// narrowed in quantization.py; its first line is 0:
-//    7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+// linear_quant in quantization.py; its def is line 1:
+//   17: y = activate(F.linear(input, weight, bias), activation)
+// gelu_of in elementwise.py; its def is line 1:
+//    8: return F.gelu(x, approximate=approximate)
+// _raised in quantization.py; its def is line 1:
+//    3: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
+//    4: return x * factor, dtype, scale * factor
+// narrowed in quantization.py; its def is line 1:
+//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
 
 // Operands that the math loads.
 struct Operands {
@@ -63,20 +63,20 @@ struct Operands {
 };
 
 __device__ __forceinline__ float linear_quant_epilogue(float product, float bias, float scale) {
-    const float y = product + bias;                                                   // linear_quant, line 29
-    const float product_2 = y * (1.5957692f + 0.071354814f * (y * y));                // gelu_of, line 7
-    const float factor = fabsf(scale) < 7.888609e-31f ? 1.8446744e+19f : 1.0f;        // _raised, line 2
-    const float product_3 = y * fast_reciprocal(1.0f + fast_exp(-product_2)) * factor;  // _raised, line 3
-    const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 7
+    const float sum = product + bias;                                                 // linear_quant, line 17
+    const float product_2 = sum * (1.5957692f + 0.071354814f * (sum * sum));          // gelu_of, line 8
+    const float factor = fabsf(scale) < 7.888609e-31f ? 1.8446744e+19f : 1.0f;        // _raised, line 3
+    const float product_3 = sum * fast_reciprocal(1.0f + fast_exp(-product_2)) * factor;  // _raised, line 4
+    const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 8
     return minimum(larger, 448.0f);
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 /*row*/, i32 col,
-                                         f8e4m3 (&out)[2]) {
+__device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 col,
+        f8e4m3 (&out)[2]) {
     float bias[2];
     load_wide(bias, operands.bias_ptr, col);
-    const float scale = widen(load_once(operands.scale_ptr, 0));
+    const float scale = widen(load(operands.scale_ptr, 0));
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = linear_quant_epilogue(product[v], bias[v], scale);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
 }
 
 // The offset of eight columns of a row in the result.
-__device__ __forceinline__ i64 offset(const Operands& /*operands*/, i32 row, i32 col) {
+__device__ __forceinline__ i64 offset(i32 row, i32 col) {
     return row * 16384 + col;
 }
 
@@ -92,9 +92,8 @@ __device__ __forceinline__ i64 offset(const Operands& /*operands*/, i32 row, i32
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
 // d (+)= A[64, 16] * B[192, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
-// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
-template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n192k16_bf16(float (&d)[96], u64 a, u64 b, i32 accumulate = 1) {
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. The sum replaces d unless `accumulate`.
+__device__ __forceinline__ void wgmma_m64n192k16_bf16(float (&d)[96], u64 a, u64 b, i32 accumulate) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
@@ -106,7 +105,7 @@ __device__ __forceinline__ void wgmma_m64n192k16_bf16(float (&d)[96], u64 a, u64
         " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
         " %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
         " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-        "%96, %97, p, 1, 1, %99, %100;\n\t"
+        "%96, %97, p, 1, 1, 0, 0;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -120,48 +119,45 @@ __device__ __forceinline__ void wgmma_m64n192k16_bf16(float (&d)[96], u64 a, u64
           "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
           "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
           "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
+using Index = i32;
+constexpr i32 WARP = 32, WARPGROUP = 4 * WARP;
+constexpr i32 QUAD = 4;   // lanes of a warp that hold the columns of a row
+constexpr i32 OCTET = 8;  // columns of an n8 fragment; rows between a thread's two; lines of a swizzle atom
+constexpr i32 LINE_BYTES = 128;  // of the swizzle
+constexpr u32 ATOM_BYTES = OCTET * LINE_BYTES;
+constexpr i32 SLAB = 64;  // rows of one wgmma
+constexpr u32 SLAB_BYTES = SLAB * LINE_BYTES;
+
+// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth.
 constexpr i32 CONSUMERS = 2;  // consumer warpgroups, which multiply tiles in turns
-constexpr i32 SLABS = 2;  // of 64 rows in a tile
-constexpr i32 TILE_M = 64 * SLABS;
+constexpr i32 SLABS = 2;  // of a tile
+constexpr i32 TILE_M = SLAB * SLABS;
 constexpr i32 TILE_N = 192;
-constexpr i32 TILE_K = 64;
-constexpr i32 PRODUCTS = 1;  // matrices B that are multiplied by the same A
+constexpr i32 TILE_K = LINE_BYTES / sizeof(bf16);
+constexpr i32 ACCUMULATORS = TILE_N / 2;  // of a thread per slab
 constexpr i32 STAGES = 4;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
-
-constexpr i32 WARPGROUP = 128;
+constexpr u32 STAGE_BYTES = (TILE_M + TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 BLOCKS_PER_SM = 1;
-constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
-constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
-
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
-// K-major.
-constexpr i32 SLAB = 64;
-constexpr i32 LINE_BYTES = 128;
-constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
-constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
+constexpr i32 SHARED_BYTES = 196688;  // that the launch reserves
 
 constexpr i32 COLUMNS = 16384;
 constexpr i32 WIDTH = 86;  // tiles per row of tiles
 
-using Index = i32;
-constexpr i32 OCTET = 8;  // columns of an n8 fragment, held by the four lanes of a row
-
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
-    bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
+    bf16 b[STAGES][TILE_N * TILE_K];
     u64 full[STAGES];   // mbarriers: TMA has filled a stage
     u64 empty[STAGES];  // mbarriers: the warps that multiply it have released a stage
     u64 turns[CONSUMERS];  // mbarriers: the other warpgroup has issued all wgmma of its tile
 };
-static_assert(sizeof(SharedMemory) <= 196688, "the plan reserves less shared memory than the pipeline uses");
-static_assert(sizeof(SharedMemory::a[0]) % 1024 == 0 && sizeof(SharedMemory::b[0]) % 1024 == 0,
-        "each stage starts a period of the swizzle");
+static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the launch reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory::a[0]) % ATOM_BYTES == 0 && sizeof(SharedMemory::b[0]) % ATOM_BYTES == 0,
+        "stages begin with a swizzle atom");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
@@ -186,7 +182,7 @@ struct Tile {
     i32 row, col;
 };
 
-// Row and column of a thread's first value within the tile of a warpgroup.
+// Row and column of a thread's first value within a slab.
 struct Place {
     i32 row, col;
 };
@@ -212,28 +208,18 @@ struct Schedule {
     }
 };
 
-// Loads one stage of A.
-__device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
-    tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
-}
-
-// Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
-        i32 product) {
-    bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
-    tma_load_2d(tile, map, &shared.full[stage], k, col);
-}
-
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
-__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map,
-                                        SharedMemory& shared, Schedule schedule, i32 depth) {
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, SharedMemory& shared,
+        Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
-            mbarrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
-            mbarrier_expect(&shared.full[cursor.stage], STAGE_BYTES);
-            load_a(a_map, shared, cursor.stage, tile.row, k);
-            load_b(b_map, shared, cursor.stage, tile.col, k, 0);
+            const i32 stage = cursor.stage;
+            u64* full = &shared.full[stage];
+            mbarrier_wait(&shared.empty[stage], cursor.parity ^ 1);
+            mbarrier_expect(full, STAGE_BYTES);
+            tma_load_2d(shared.a[stage], a_map, full, k, tile.row);
+            tma_load_2d(shared.b[stage], b_map, full, k, tile.col);
         }
     }
 }
@@ -247,9 +233,7 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared,
         i32 stage, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
-    constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
-    constexpr u32 A_STEP = DEPTH * sizeof(bf16);
-    constexpr u32 B_STEP = DEPTH * sizeof(bf16);
+    constexpr u32 STEP = DEPTH * sizeof(bf16);  // bytes
     const u64 a = wgmma_descriptor(shared.a[stage], ATOM_BYTES, SLAB_BYTES);
     const u64 b = wgmma_descriptor(shared.b[stage], ATOM_BYTES, SLAB_BYTES);
     wgmma_fence();
@@ -257,9 +241,8 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUM
     for (i32 i = 0; i < TILE_K / DEPTH; ++i) {
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab) {
-            wgmma_m64n192k16_bf16<0, 0>(
-                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP),
-                        !first || i > 0);
+            wgmma_m64n192k16_bf16(accumulator[slab], wgmma_advance(a, i * STEP + slab * SLAB_BYTES),
+                    wgmma_advance(b, i * STEP), !first || i > 0);
         }
     }
     wgmma_commit();
@@ -293,28 +276,27 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
     return INSIDE ? position : min(position, static_cast<Index>(last));
 }
 
-// Applies the epilogue to a thread's values of a warpgroup's 64 rows.
+// Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 8-bit results shares a register.
-// INSIDE: the tile is full.
+// INSIDE: no row or column lies outside of C.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y)[RESULTS / 2]) {
+        Tile tile, Place place, float (&y)[ACCUMULATORS / 2]) {
+    constexpr i32 LAST_PAIR = COLUMNS - 2;
 #pragma unroll
-    for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
-        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS - 1) / 2 * 2 - tile.col);
+    for (i32 held = 0; held < ACCUMULATORS; held += 2) {
+        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, LAST_PAIR - tile.col);
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         f8e4m3 y_pair[2];
-        epilogue(operands, product, row, tile.col + col, y_pair);
+        epilogue(operands, product, tile.col + col, y_pair);
         y[held / 2] = pack_bytes(y_pair);
     }
 }
 
-// Stores a warpgroup's 64 rows of a result of 8 bits. Lanes of a quad hold alternating pairs of columns; after a
+// Stores a slab of a result of 8 bits. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y(f8e4m3* out, const float (&words)[RESULTS / 2], const Operands& operands,
-                                            Tile tile, Place place, i64 rows) {
-    constexpr i32 QUAD = 4;
+__device__ __forceinline__ void scatter_y(f8e4m3* out_ptr, const float (&y)[ACCUMULATORS / 2], Tile tile, Place place,
+        i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -322,46 +304,44 @@ __device__ __forceinline__ void scatter_y(f8e4m3* out, const float (&words)[RESU
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &words[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
             quad_transpose(pairs);
             f8e4m3 octet[OCTET];
 #pragma unroll
             for (i32 i = 0; i < QUAD; ++i) memcpy(&octet[2 * i], &pairs[i], 2);
-            const Index row = tile.row + place.row + lower * 8;
+            const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS) {
-                store_vec<OCTET>(out, offset(operands, row, tile.col + col), octet);
+                store_vec<OCTET>(out_ptr, offset(row, tile.col + col), octet);
             }
         }
     }
 }
 
-// Finishes and stores a warpgroup's 64 rows of a tile.
+// Finishes and stores a slab.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       f8e4m3* out_ptr,
-                                       Tile tile, Place place, i64 rows) {
+        f8e4m3* out_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
-    float y[RESULTS / 2];
-    if (inside) {
-        finish_tile<true>(accumulator, operands, tile, place, rows, y);
+    float y[ACCUMULATORS / 2];
+    if (tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS) {
+        finish_tile<true>(accumulator, operands, tile, place, y);
     } else {
-        finish_tile<false>(accumulator, operands, tile, place, rows, y);
+        finish_tile<false>(accumulator, operands, tile, place, y);
     }
-    scatter_y(out_ptr, y, operands, tile, place, rows);
+    scatter_y(out_ptr, y, tile, place, rows);
 }
 
-__device__ __forceinline__ Place place_of(i32 thread) { return {thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2}; }
-
-// Computes the tiles of this block.
+// Computes every second tile of this block. A warpgroup multiplies while the other one applies its epilogue: it waits
+// for its turn, which the other one gives when all wgmma of its tile are issued, and skips the stages of that tile.
+// Without turns, it could take these stages for its own, since the parity of an mbarrier repeats after two phases.
 __device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_ptr, SharedMemory& shared,
-                                        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
+        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
     const i32 steps = (depth + TILE_K - 1) / TILE_K;
     schedule.index += consumer * schedule.stride;
     schedule.stride *= CONSUMERS;
     cursor.skip(consumer * steps);
-    u32 turn = 1 - consumer;  // parity; the first warpgroup begins
+    u32 turn = 1 - consumer;  // parity of the phase to wait for; the first warpgroup begins without a wait
     for (Tile tile; schedule.next(tile); cursor.skip(steps), turn ^= 1) {
         float accumulator[SLABS][ACCUMULATORS];
         mbarrier_wait(&shared.turns[consumer], turn);
@@ -369,19 +349,21 @@ __device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_pt
 
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
-            // not earlier: addresses would take registers during the matmul
-            const Place place = place_of(opaque(thread_id() % WARPGROUP));
+            // Opaque: the compiler would compute addresses before the matmul, and these would take registers during it.
+            const i32 thread = opaque(thread_id() % WARPGROUP);
+            const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
             finish(accumulator[slab], operands, out_ptr, tile, place, rows);
         }
     }
 }
 
+// Each stage is filled by one thread, and released by each warp that multiplies it.
 __device__ __forceinline__ void initialise(SharedMemory& shared) {
     for (i32 stage = 0; stage < STAGES; ++stage) {
         mbarrier_init(&shared.full[stage], 1);
-        mbarrier_init(&shared.empty[stage], WARPGROUP / 32);
+        mbarrier_init(&shared.empty[stage], WARPGROUP / WARP);
     }
-    for (i32 consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turns[consumer], WARPGROUP / 32);
+    for (i32 consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turns[consumer], WARPGROUP / WARP);
     mbarrier_init_fence();
 }
 
@@ -406,7 +388,9 @@ fg_linear_quant(
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
-        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map, shared, schedule, static_cast<i32>(depth));
+        if (thread_id() == CONSUMERS * WARPGROUP) {
+            produce(a_map, b_map, shared, schedule, static_cast<i32>(depth));
+        }
     } else {
         raise_registers<240>();
         const Operands operands{bias_ptr, scale_ptr};

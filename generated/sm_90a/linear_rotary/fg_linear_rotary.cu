@@ -9,7 +9,7 @@
 #include "../primitives/fence_proxy_async.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.bf16.cuh"
+#include "../primitives/load.bf16.cuh"
 #include "../primitives/lower_registers.cuh"
 #include "../primitives/shared_address.cuh"
 #include "../primitives/mbarrier_arrive.cuh"
@@ -39,8 +39,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// linear_rotary in linear.py; its first line is 0:
-//   15: return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+// linear_rotary in linear.py; its def is line 1:
+//   11: return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 // Operands that the math loads.
 struct Operands {
@@ -48,19 +48,19 @@ struct Operands {
     const bf16* sin_ptr;
 };
 
-__device__ __forceinline__ void linear_rotary_epilogue(const float (&product)[2], float cos_, float sin_, float& out_0,
-        float& out_1) {
-    out_0 = product[0] * cos_ - product[1] * sin_;                                    // line 15
-    out_1 = product[1] * cos_ + product[0] * sin_;
+__device__ __forceinline__ void linear_rotary_epilogue(const float (&product)[2], float cos_val, float sin_val,
+        float& out_0, float& out_1) {
+    out_0 = product[0] * cos_val - product[1] * sin_val;                              // line 11
+    out_1 = product[1] * cos_val + product[0] * sin_val;
 }
 
 // Finishes two neighbouring columns of a row.
 __device__ __forceinline__ void epilogue(const Operands& operands, const float (&product)[2], i32 row, i32 col,
                                          bf16 (&out)[2]) {
-    const float cos_ = widen(load_once(operands.cos_ptr, row * 2048 + (col / 2)));
-    const float sin_ = widen(load_once(operands.sin_ptr, row * 2048 + (col / 2)));
+    const float cos_val = widen(load(operands.cos_ptr, row * 2048 + (col / 2)));
+    const float sin_val = widen(load(operands.sin_ptr, row * 2048 + (col / 2)));
     float result[2];
-    linear_rotary_epilogue(product, cos_, sin_, result[0], result[1]);
+    linear_rotary_epilogue(product, cos_val, sin_val, result[0], result[1]);
     narrow_vec(result, out);
 }
 
@@ -68,9 +68,8 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
 // d (+)= A[64, 16] * B[256, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
-// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
-template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u64 b, i32 accumulate = 1) {
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. The sum replaces d unless `accumulate`.
+__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u64 b, i32 accumulate) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
@@ -84,7 +83,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
         " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
         " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
         " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, %131, %132;\n\t"
+        "%128, %129, p, 1, 1, 0, 0;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -118,50 +117,45 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
           "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
           "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
-constexpr i32 CONSUMERS = 2;  // consumer warpgroups, 64 rows of the tile each
-constexpr i32 TILE_M = 64 * CONSUMERS;
+using Index = i32;
+constexpr i32 WARP = 32, WARPGROUP = 4 * WARP;
+constexpr i32 QUAD = 4;   // lanes of a warp that hold the columns of a row
+constexpr i32 OCTET = 8;  // columns of an n8 fragment; rows between a thread's two; lines of a swizzle atom
+constexpr i32 LINE_BYTES = 128;  // of the swizzle
+constexpr u32 ATOM_BYTES = OCTET * LINE_BYTES;
+constexpr i32 SLAB = 64;  // rows of one wgmma
+constexpr u32 SLAB_BYTES = SLAB * LINE_BYTES;
+
+// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth.
+constexpr i32 CONSUMERS = 2;  // consumer warpgroups, a slab of the tile each
+constexpr i32 TILE_M = SLAB * CONSUMERS;
 constexpr i32 TILE_N = 256;
-constexpr i32 TILE_K = 64;
-constexpr i32 PRODUCTS = 1;  // matrices B that are multiplied by the same A
+constexpr i32 TILE_K = LINE_BYTES / sizeof(bf16);
+constexpr i32 ACCUMULATORS = TILE_N / 2;  // of a thread per slab
 constexpr i32 STAGES = 4;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
-
-constexpr i32 WARPGROUP = 128;
+constexpr u32 STAGE_BYTES = (TILE_M + TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 BLOCKS_PER_SM = 1;
-constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
-constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
-
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
-// K-major.
-constexpr i32 SLAB = 64;
-constexpr i32 LINE_BYTES = 128;
-constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
-constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
+constexpr i32 SHARED_BYTES = 229440;  // that the launch reserves
+constexpr i32 CHUNK_BUFFERS = 2;  // of a warpgroup, which hold a line per row of a slab of results
 
 constexpr i32 COLUMNS = 4096;
 constexpr i32 WIDTH = 16;  // tiles per row of tiles
 
-// Results are stored through shared memory in chunks: 128 bytes of each of a warpgroup's 64 rows.
-constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
-constexpr i32 CHUNK_BUFFERS = 2;
-using Index = i32;
-constexpr i32 OCTET = 8;  // columns of an n8 fragment, held by the four lanes of a row
-
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
-    bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
-    u8 chunks[CONSUMERS][CHUNK_BUFFERS][CHUNK_BYTES];
+    bf16 b[STAGES][TILE_N * TILE_K];
+    u8 chunks[CONSUMERS][CHUNK_BUFFERS][SLAB_BYTES];
     u64 full[STAGES];   // mbarriers: TMA has filled a stage
     u64 empty[STAGES];  // mbarriers: all consumer warps have released a stage
 };
-static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
-static_assert(sizeof(SharedMemory::a[0]) % 1024 == 0 && sizeof(SharedMemory::b[0]) % 1024 == 0,
-        "each stage starts a period of the swizzle");
+static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the launch reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory::a[0]) % ATOM_BYTES == 0 && sizeof(SharedMemory::b[0]) % ATOM_BYTES == 0,
+        "stages begin with a swizzle atom");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
@@ -181,7 +175,7 @@ struct Tile {
     i32 row, col;
 };
 
-// Row and column of a thread's first value within the tile of a warpgroup.
+// Row and column of a thread's first value within a slab.
 struct Place {
     i32 row, col;
 };
@@ -207,28 +201,18 @@ struct Schedule {
     }
 };
 
-// Loads one stage of A.
-__device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
-    tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
-}
-
-// Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
-        i32 product) {
-    bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
-    tma_load_2d(tile, map, &shared.full[stage], k, col);
-}
-
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
-__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map,
-                                        SharedMemory& shared, Schedule schedule, i32 depth) {
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, SharedMemory& shared,
+        Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
-            mbarrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
-            mbarrier_expect(&shared.full[cursor.stage], STAGE_BYTES);
-            load_a(a_map, shared, cursor.stage, tile.row, k);
-            load_b(b_map, shared, cursor.stage, tile.col, k, 0);
+            const i32 stage = cursor.stage;
+            u64* full = &shared.full[stage];
+            mbarrier_wait(&shared.empty[stage], cursor.parity ^ 1);
+            mbarrier_expect(full, STAGE_BYTES);
+            tma_load_2d(shared.a[stage], a_map, full, k, tile.row);
+            tma_load_2d(shared.b[stage], b_map, full, k, tile.col);
         }
     }
 }
@@ -242,16 +226,13 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared,
         i32 stage, i32 consumer, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
-    constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
-    constexpr u32 A_STEP = DEPTH * sizeof(bf16);
-    constexpr u32 B_STEP = DEPTH * sizeof(bf16);
+    constexpr u32 STEP = DEPTH * sizeof(bf16);  // bytes
     const u64 a = wgmma_descriptor(&shared.a[stage][consumer * SLAB * TILE_K], ATOM_BYTES, SLAB_BYTES);
     const u64 b = wgmma_descriptor(shared.b[stage], ATOM_BYTES, SLAB_BYTES);
     wgmma_fence();
 #pragma unroll
     for (i32 i = 0; i < TILE_K / DEPTH; ++i) {
-        wgmma_m64n256k16_bf16<0, 0>(
-            accumulator, wgmma_advance(a, i * A_STEP), wgmma_advance(b, i * B_STEP), !first || i > 0);
+        wgmma_m64n256k16_bf16(accumulator, wgmma_advance(a, i * STEP), wgmma_advance(b, i * STEP), !first || i > 0);
     }
     wgmma_commit();
 }
@@ -259,7 +240,7 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS
 // Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
 // busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
-                                              i32 depth, i32 consumer) {
+        i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
     multiply_stage(accumulator, shared, cursor.stage, consumer, true);
@@ -278,40 +259,31 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
 // Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
 // by the line number, which also avoids bank conflicts.
 __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
-    return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
+    return chunk + row * LINE_BYTES + (byte ^ (row % OCTET << 4));
 }
 
-// Stores a warpgroup's 64 rows of a result with TMA through shared memory; TMA clips at the borders of C.
-template <typename T, i32 WORDS>
-__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared,
-        Tile tile, Place place, i32 consumer) {
-    constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
-    constexpr i32 PAIR_WORDS = sizeof(T) / 2;
-    constexpr i32 HELD = CHUNK / 4 * PAIR_WORDS;  // registers of a thread per chunk
+// Stores a slab of results of 16 bits with TMA, in chunks of a line per row; TMA clips at the borders of C.
+__device__ __forceinline__ void store_tile(const float (&words)[TILE_N / 4], const TensorMap& map,
+        SharedMemory& shared, Tile tile, Place place, i32 consumer) {
+    constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);  // columns
     const bool leader = thread_id() % WARPGROUP == 0;
     const i32 barrier = 1 + consumer;
 #pragma unroll
-    for (i32 first = 0; first < WORDS; first += HELD) {
-        const i32 number = first / HELD;
-        u8* chunk = shared.chunks[consumer][number % CHUNK_BUFFERS];
+    for (i32 first = 0; first < TILE_N; first += CHUNK) {
+        u8* chunk = shared.chunks[consumer][first / CHUNK % CHUNK_BUFFERS];
         // The last chunk of the previous store may be in the buffer of the first chunk here; that store has completed.
-        if (leader) number == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
+        if (leader) first == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
-        for (i32 held = 0; held < HELD; held += PAIR_WORDS) {
-            const i32 pair = held / PAIR_WORDS;
-            const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(T);
-            const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * 8, byte);
-            if constexpr (PAIR_WORDS == 1) {
-                store_shared_words(address, words[first + held]);
-            } else {
-                store_shared_words(address, words[first + held], words[first + held + 1]);
-            }
+        for (i32 pair = 0; pair < CHUNK / 4; ++pair) {
+            const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(bf16);
+            const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * OCTET, byte);
+            store_shared_words(address, words[first / 4 + pair]);
         }
         fence_proxy_async();
         named_barrier_sync(barrier, WARPGROUP);
         if (leader) {
-            tma_store_2d(map, chunk, tile.col + number * CHUNK, tile.row);
+            tma_store_2d(map, chunk, tile.col + first, tile.row);
             tma_store_commit();
         }
     }
@@ -324,16 +296,16 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
     return INSIDE ? position : min(position, static_cast<Index>(last));
 }
 
-// Applies the epilogue to a thread's values of a warpgroup's 64 rows.
+// Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: the tile is full.
+// INSIDE: no row or column lies outside of C.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y)[RESULTS / 2]) {
+        Tile tile, Place place, i64 rows, float (&y)[ACCUMULATORS / 2]) {
 #pragma unroll
-    for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
-        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS - 1) / 2 * 2 - tile.col);
+    for (i32 held = 0; held < ACCUMULATORS; held += 2) {
+        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * OCTET, rows - 1);
+        const Index col = place.col + held / 4 * OCTET;
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
         epilogue(operands, product, row, tile.col + col, y_pair);
@@ -341,40 +313,40 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
     }
 }
 
-// Finishes and stores a warpgroup's 64 rows of a tile.
+// Finishes and stores a slab.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       const TensorMap& y_map,
-                                       SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
+        const TensorMap& y_map, SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
-    float y[RESULTS / 2];
-    if (inside) {
+    float y[ACCUMULATORS / 2];
+    if (tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS) {
         finish_tile<true>(accumulator, operands, tile, place, rows, y);
     } else {
         finish_tile<false>(accumulator, operands, tile, place, rows, y);
     }
-    store_tile<bf16>(y, y_map, shared, tile, place, consumer);
+    store_tile(y, y_map, shared, tile, place, consumer);
 }
 
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
-                                        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
-    const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
+        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         float accumulator[ACCUMULATORS];
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
+        const i32 thread = thread_id() % WARPGROUP;
+        const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
         finish(accumulator, operands, y_map, shared, consumer, tile, place, rows);
     }
     tma_store_wait<0>();
 }
 
+// Each stage is filled by one thread, and released by each warp that multiplies it.
 __device__ __forceinline__ void initialise(SharedMemory& shared) {
     for (i32 stage = 0; stage < STAGES; ++stage) {
         mbarrier_init(&shared.full[stage], 1);
-        mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP / 32);
+        mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP / WARP);
     }
     mbarrier_init_fence();
 }
@@ -400,7 +372,9 @@ fg_linear_rotary(
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
-        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map, shared, schedule, static_cast<i32>(depth));
+        if (thread_id() == CONSUMERS * WARPGROUP) {
+            produce(a_map, b_map, shared, schedule, static_cast<i32>(depth));
+        }
     } else {
         raise_registers<240>();
         const Operands operands{cos_ptr, sin_ptr};

@@ -22,11 +22,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// mish in elementwise.py; its first line is 0:
-//    7: return F.mish(input)
+// mish in elementwise.py; its def is line 1:
+//    6: return F.mish(input)
 
 __device__ __forceinline__ float mish(float input) {
-    const float exponential = fast_exp(minimum(input, 20.0f));                        // line 7
+    const float exponential = fast_exp(minimum(input, 20.0f));                        // line 6
     const float product = exponential * (exponential + 2.0f);
     return input * fast_divide(product, product + 2.0f);
 }
@@ -36,10 +36,12 @@ __device__ __forceinline__ float mish(float input) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_mish(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_mish(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

@@ -34,10 +34,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// modulated_layer_norm in normalization.py; its first line is 0:
-//   10: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-// modulated in normalization.py; its first line is 0:
-//    8: return scaled if shift is None else scaled + shift
+// modulated_layer_norm in normalization.py; its def is line 1:
+//    9: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+// modulated in normalization.py; its def is line 1:
+//    9: return scaled if shift is None else scaled + shift
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -48,20 +48,20 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float mean_of_modulated_layer_norm(float total) {
-    return total * (1.0f / 4096.0f);                                                  // modulated_layer_norm, line 10
+    return total * (1.0f / 4096.0f);                                                  // modulated_layer_norm, line 9
 }
 
 __device__ __forceinline__ float squared_deviation_of_modulated_layer_norm(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // modulated_layer_norm, line 10
+    return (x - mean) * (x - mean);                                                   // modulated_layer_norm, line 9
 }
 
 __device__ __forceinline__ float rstd_of_modulated_layer_norm(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // modulated_layer_norm, line 10
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // modulated_layer_norm, line 9
 }
 
 __device__ __forceinline__ float result_of_modulated_layer_norm(float x, float mean, float rstd, float scale,
         float shift) {
-    return (x - mean) * rstd * (1.0f + scale) + shift;                                // modulated, line 8
+    return (x - mean) * rstd * (1.0f + scale) + shift;                                // modulated, line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -71,8 +71,8 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 192;  // per row
-constexpr i32 WARPS = 6;
-constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 6;  // per row
+constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
@@ -83,9 +83,9 @@ constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 squares_offset = 48;
 constexpr i32 x_offset = 96;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -93,18 +93,21 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % COMBINING_LANES;
     float value = sum_f32_identity();
     if (warp < WARPS) value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(192, 4)
-fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, i64 x_dim0,
-        double eps) {
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr,
+        i64 x_dim0_extent, double eps) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index row_count = x_dim0 * 4096;
     const Index column_count = 4096;
     const i32 thread = thread_id();
@@ -161,9 +164,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
         }
         float total = total_of[0];
-        row_sum_f32_leave(total, shared_array<float>(total_offset));
+        row_sum_f32_store_partial(total, shared_array<float>(total_offset));
         block_sync();
-        total = row_sum_f32_meet(shared_array<float>(total_offset));
+        total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
 
         // Phase 2 of 3: computes mean; reduces each row to squares.
         const float mean = mean_of_modulated_layer_norm(total);
@@ -198,9 +201,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
                 load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
         }
-        row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+        row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
         block_sync();
-        squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+        squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
         // Phase 3 of 3: computes rstd; writes out.
         const float rstd = rstd_of_modulated_layer_norm(squares, eps);

@@ -28,10 +28,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its first line is 0:
-//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-// modulated in normalization.py; its first line is 0:
-//    8: return scaled if shift is None else scaled + shift
+// rms_normalized in normalization.py; its def is line 1:
+//   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// modulated in normalization.py; its def is line 1:
+//    9: return scaled if shift is None else scaled + shift
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -41,16 +41,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float elements_of_modulated_rms_norm(float x) {
-    return x * x;                                                                     // rms_normalized, line 19
+__device__ __forceinline__ float elements_of_phase_1_of_modulated_rms_norm(float x) {
+    return x * x;                                                                     // rms_normalized, line 20
 }
 
 __device__ __forceinline__ float rstd_of_modulated_rms_norm(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 19
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
 __device__ __forceinline__ float result_of_modulated_rms_norm(float x, float rstd, float scale, float shift) {
-    return x * rstd * (1.0f + scale) + shift;                                         // modulated, line 8
+    return x * rstd * (1.0f + scale) + shift;                                         // modulated, line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -60,15 +60,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 192;  // per row
-constexpr i32 WARPS = 6;
-constexpr i32 MEETING = 8;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 6;  // per row
+constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -76,16 +76,18 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % COMBINING_LANES;
     float value = sum_f32_identity();
     if (warp < WARPS) value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(192, 5)
+constexpr i32 BLOCKS_PER_SM = 5;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, double eps) {
     const Index column_count = 4096;
     const Index row = static_cast<Index>(block_id());
@@ -115,7 +117,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_modulated_rms_norm(x[v]);
+            const float squares_part = elements_of_phase_1_of_modulated_rms_norm(x[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
@@ -125,9 +127,9 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
     // Phase 2 of 2: computes rstd; writes out.
     const float rstd = rstd_of_modulated_rms_norm(squares, eps);

@@ -26,10 +26,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// moe_router in selection.py; its first line is 0:
-//   42: values, indices = wide.topk(k)
-//   43: weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).ex…
-//   46: return (scale * weights).to(logits.dtype), indices
+// moe_router in selection.py; its def is line 1:
+//   30: values, indices = wide.topk(k)
+//   31: weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
+//   34: return (scale * weights).to(logits.dtype), indices
 
 __device__ __forceinline__ i64 amin_i64_identity() {
     return 0x7FFFFFFFFFFFFFFFLL;
@@ -39,34 +39,35 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_moe_router(float logits, i64 coordinate, i64& smallest_part, i64& bits) {
-    const i64 bits_2 = sort_key(logits, coordinate) ^ -0x100000000LL;                 // line 42
+__device__ __forceinline__ void elements_of_phase_1_of_moe_router(float logits, i64 coordinate, i64& smallest_part,
+        i64& bits) {
+    const i64 bits_2 = sort_key(logits, coordinate) ^ -0x100000000LL;                 // line 30
     smallest_part = bits_2;
     bits = bits_2;
 }
 
 __device__ __forceinline__ i64 shifted_of_moe_router(i64 smallest) {
-    return shift_right(smallest & 0xFFFFFFFFLL, 1LL);                                 // line 42
+    return shift_right(smallest & 0xFFFFFFFFLL, 1LL);                                 // line 30
 }
 
 __device__ __forceinline__ i64 chosen_of_moe_router(i64 bits, i64 smallest) {
-    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 42
+    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 30
 }
 
 __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 smallest_2, i64 smallest_3,
         i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& product,
         float& product_2, float& product_3, float& product_4, float& product_5, float& product_6, float& product_7,
         float& product_8, i64& shifted_8) {
-    const float element = sorted_value(smallest ^ -0x100000000LL);                    // line 42
+    const float element = sorted_value(smallest ^ -0x100000000LL);                    // line 30
     const float element_2 = sorted_value(smallest_2 ^ -0x100000000LL);
     const float element_3 = sorted_value(smallest_3 ^ -0x100000000LL);
     const float element_4 = sorted_value(smallest_4 ^ -0x100000000LL);
     const float element_5 = sorted_value(smallest_5 ^ -0x100000000LL);
-    const float larger = maximum(maximum(maximum(element, element_2), element_3), element_4);  // line 43
-    const float element_6 = sorted_value(smallest_6 ^ -0x100000000LL);                // line 42
+    const float larger = maximum(maximum(maximum(element, element_2), element_3), element_4);  // line 31
+    const float element_6 = sorted_value(smallest_6 ^ -0x100000000LL);                // line 30
     const float element_7 = sorted_value(smallest_7 ^ -0x100000000LL);
     const float element_8 = sorted_value(smallest_8 ^ -0x100000000LL);
-    const float larger_2 = maximum(maximum(maximum(larger, element_5), element_6), element_7);  // line 43
+    const float larger_2 = maximum(maximum(maximum(larger, element_5), element_6), element_7);  // line 31
     const float larger_3 = maximum(larger_2, element_8);
     const float exponential = fast_exp(element - larger_3);
     const float exponential_2 = fast_exp(element_2 - larger_3);
@@ -78,7 +79,7 @@ __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 sm
     const float exponential_7 = fast_exp(element_7 - larger_3);
     const float exponential_8 = fast_exp(element_8 - larger_3);
     const float sum_2 = sum + exponential_6 + exponential_7 + exponential_8;
-    product = scale * fast_divide(exponential, sum_2);                                // line 46
+    product = scale * fast_divide(exponential, sum_2);                                // line 34
     product_2 = scale * fast_divide(exponential_2, sum_2);
     product_3 = scale * fast_divide(exponential_3, sum_2);
     product_4 = scale * fast_divide(exponential_4, sum_2);
@@ -86,7 +87,7 @@ __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 sm
     product_6 = scale * fast_divide(exponential_6, sum_2);
     product_7 = scale * fast_divide(exponential_7, sum_2);
     product_8 = scale * fast_divide(exponential_8, sum_2);
-    shifted_8 = shift_right(smallest_8 & 0xFFFFFFFFLL, 1LL);                          // line 42
+    shifted_8 = shift_right(smallest_8 & 0xFFFFFFFFLL, 1LL);                          // line 30
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -107,8 +108,11 @@ __device__ __forceinline__ i64 row_amin_i64(i64 value) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logits_dim0, double scale) {
+constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
+fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logits_dim0_extent, double scale) {
+    const Index logits_dim0 = static_cast<Index>(logits_dim0_extent);
     const Index row_count = logits_dim0;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -140,7 +144,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             i64 smallest_part;
-            elements_of_moe_router(logits[v], column + v, smallest_part, bits[v]);
+            elements_of_phase_1_of_moe_router(logits[v], column + v, smallest_part, bits[v]);
             smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part);
             bits_kept[c][v] = bits[v];
         }
@@ -175,8 +179,9 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) smallest_next_of[k] = amin_i64_combine(smallest_next_of[k],
-                    smallest_next_of[k + half]);
+            for (i32 k = 0; k < half; ++k) {
+                smallest_next_of[k] = amin_i64_combine(smallest_next_of[k], smallest_next_of[k + half]);
+            }
         }
         i64 smallest_next = smallest_next_of[0];
         smallest_next = row_amin_i64(smallest_next);

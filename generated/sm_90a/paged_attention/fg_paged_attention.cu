@@ -4,17 +4,18 @@
 // 131072.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/choose.cuh"
 #include "../primitives/cvt_bf16x2.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp2.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/ldmatrix.cuh"
 #include "../primitives/ldmatrix_transposed.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/shared_address.cuh"
 #include "../primitives/mbarrier_arrive.cuh"
@@ -46,15 +47,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// seen in attention.py; its first line is 0:
-//    9: found = key <= query if is_causal else None
-// with_cache in attention.py; its first line is 0:
-//   27: scores = scores if visible is None else torch.where(visible, scores, -math.inf)
-//   31: return torch.where(position >= 0, result, 0.0).to(v.dtype)
-// weights_of in attention.py; its first line is 0:
-//    3: return torch.softmax(scores, -1)
-// positions_of in attention.py; its first line is 0:
-//    4: return query[:, None] if is_at_start else query[:, None] + offset, key
+// seen in attention.py; its def is line 1:
+//   10: found = key <= query if is_causal else None
+// with_cache in attention.py; its def is line 1:
+//   28: scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+//   32: return torch.where(position >= 0, result, 0.0).to(v.dtype)
+// weights_of in attention.py; its def is line 1:
+//    4: return torch.softmax(scores, -1)
+// positions_of in attention.py; its def is line 1:
+//    5: return query[:, None] if is_at_start else query[:, None] + offset, key
 
 // Operands that the math loads.
 struct Operands {
@@ -64,8 +65,9 @@ struct Operands {
 };
 
 __device__ __forceinline__ float paged_attention_score(float product, i64 key, i64 lengths) {
-    const bool found = key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL));  // seen, line 9
-    return found ? product : -bit_cast<float>(0x7f800000u);                           // with_cache, line 27
+    // seen, line 10
+    const bool is_at_most = key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL));
+    return is_at_most ? product : -infinity<float>();                                 // with_cache, line 28
 }
 
 // Operands of score that are loaded ahead of its call.
@@ -76,7 +78,7 @@ struct Loaded {
 // Loads these operands.
 __device__ __forceinline__ void load_score(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/,
                                            i32 /*key*/, Loaded& loaded) {
-    const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
+    const i64 lengths = widen(load(operands.lengths_ptr, batch));
     loaded.lengths = lengths;
 }
 
@@ -89,7 +91,7 @@ __device__ __forceinline__ void score(const Operands& /*operands*/, const Loaded
 }
 
 __device__ __forceinline__ float peak_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float peak_combine(float a, float b) {
@@ -102,28 +104,28 @@ __device__ __forceinline__ float mass_combine(float a, float b) {
 
 // The row max; 0 while there is none.
 __device__ __forceinline__ float anchor(float peak) {
-    return peak == -bit_cast<float>(0x7f800000u) ? 0.0f : peak;                       // weights_of, line 3
+    return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
 // The weight of a score relative to the anchor, at most 1.
 __device__ __forceinline__ float weight(float s, float anchor) {
-    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 3
+    return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
 }
 
 // The factor that rescales older weights to the new anchor.
 __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 3
+    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 4
 }
 
 __device__ __forceinline__ float paged_attention_finish(float total, i64 lengths_other, float mass) {
-    const i64 sum = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_other, 0LL), 8192LL), 1LL));  // positions_of, line 4
-    return sum >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                       // with_cache, line 31
+    const i64 sum = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_other, 0LL), 8192LL), 1LL));  // positions_of, line 5
+    return sum >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                       // with_cache, line 32
 }
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
                                        i32 /*head*/, i32 /*query*/, i32 /*channel*/, bf16 (&out)[2]) {
-    const i64 lengths_other = widen(load_once(operands.lengths_ptr, batch));
+    const i64 lengths_other = widen(load(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_finish(total[v], lengths_other, mass);
@@ -137,18 +139,18 @@ __device__ __forceinline__ i64 out_offset(const Operands& /*operands*/, i32 batc
 
 // An upper bound of the keys that a query attends to; later ones have no weight.
 __device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
-    return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(8192));
+    return min(i64(max(i64(widen(load(operands.lengths_ptr, batch))), i64(0))), i64(8192));
 }
 
 // The number of keys with values; those of later ones are 0.
 __device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
-    return min(i64(max(i64(widen(load_once(operands.lengths_ptr, batch))), i64(0))), i64(8192));
+    return min(i64(max(i64(widen(load(operands.lengths_ptr, batch))), i64(0))), i64(8192));
 }
 
 // The page of the cache with a block of keys.
 __device__ __forceinline__ i64 page_number(const Operands& operands, i32 batch, i32 block) {
-    return wrapped_index(choose(i64(block * 16) < i64(widen(load_once(operands.lengths_ptr, batch))),
-            i64(widen(load_once(operands.page_table_ptr, batch * 512 + block))), 0), operands.k_cache_dim0,
+    return wrapped_index(choose(i64(block * 16) < i64(widen(load(operands.lengths_ptr, batch))),
+            i64(widen(load(operands.page_table_ptr, batch * 512 + block))), 0), operands.k_cache_dim0,
             "fusegen: paged_attention: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
 }
 
@@ -449,8 +451,9 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
         ldmatrix(q[step], unit_address<TILE_ROWS>(shared_address(shared.q), row, 2 * step + matrix / 2));
     }
     Loaded loaded[2][2];
-    if (first_tile < key_tiles) load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries,
-            keys);
+    if (first_tile < key_tiles) {
+        load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries, keys);
+    }
     Cursor ring;
     for (i32 tile = first_tile; tile < key_tiles; tile += SPLITS) {
         float s[2][4] = {};

@@ -28,11 +28,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// poly_norm in normalization.py; its first line is 0:
-//    9: powers = (wide * wide * wide, wide * wide, wide)
-//   11: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
-// reciprocal_rms in normalization.py; its first line is 0:
-//    2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
+// poly_norm in normalization.py; its def is line 1:
+//    8: powers = (wide * wide * wide, wide * wide, wide)
+//   10: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
+// reciprocal_rms in normalization.py; its def is line 1:
+//    3: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -42,26 +42,26 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void elements_of_poly_norm(float x, float& squares_part, float& squares_2_part,
+__device__ __forceinline__ void elements_of_phase_1_of_poly_norm(float x, float& squares_part, float& squares_2_part,
         float& squares_3_part) {
-    const float product = x * x;                                                      // poly_norm, line 9
-    squares_part = product * x * (product * x);                                       // reciprocal_rms, line 2
+    const float product = x * x;                                                      // poly_norm, line 8
+    squares_part = product * x * (product * x);                                       // reciprocal_rms, line 3
     squares_2_part = product * product;
-    squares_3_part = product;                                                         // poly_norm, line 9
+    squares_3_part = product;                                                         // poly_norm, line 8
 }
 
 __device__ __forceinline__ void values_of_row_of_poly_norm(float squares, float eps, float squares_2, float squares_3,
         float& rstd, float& rstd_2, float& rstd_3) {
-    rstd = fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // reciprocal_rms, line 2
+    rstd = fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // reciprocal_rms, line 3
     rstd_2 = fast_rsqrt(squares_2 * (1.0f / 4096.0f) + eps);
     rstd_3 = fast_rsqrt(squares_3 * (1.0f / 4096.0f) + eps);
 }
 
-__device__ __forceinline__ float result_of_poly_norm(float x, float weight, float rstd, float weight_other,
-        float rstd_2, float weight_other_2, float rstd_3, float bias) {
-    const float product = x * x;                                                      // poly_norm, line 9
-    const float sum = weight * (product * x) * rstd + weight_other * product * rstd_2;  // poly_norm, line 11
-    return sum + weight_other_2 * x * rstd_3 + bias;
+__device__ __forceinline__ float result_of_poly_norm(float x, float weight, float rstd, float weight_1, float rstd_2,
+        float weight_2, float rstd_3, float bias) {
+    const float product = x * x;                                                      // poly_norm, line 8
+    const float sum = weight * (product * x) * rstd + weight_1 * product * rstd_2;    // poly_norm, line 10
+    return sum + weight_2 * x * rstd_3 + bias;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -71,16 +71,16 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 constexpr i32 squares_2_offset = 32;
 constexpr i32 squares_3_offset = 64;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -88,23 +88,25 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to squares, squares_2, squares_3.
     const float weight = widen(load(weight_ptr, 0));
-    const float weight_other = widen(load(weight_ptr, 1));
-    const float weight_other_2 = widen(load(weight_ptr, 2));
+    const float weight_1 = widen(load(weight_ptr, 1));
+    const float weight_2 = widen(load(weight_ptr, 2));
     const float bias = widen(load(bias_ptr, 0));
     bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
@@ -130,7 +132,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
             float squares_part;
             float squares_2_part;
             float squares_3_part;
-            elements_of_poly_norm(x[v], squares_part, squares_2_part, squares_3_part);
+            elements_of_phase_1_of_poly_norm(x[v], squares_part, squares_2_part, squares_3_part);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
             squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part);
             squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part);
@@ -154,13 +156,13 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         for (i32 k = 0; k < half; ++k) squares_3_of[k] = sum_f32_combine(squares_3_of[k], squares_3_of[k + half]);
     }
     float squares_3 = squares_3_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
-    row_sum_f32_leave(squares_2, shared_array<float>(squares_2_offset));
-    row_sum_f32_leave(squares_3, shared_array<float>(squares_3_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares_2, shared_array<float>(squares_2_offset));
+    row_sum_f32_store_partial(squares_3, shared_array<float>(squares_3_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
-    squares_2 = row_sum_f32_meet(shared_array<float>(squares_2_offset));
-    squares_3 = row_sum_f32_meet(shared_array<float>(squares_3_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares_2 = row_sum_f32_combine_partials(shared_array<float>(squares_2_offset));
+    squares_3 = row_sum_f32_combine_partials(shared_array<float>(squares_3_offset));
 
     // Phase 2 of 2: computes rstd, rstd_2, rstd_3; writes out.
     float rstd;
@@ -175,7 +177,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_poly_norm(x[v], weight, rstd, weight_other, rstd_2, weight_other_2, rstd_3, bias);
+            result_0[v] = result_of_poly_norm(x[v], weight, rstd, weight_1, rstd_2, weight_2, rstd_3, bias);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -1,4 +1,5 @@
-// Loads one element from global memory, not through the read-only path: outputs may alias inputs.
+// Loads one element from global memory, not through the read-only path: outputs may alias inputs. Like all loads it is
+// volatile, so that it stays behind a wait for the launch that writes the element.
 __device__ __forceinline__ f8e4m3 load(const f8e4m3* base, i64 i) {
   u16 bits;
   asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(base + i));

@@ -6,7 +6,7 @@ __device__ __forceinline__ void load_wide(Wide (&dst)[2], const T* base, i64 i) 
   static_assert(sizeof(T) == 2, "no other elements were expected");
   if constexpr (sizeof(T) == 2) {
     u32 bits;
-    asm("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
     memcpy(pair, &bits, sizeof(pair));
   }
   widen_vec(pair, dst);

@@ -1,6 +1,6 @@
 // narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
-template <int N, typename From, typename To>
+template <i32 N, typename From, typename To>
 __device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
-  for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
+    for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
 }

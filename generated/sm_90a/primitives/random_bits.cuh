@@ -3,7 +3,7 @@
 struct RandomBits { u32 low, high, stream; };
 
 __device__ __forceinline__ RandomBits random_bits(const i64* key, u32 stream) {
-  const u64 bits = static_cast<u64>(load_once(key, 0));
+  const u64 bits = static_cast<u64>(load(key, 0));
   return {static_cast<u32>(bits), static_cast<u32>(bits >> 32), stream};
 }
 
@@ -49,5 +49,3 @@ __device__ __forceinline__ i16 load(RandomBits key, i64 i) {
   load_lanes<1>(one, key, i);
   return one[0];
 }
-
-__device__ __forceinline__ i16 load_once(RandomBits key, i64 i) { return load(key, i); }

@@ -1,6 +1,6 @@
 // widen() for arrays; pairs of bf16 take one instruction per element.
-template <int N, typename From, typename To>
+template <i32 N, typename From, typename To>
 __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
-  for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
+    for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
 }

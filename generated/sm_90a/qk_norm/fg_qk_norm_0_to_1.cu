@@ -24,12 +24,12 @@
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-namespace part_1 {
+namespace qk_norm_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its first line is 0:
-//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// rms_normalized in normalization.py; its def is line 1:
+//   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -39,16 +39,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float elements_of_qk_norm_0(float q) {
-    return q * q;                                                                     // line 19
+__device__ __forceinline__ float elements_of_phase_1_of_qk_norm_0(float q) {
+    return q * q;                                                                     // line 20
 }
 
 __device__ __forceinline__ float rstd_of_qk_norm_0(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 20
 }
 
 __device__ __forceinline__ float result_of_qk_norm_0(float q, float rstd, float q_weight) {
-    return q * rstd * q_weight;                                                       // line 19
+    return q * rstd * q_weight;                                                       // line 20
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -70,7 +70,10 @@ __device__ __forceinline__ float row_sum_f32(float value) {
 }
 
 __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr,
-        i64 q_dim0, i64 q_dim1, i64 q_dim2, double eps) {
+        i64 q_dim0_extent, i64 q_dim1_extent, i64 q_dim2_extent, double eps) {
+    const Index q_dim0 = static_cast<Index>(q_dim0_extent);
+    const Index q_dim1 = static_cast<Index>(q_dim1_extent);
+    const Index q_dim2 = static_cast<Index>(q_dim2_extent);
     const Index row_count = q_dim0 * q_dim1 * q_dim2;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -99,7 +102,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         widen_vec(q_raw[c], q);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_qk_norm_0(q[v]);
+            const float squares_part = elements_of_phase_1_of_qk_norm_0(q[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
@@ -133,14 +136,14 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         store_lanes<LANES>(out_0_ptr, row * 128 + column, result_0_raw);
     }
 }
-}  // part_1
+}  // namespace qk_norm_0
 
-namespace part_2 {
+namespace qk_norm_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its first line is 0:
-//   19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+// rms_normalized in normalization.py; its def is line 1:
+//   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -150,16 +153,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float elements_of_qk_norm_1(float k_) {
-    return k_ * k_;                                                                   // line 19
+__device__ __forceinline__ float elements_of_phase_1_of_qk_norm_1(float k_val) {
+    return k_val * k_val;                                                             // line 20
 }
 
 __device__ __forceinline__ float rstd_of_qk_norm_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 20
 }
 
-__device__ __forceinline__ float result_of_qk_norm_1(float k_, float rstd, float k_weight) {
-    return k_ * rstd * k_weight;                                                      // line 19
+__device__ __forceinline__ float result_of_qk_norm_1(float k_val, float rstd, float k_weight) {
+    return k_val * rstd * k_weight;                                                   // line 20
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -181,7 +184,10 @@ __device__ __forceinline__ float row_sum_f32(float value) {
 }
 
 __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr,
-        i64 k_dim1, i64 q_dim0, i64 q_dim2, double eps) {
+        i64 k_dim1_extent, i64 q_dim0_extent, i64 q_dim2_extent, double eps) {
+    const Index k_dim1 = static_cast<Index>(k_dim1_extent);
+    const Index q_dim0 = static_cast<Index>(q_dim0_extent);
+    const Index q_dim2 = static_cast<Index>(q_dim2_extent);
     const Index row_count = k_dim1 * q_dim0 * q_dim2;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -192,12 +198,12 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     const Index column_count = exists ? 128 : 0;
 
     // Phase 1 of 2: reduces each row to squares.
-    bf16 k__raw[CHUNKS][LANES];
+    bf16 k_val_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(k__raw[c], k_ptr, row * 128 + column);
+        load_lanes<LANES>(k_val_raw[c], k_ptr, row * 128 + column);
     }
     float squares_of[SUMS];
 #pragma unroll
@@ -206,11 +212,11 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        float k_[LANES];
-        widen_vec(k__raw[c], k_);
+        float k_val[LANES];
+        widen_vec(k_val_raw[c], k_val);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_qk_norm_1(k_[v]);
+            const float squares_part = elements_of_phase_1_of_qk_norm_1(k_val[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
@@ -232,28 +238,31 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         load_lanes<LANES>(k_weight_raw, k_weight_ptr, column);
         float k_weight[LANES];
         widen_vec(k_weight_raw, k_weight);
-        float k_[LANES];
-        widen_vec(k__raw[c], k_);
+        float k_val[LANES];
+        widen_vec(k_val_raw[c], k_val);
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_qk_norm_1(k_[v], rstd, k_weight[v]);
+            result_0[v] = result_of_qk_norm_1(k_val[v], rstd, k_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
         store_lanes<LANES>(out_1_ptr, row * 128 + column, result_0_raw);
     }
 }
-}  // part_2
+}  // namespace qk_norm_1
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(256, 4)
-fg_qk_norm_0_to_1(i64 blocks_1, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr, const bf16* k_ptr,
-        const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1, double eps) {
+fg_qk_norm_0_to_1(i64 qk_norm_0_blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr,
+        const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1,
+        double eps) {
     i32 block = block_id();
-    if (block < blocks_1) return part_1::run(block, q_ptr, q_weight_ptr, out_0_ptr, q_dim0, q_dim1, q_dim2, eps);
-    block -= static_cast<i32>(blocks_1);
-    part_2::run(block, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);
+    if (block < qk_norm_0_blocks) {
+        return qk_norm_0::run(block, q_ptr, q_weight_ptr, out_0_ptr, q_dim0, q_dim1, q_dim2, eps);
+    }
+    block -= static_cast<i32>(qk_norm_0_blocks);
+    qk_norm_1::run(block, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);
 }

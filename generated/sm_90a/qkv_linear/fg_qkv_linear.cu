@@ -44,8 +44,7 @@ __device__ __forceinline__ float qkv_linear_epilogue_0(float product) {
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue_0(const Operands& /*operands*/, const float (&product)[2], i32 /*row*/,
-                                           i32 /*head*/, i32 /*channel*/, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue_0(const float (&product)[2], bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = qkv_linear_epilogue_0(product[v]);
@@ -64,8 +63,7 @@ __device__ __forceinline__ float qkv_linear_epilogue_1(float product) {
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue_1(const Operands& /*operands*/, const float (&product)[2], i32 /*row*/,
-                                           i32 /*head*/, i32 /*channel*/, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue_1(const float (&product)[2], bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = qkv_linear_epilogue_1(product[v]);
@@ -84,8 +82,7 @@ __device__ __forceinline__ float qkv_linear_epilogue_2(float product) {
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue_2(const Operands& /*operands*/, const float (&product)[2], i32 /*row*/,
-                                           i32 /*head*/, i32 /*channel*/, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue_2(const float (&product)[2], bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = qkv_linear_epilogue_2(product[v]);
@@ -103,9 +100,8 @@ __device__ __forceinline__ i64 offset_2(const Operands& operands, i32 row, i32 h
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
 // d (+)= A[64, 16] * B[256, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
-// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
-template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u64 b, i32 accumulate = 1) {
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. The sum replaces d unless `accumulate`.
+__device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u64 b, i32 accumulate) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
@@ -119,7 +115,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
         " %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
         " %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
         " %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, p, 1, 1, %131, %132;\n\t"
+        "%128, %129, p, 1, 1, 0, 0;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
           "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -153,30 +149,30 @@ __device__ __forceinline__ void wgmma_m64n256k16_bf16(float (&d)[128], u64 a, u6
           "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
           "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
-constexpr i32 CONSUMERS = 2;  // consumer warpgroups, 64 rows of the tile each
-constexpr i32 TILE_M = 64 * CONSUMERS;
+using Index = i32;
+constexpr i32 WARP = 32, WARPGROUP = 4 * WARP;
+constexpr i32 QUAD = 4;   // lanes of a warp that hold the columns of a row
+constexpr i32 OCTET = 8;  // columns of an n8 fragment; rows between a thread's two; lines of a swizzle atom
+constexpr i32 LINE_BYTES = 128;  // of the swizzle
+constexpr u32 ATOM_BYTES = OCTET * LINE_BYTES;
+constexpr i32 SLAB = 64;  // rows of one wgmma
+constexpr u32 SLAB_BYTES = SLAB * LINE_BYTES;
+
+// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth.
+constexpr i32 CONSUMERS = 2;  // consumer warpgroups, a slab of the tile each
+constexpr i32 TILE_M = SLAB * CONSUMERS;
 constexpr i32 TILE_N = 256;
-constexpr i32 TILE_K = 64;
-constexpr i32 PRODUCTS = 1;  // matrices B that are multiplied by the same A
+constexpr i32 TILE_K = LINE_BYTES / sizeof(bf16);
+constexpr i32 ACCUMULATORS = TILE_N / 2;  // of a thread per slab
 constexpr i32 STAGES = 4;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
-
-constexpr i32 WARPGROUP = 128;
+constexpr u32 STAGE_BYTES = (TILE_M + TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 BLOCKS_PER_SM = 1;
-constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
-constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
-
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
-// K-major.
-constexpr i32 SLAB = 64;
-constexpr i32 LINE_BYTES = 128;
-constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
-constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
+constexpr i32 SHARED_BYTES = 229440;  // that the launch reserves
 
 // Parts of C lie side by side; each consists of whole tiles.
 constexpr i32 COLUMNS_0 = 1024;
@@ -184,18 +180,15 @@ constexpr i32 COLUMNS_1 = 1024;
 constexpr i32 COLUMNS_2 = 4096;
 constexpr i32 WIDTH = 24;  // tiles per row of tiles
 
-using Index = i32;
-constexpr i32 OCTET = 8;  // columns of an n8 fragment, held by the four lanes of a row
-
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
-    bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
+    bf16 b[STAGES][TILE_N * TILE_K];
     u64 full[STAGES];   // mbarriers: TMA has filled a stage
     u64 empty[STAGES];  // mbarriers: all consumer warps have released a stage
 };
-static_assert(sizeof(SharedMemory) <= 229440, "the plan reserves less shared memory than the pipeline uses");
-static_assert(sizeof(SharedMemory::a[0]) % 1024 == 0 && sizeof(SharedMemory::b[0]) % 1024 == 0,
-        "each stage starts a period of the swizzle");
+static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the launch reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory::a[0]) % ATOM_BYTES == 0 && sizeof(SharedMemory::b[0]) % ATOM_BYTES == 0,
+        "stages begin with a swizzle atom");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
@@ -215,7 +208,7 @@ struct Tile {
     i32 part, row, col;
 };
 
-// Row and column of a thread's first value within the tile of a warpgroup.
+// Row and column of a thread's first value within a slab.
 struct Place {
     i32 row, col;
 };
@@ -252,30 +245,20 @@ struct Schedule {
     }
 };
 
-// Loads one stage of A.
-__device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
-    tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
-}
-
-// Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
-        i32 product) {
-    bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
-    tma_load_2d(tile, map, &shared.full[stage], k, col);
-}
-
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map_0, const TensorMap& b_map_1,
         const TensorMap& b_map_2, SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
-            mbarrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
-            mbarrier_expect(&shared.full[cursor.stage], STAGE_BYTES);
-            load_a(a_map, shared, cursor.stage, tile.row, k);
-            if (tile.part == 0) load_b(b_map_0, shared, cursor.stage, tile.col, k, 0);
-            if (tile.part == 1) load_b(b_map_1, shared, cursor.stage, tile.col, k, 0);
-            if (tile.part == 2) load_b(b_map_2, shared, cursor.stage, tile.col, k, 0);
+            const i32 stage = cursor.stage;
+            u64* full = &shared.full[stage];
+            mbarrier_wait(&shared.empty[stage], cursor.parity ^ 1);
+            mbarrier_expect(full, STAGE_BYTES);
+            tma_load_2d(shared.a[stage], a_map, full, k, tile.row);
+            if (tile.part == 0) tma_load_2d(shared.b[stage], b_map_0, full, k, tile.col);
+            if (tile.part == 1) tma_load_2d(shared.b[stage], b_map_1, full, k, tile.col);
+            if (tile.part == 2) tma_load_2d(shared.b[stage], b_map_2, full, k, tile.col);
         }
     }
 }
@@ -289,16 +272,13 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS], const SharedMemory& shared,
         i32 stage, i32 consumer, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
-    constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
-    constexpr u32 A_STEP = DEPTH * sizeof(bf16);
-    constexpr u32 B_STEP = DEPTH * sizeof(bf16);
+    constexpr u32 STEP = DEPTH * sizeof(bf16);  // bytes
     const u64 a = wgmma_descriptor(&shared.a[stage][consumer * SLAB * TILE_K], ATOM_BYTES, SLAB_BYTES);
     const u64 b = wgmma_descriptor(shared.b[stage], ATOM_BYTES, SLAB_BYTES);
     wgmma_fence();
 #pragma unroll
     for (i32 i = 0; i < TILE_K / DEPTH; ++i) {
-        wgmma_m64n256k16_bf16<0, 0>(
-            accumulator, wgmma_advance(a, i * A_STEP), wgmma_advance(b, i * B_STEP), !first || i > 0);
+        wgmma_m64n256k16_bf16(accumulator, wgmma_advance(a, i * STEP), wgmma_advance(b, i * STEP), !first || i > 0);
     }
     wgmma_commit();
 }
@@ -306,7 +286,7 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[ACCUMULATORS
 // Multiplies one tile. A stage is released after the wgmma of the next stage are issued, which keeps the tensor cores
 // busy.
 __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS], SharedMemory& shared, Cursor& cursor,
-                                              i32 depth, i32 consumer) {
+        i32 depth, i32 consumer) {
     i32 previous = cursor.stage;
     mbarrier_wait(&shared.full[cursor.stage], cursor.parity);
     multiply_stage(accumulator, shared, cursor.stage, consumer, true);
@@ -322,36 +302,24 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
     release(shared, previous);
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
-// branches keeps many loads of operands in flight.
-template <bool INSIDE>
-__device__ __forceinline__ Index nearest(Index position, i64 last) {
-    return INSIDE ? position : min(position, static_cast<Index>(last));
-}
-
-// Applies the epilogue of part 0 to a thread's values of a warpgroup's 64 rows.
+// Applies the epilogue of part 0 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
-template <bool INSIDE>
-__device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y_0)[RESULTS / 2]) {
+__device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS],
+        float (&y_0)[ACCUMULATORS / 2]) {
 #pragma unroll
-    for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
-        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS_0 - 1) / 2 * 2 - tile.col);
+    for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_0_pair[2];
-        epilogue_0(operands, product, row, (tile.col + col) / 128, col % 128, y_0_pair);
+        epilogue_0(product, y_0_pair);
         y_0[held / 2] = pack_pair(y_0_pair);
     }
 }
 
-// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
-// a transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
-                                            Tile tile, Place place, i64 rows) {
-    constexpr i32 QUAD = 4;
+// Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
+// transpose, each lane stores eight contiguous columns.
+__device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const float (&y_0)[ACCUMULATORS / 2],
+        const Operands& operands, Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -359,42 +327,46 @@ __device__ __forceinline__ void scatter_y_0(bf16* out, const float (&words)[RESU
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &words[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y_0[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
-            const Index row = tile.row + place.row + lower * 8;
+            const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS_0) {
-                store_vec<OCTET>(out, offset_0(operands, row, (tile.col + col) / 128, col % 128), octet);
+                store_vec<OCTET>(out_2_ptr, offset_0(operands, row, (tile.col + col) / 128, col % 128), octet);
             }
         }
     }
 }
 
-// Applies the epilogue of part 1 to a thread's values of a warpgroup's 64 rows.
+// Finishes and stores a slab of part 0.
+__device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        bf16* out_2_ptr, Tile tile, Place place, i64 rows) {
+    if (tile.row >= rows) return;
+    float y_0[ACCUMULATORS / 2];
+    finish_tile_0(accumulator, y_0);
+    scatter_y_0(out_2_ptr, y_0, operands, tile, place, rows);
+}
+
+// Applies the epilogue of part 1 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
-template <bool INSIDE>
-__device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y_1)[RESULTS / 2]) {
+__device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS],
+        float (&y_1)[ACCUMULATORS / 2]) {
 #pragma unroll
-    for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
-        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS_1 - 1) / 2 * 2 - tile.col);
+    for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_1_pair[2];
-        epilogue_1(operands, product, row, (tile.col + col) / 128, col % 128, y_1_pair);
+        epilogue_1(product, y_1_pair);
         y_1[held / 2] = pack_pair(y_1_pair);
     }
 }
 
-// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
-// a transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
-                                            Tile tile, Place place, i64 rows) {
-    constexpr i32 QUAD = 4;
+// Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
+// transpose, each lane stores eight contiguous columns.
+__device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const float (&y_1)[ACCUMULATORS / 2],
+        const Operands& operands, Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -402,42 +374,46 @@ __device__ __forceinline__ void scatter_y_1(bf16* out, const float (&words)[RESU
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &words[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y_1[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
-            const Index row = tile.row + place.row + lower * 8;
+            const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS_1) {
-                store_vec<OCTET>(out, offset_1(operands, row, (tile.col + col) / 128, col % 128), octet);
+                store_vec<OCTET>(out_1_ptr, offset_1(operands, row, (tile.col + col) / 128, col % 128), octet);
             }
         }
     }
 }
 
-// Applies the epilogue of part 2 to a thread's values of a warpgroup's 64 rows.
+// Finishes and stores a slab of part 1.
+__device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
+        bf16* out_1_ptr, Tile tile, Place place, i64 rows) {
+    if (tile.row >= rows) return;
+    float y_1[ACCUMULATORS / 2];
+    finish_tile_1(accumulator, y_1);
+    scatter_y_1(out_1_ptr, y_1, operands, tile, place, rows);
+}
+
+// Applies the epilogue of part 2 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: the tile is full.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
-template <bool INSIDE>
-__device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y_2)[RESULTS / 2]) {
+__device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS],
+        float (&y_2)[ACCUMULATORS / 2]) {
 #pragma unroll
-    for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
-        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS_2 - 1) / 2 * 2 - tile.col);
+    for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_2_pair[2];
-        epilogue_2(operands, product, row, (tile.col + col) / 128, col % 128, y_2_pair);
+        epilogue_2(product, y_2_pair);
         y_2[held / 2] = pack_pair(y_2_pair);
     }
 }
 
-// Stores a warpgroup's 64 rows of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after
-// a transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_2(bf16* out, const float (&words)[RESULTS / 2], const Operands& operands,
-                                            Tile tile, Place place, i64 rows) {
-    constexpr i32 QUAD = 4;
+// Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
+// transpose, each lane stores eight contiguous columns.
+__device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const float (&y_2)[ACCUMULATORS / 2],
+        const Operands& operands, Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -445,84 +421,50 @@ __device__ __forceinline__ void scatter_y_2(bf16* out, const float (&words)[RESU
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &words[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y_2[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
-            const Index row = tile.row + place.row + lower * 8;
+            const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS_2) {
-                store_vec<OCTET>(out, offset_2(operands, row, (tile.col + col) / 128, col % 128), octet);
+                store_vec<OCTET>(out_0_ptr, offset_2(operands, row, (tile.col + col) / 128, col % 128), octet);
             }
         }
     }
 }
 
-// Finishes and stores a warpgroup's 64 rows of a tile of part 0.
-__device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       bf16* out_2_ptr,
-                                       Tile tile, Place place, i64 rows) {
-    if (tile.row >= rows) return;
-    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_0;
-    float y_0[RESULTS / 2];
-    if (inside) {
-        finish_tile_0<true>(accumulator, operands, tile, place, rows, y_0);
-    } else {
-        finish_tile_0<false>(accumulator, operands, tile, place, rows, y_0);
-    }
-    scatter_y_0(out_2_ptr, y_0, operands, tile, place, rows);
-}
-
-// Finishes and stores a warpgroup's 64 rows of a tile of part 1.
-__device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       bf16* out_1_ptr,
-                                       Tile tile, Place place, i64 rows) {
-    if (tile.row >= rows) return;
-    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_1;
-    float y_1[RESULTS / 2];
-    if (inside) {
-        finish_tile_1<true>(accumulator, operands, tile, place, rows, y_1);
-    } else {
-        finish_tile_1<false>(accumulator, operands, tile, place, rows, y_1);
-    }
-    scatter_y_1(out_1_ptr, y_1, operands, tile, place, rows);
-}
-
-// Finishes and stores a warpgroup's 64 rows of a tile of part 2.
+// Finishes and stores a slab of part 2.
 __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       bf16* out_0_ptr,
-                                       Tile tile, Place place, i64 rows) {
+        bf16* out_0_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS_2;
-    float y_2[RESULTS / 2];
-    if (inside) {
-        finish_tile_2<true>(accumulator, operands, tile, place, rows, y_2);
-    } else {
-        finish_tile_2<false>(accumulator, operands, tile, place, rows, y_2);
-    }
+    float y_2[ACCUMULATORS / 2];
+    finish_tile_2(accumulator, y_2);
     scatter_y_2(out_0_ptr, y_2, operands, tile, place, rows);
 }
 
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
         SharedMemory& shared, Schedule schedule, i64 rows, i32 depth, i32 consumer) {
-    const Place place{thread_id() % WARPGROUP / 32 * 16 + lane_id() / 4, lane_id() % 4 * 2};
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         float accumulator[ACCUMULATORS];
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
+        const i32 thread = thread_id() % WARPGROUP;
+        const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
         if (tile.part == 0) finish_0(accumulator, operands, out_2_ptr, tile, place, rows);
         if (tile.part == 1) finish_1(accumulator, operands, out_1_ptr, tile, place, rows);
         if (tile.part == 2) finish_2(accumulator, operands, out_0_ptr, tile, place, rows);
     }
 }
 
+// Each stage is filled by one thread, and released by each warp that multiplies it.
 __device__ __forceinline__ void initialise(SharedMemory& shared) {
     for (i32 stage = 0; stage < STAGES; ++stage) {
         mbarrier_init(&shared.full[stage], 1);
-        mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP / 32);
+        mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP / WARP);
     }
     mbarrier_init_fence();
 }
@@ -553,8 +495,9 @@ fg_qkv_linear(
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
-        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map_0, b_map_1, b_map_2, shared, schedule,
-                static_cast<i32>(depth));
+        if (thread_id() == CONSUMERS * WARPGROUP) {
+            produce(a_map, b_map_0, b_map_1, b_map_2, shared, schedule, static_cast<i32>(depth));
+        }
     } else {
         raise_registers<240>();
         const Operands operands{static_cast<i32>(x_dim1_extent)};

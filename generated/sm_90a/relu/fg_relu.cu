@@ -20,11 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// relu in elementwise.py; its first line is 0:
-//    7: return F.relu(input)
+// relu in elementwise.py; its def is line 1:
+//    6: return F.relu(input)
 
 __device__ __forceinline__ float relu(float input) {
-    return maximum(input, 0.0f);                                                      // line 7
+    return maximum(input, 0.0f);                                                      // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,10 +32,12 @@ __device__ __forceinline__ float relu(float input) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_relu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_relu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

@@ -28,8 +28,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_norm in normalization.py; its first line is 0:
-//   28: return F.rms_norm(input, normalized_shape, weight, eps)
+// rms_norm in normalization.py; its def is line 1:
+//   23: return F.rms_norm(input, normalized_shape, weight, eps)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -39,16 +39,16 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float elements_of_rms_norm(float input) {
-    return input * input;                                                             // line 28
+__device__ __forceinline__ float elements_of_phase_1_of_rms_norm(float input) {
+    return input * input;                                                             // line 23
 }
 
 __device__ __forceinline__ float rstd_of_rms_norm(float squares, float eps) {
-    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 28
+    return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 23
 }
 
 __device__ __forceinline__ float result_of_rms_norm(float input, float rstd, float weight) {
-    return input * rstd * weight;                                                     // line 28
+    return input * rstd * weight;                                                     // line 23
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -58,14 +58,14 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -73,15 +73,17 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -102,7 +104,7 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_rms_norm(input[v]);
+            const float squares_part = elements_of_phase_1_of_rms_norm(input[v]);
             squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
         }
     }
@@ -112,9 +114,9 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
         for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
     }
     float squares = squares_of[0];
-    row_sum_f32_leave(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
-    squares = row_sum_f32_meet(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
     // Phase 2 of 2: computes rstd; writes out.
     const float rstd = rstd_of_rms_norm(squares, eps);

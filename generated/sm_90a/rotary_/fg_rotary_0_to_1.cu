@@ -20,16 +20,16 @@
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-namespace part_1 {
+namespace rotary_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotary_ in rotary.py; its first line is 0:
-//    8: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
+// rotary_ in rotary.py; its def is line 1:
+//    7: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
 
-__device__ __forceinline__ void rotary_0(float q, float cos_, float q_other, float sin_, float cos_other,
+__device__ __forceinline__ void rotary_0(float q, float cos_val, float q_other, float sin_val, float cos_other,
         float sin_other, float& result, float& result_2) {
-    result = q * cos_ + -q_other * sin_;                                              // line 8
+    result = q * cos_val + -q_other * sin_val;                                        // line 7
     result_2 = q_other * cos_other + q * sin_other;
 }
 
@@ -38,38 +38,42 @@ __device__ __forceinline__ void rotary_0(float q, float cos_, float q_other, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-__device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, i64 q_dim0,
-        i64 q_dim1, i64 q_dim2) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+__device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr,
+        i64 q_dim2_extent, i64 q_dim0_extent, i64 q_dim1_extent) {
+    const Index q_dim2 = static_cast<Index>(q_dim2_extent);
+    const Index q_dim0 = static_cast<Index>(q_dim0_extent);
+    const Index q_dim1 = static_cast<Index>(q_dim1_extent);
     const Index element_count = q_dim0 * q_dim1 * q_dim2 * 64;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
     if (position + LANES <= element_count) {
         const Index i3_outer = position / 64;
         const Index i3 = position - i3_outer * 64;
-        const Index i1 = i3_outer / static_cast<Index>(q_dim2);
-        const Index i2 = i3_outer - i1 * static_cast<Index>(q_dim2);
+        const Index i1 = i3_outer / q_dim2;
+        const Index i2 = i3_outer - i1 * q_dim2;
         bf16 q_raw[LANES];
-        bf16 cos__raw[LANES];
+        bf16 cos_val_raw[LANES];
         bf16 q_other_raw[LANES];
-        bf16 sin__raw[LANES];
+        bf16 sin_val_raw[LANES];
         bf16 cos_other_raw[LANES];
         bf16 sin_other_raw[LANES];
         load_lanes<LANES>(q_raw, q_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3);
-        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
         load_lanes<LANES>(q_other_raw, q_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
         load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
         load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
         float q[LANES];
         widen_vec(q_raw, q);
-        float cos_[LANES];
-        widen_vec(cos__raw, cos_);
+        float cos_val[LANES];
+        widen_vec(cos_val_raw, cos_val);
         float q_other[LANES];
         widen_vec(q_other_raw, q_other);
-        float sin_[LANES];
-        widen_vec(sin__raw, sin_);
+        float sin_val[LANES];
+        widen_vec(sin_val_raw, sin_val);
         float cos_other[LANES];
         widen_vec(cos_other_raw, cos_other);
         float sin_other[LANES];
@@ -77,8 +81,9 @@ __device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* 
         float result[LANES];
         float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) rotary_0(q[v], cos_[v], q_other[v], sin_[v], cos_other[v], sin_other[v],
-                result[v], result_2[v]);
+        for (i32 v = 0; v < LANES; ++v) {
+            rotary_0(q[v], cos_val[v], q_other[v], sin_val[v], cos_other[v], sin_other[v], result[v], result_2[v]);
+        }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(q_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3, result_raw);
@@ -87,16 +92,16 @@ __device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* 
         store_lanes<LANES>(q_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64, result_2_raw);
     }
 }
-}  // part_1
+}  // namespace rotary_0
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_rotary_0_to_1(i64 blocks_1, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim0,
-        i64 q_dim1, i64 q_dim2, i64 k_dim1) {
+fg_rotary_0_to_1(i64 rotary_0_blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim2,
+        i64 q_dim0, i64 q_dim1, i64 k_dim1) {
     i32 block = block_id();
-    if (block < blocks_1) return part_1::run(block, cos_ptr, sin_ptr, q_ptr, q_dim0, q_dim1, q_dim2);
-    block -= static_cast<i32>(blocks_1);
-    part_1::run(block, cos_ptr, sin_ptr, k_ptr, k_dim1, q_dim0, q_dim2);
+    if (block < rotary_0_blocks) return rotary_0::run(block, cos_ptr, sin_ptr, q_ptr, q_dim2, q_dim0, q_dim1);
+    block -= static_cast<i32>(rotary_0_blocks);
+    rotary_0::run(block, cos_ptr, sin_ptr, k_ptr, q_dim2, k_dim1, q_dim0);  // rotary_1: the same text
 }

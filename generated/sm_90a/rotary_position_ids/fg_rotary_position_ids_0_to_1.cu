@@ -25,33 +25,31 @@
 #include "../primitives/widen_vec.bf16.cuh"
 #include "../primitives/wrap_mul.cuh"
 
-namespace part_1 {
+namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// _cos_sin in rotary.py; its first line is 0:
-//   33: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
-//   34: frequencies, magnitude = 1.0 / base**exponents, 1.0
-//   46: angles = positions * frequencies
-//   48: return angles.cos() * magnitude, angles.sin() * magnitude
-// rotated in rotary.py; its first line is 0:
-//   27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+// _cos_sin in rotary.py; its def is line 1:
+//   34: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
+//   35: frequencies, magnitude = 1.0 / base**exponents, 1.0
+//   47: angles = positions * frequencies
+//   49: return angles.cos() * magnitude, angles.sin() * magnitude
+// rotated in rotary.py; its def is line 1:
+//   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
-__device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted,
-        float& hoisted_2) {
-    const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
-    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f, exponents);    // _cos_sin, line 34
-    const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
-    float sine, cosine;                                                               // _cos_sin, line 48
-    sincosf(angles, &sine, &cosine);
-    hoisted = cosine;
-    hoisted_2 = sine;
+__device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& cosine,
+        float& sine) {
+    const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 34
+    // _cos_sin, line 35
+    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f /* log2 of 10000 */, exponents);
+    const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 47
+    sincosf(angles, &sine, &cosine);                                                  // _cos_sin, line 49
 }
 
-__device__ __forceinline__ void rotary_position_ids_0(float q, float q_other, float hoisted, float hoisted_2,
-        float& result, float& result_2) {
-    result = q * hoisted + -q_other * hoisted_2;                                      // rotated, line 27
-    result_2 = q_other * hoisted + q * hoisted_2;
+__device__ __forceinline__ void rotary_position_ids_0(float q, float q_other, float cosine, float sine, float& result,
+        float& result_2) {
+    result = q * cosine + -q_other * sine;                                            // rotated, line 28
+    result_2 = q_other * cosine + q * sine;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -59,27 +57,30 @@ __device__ __forceinline__ void rotary_position_ids_0(float q, float q_other, fl
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+constexpr i32 UNROLL = 2;  // vectors per thread in flight
+constexpr i32 REPEATS = 4;  // vectors per thread
+
 __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* position_ids_ptr, bf16* out_0_ptr,
-        i64 q_dim0, i64 q_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 UNROLL = 2;  // vectors per thread in flight
-    constexpr i32 REPEATS = 4;  // vectors per thread
+        i64 q_dim1_extent, i64 q_dim0_extent) {
+    const Index q_dim1 = static_cast<Index>(q_dim1_extent);
+    const Index q_dim0 = static_cast<Index>(q_dim0_extent);
     const Index element_count = ((q_dim1 + 3) / 4) * q_dim0 * 262144;
-    const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
+    const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
     if (position + LANES > element_count) return;
     const Index i3_outer = position / 64;
     const Index i3 = position - i3_outer * 64;
     const Index i2_outer = i3_outer / 4096;
     const Index i2 = i3_outer - i2_outer * 4096;
-    const Index i1_chunk = i2_outer / static_cast<Index>(q_dim0);
-    const Index i0 = i2_outer - i1_chunk * static_cast<Index>(q_dim0);
-    i64 position_ids_raw;
-    position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
+    const Index i1_chunk = i2_outer / q_dim0;
+    const Index i0 = i2_outer - i1_chunk * q_dim0;
+    const i64 position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
     const i64 position_ids = widen(position_ids_raw);
-    float hoisted[LANES];
-    float hoisted_2[LANES];
+    float cosine[LANES];
+    float sine[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) rotary_position_ids_0_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
+    for (i32 v = 0; v < LANES; ++v) rotary_position_ids_0_once(position_ids, i3 + v, cosine[v], sine[v]);
 
     const Index first = i1_chunk * REPEATS;
     const Index end = q_dim1 < first + REPEATS ? q_dim1 : first + REPEATS;
@@ -105,8 +106,9 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
             float result[LANES];
             float result_2[LANES];
 #pragma unroll
-            for (i32 v = 0; v < LANES; ++v) rotary_position_ids_0(q[v], q_other[v], hoisted[v], hoisted_2[v],
-                    result[v], result_2[v]);
+            for (i32 v = 0; v < LANES; ++v) {
+                rotary_position_ids_0(q[v], q_other[v], cosine[v], sine[v], result[v], result_2[v]);
+            }
             bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
             store_lanes<LANES>(out_0_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
@@ -116,109 +118,19 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
         }
     }
 }
-}  // part_1
-
-namespace part_2 {
-// ---------------------------------------------------------------------------------------------------------------------
-// Math
-// ---------------------------------------------------------------------------------------------------------------------
-// _cos_sin in rotary.py; its first line is 0:
-//   33: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
-//   34: frequencies, magnitude = 1.0 / base**exponents, 1.0
-//   46: angles = positions * frequencies
-//   48: return angles.cos() * magnitude, angles.sin() * magnitude
-// rotated in rotary.py; its first line is 0:
-//   27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
-
-__device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted,
-        float& hoisted_2) {
-    const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 33
-    const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f, exponents);    // _cos_sin, line 34
-    const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 46
-    float sine, cosine;                                                               // _cos_sin, line 48
-    sincosf(angles, &sine, &cosine);
-    hoisted = cosine;
-    hoisted_2 = sine;
-}
-
-__device__ __forceinline__ void rotary_position_ids_1(float k_, float k_other, float hoisted, float hoisted_2,
-        float& result, float& result_2) {
-    result = k_ * hoisted + -k_other * hoisted_2;                                     // rotated, line 27
-    result_2 = k_other * hoisted + k_ * hoisted_2;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Pipeline
-// ---------------------------------------------------------------------------------------------------------------------
-using Index = i32;
-
-__device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const i64* position_ids_ptr, bf16* out_1_ptr,
-        i64 k_dim1, i64 q_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 UNROLL = 2;  // vectors per thread in flight
-    constexpr i32 REPEATS = 4;  // vectors per thread
-    const Index element_count = ((k_dim1 + 3) / 4) * q_dim0 * 262144;
-    const Index position = (static_cast<Index>(block) * 128 + thread_id()) * LANES;
-    if (position + LANES > element_count) return;
-    const Index i3_outer = position / 64;
-    const Index i3 = position - i3_outer * 64;
-    const Index i2_outer = i3_outer / 4096;
-    const Index i2 = i3_outer - i2_outer * 4096;
-    const Index i1_chunk = i2_outer / static_cast<Index>(q_dim0);
-    const Index i0 = i2_outer - i1_chunk * static_cast<Index>(q_dim0);
-    i64 position_ids_raw;
-    position_ids_raw = load(position_ids_ptr, i0 * 4096 + i2);
-    const i64 position_ids = widen(position_ids_raw);
-    float hoisted[LANES];
-    float hoisted_2[LANES];
-#pragma unroll
-    for (i32 v = 0; v < LANES; ++v) rotary_position_ids_1_once(position_ids, i3 + v, hoisted[v], hoisted_2[v]);
-
-    const Index first = i1_chunk * REPEATS;
-    const Index end = k_dim1 < first + REPEATS ? k_dim1 : first + REPEATS;
-#pragma unroll 1
-    for (Index start = first; start < end; start += UNROLL) {
-        bf16 k__raw[UNROLL][LANES];
-        bf16 k_other_raw[UNROLL][LANES];
-#pragma unroll
-        for (i32 u = 0; u < UNROLL; ++u) {
-            const Index i1 = start + u;
-            if (i1 >= end) continue;
-            load_lanes<LANES>(k__raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3);
-            load_lanes<LANES>(k_other_raw[u], k_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64);
-        }
-#pragma unroll
-        for (i32 u = 0; u < UNROLL; ++u) {
-            const Index i1 = start + u;
-            if (i1 >= end) continue;
-            float k_[LANES];
-            widen_vec(k__raw[u], k_);
-            float k_other[LANES];
-            widen_vec(k_other_raw[u], k_other);
-            float result[LANES];
-            float result_2[LANES];
-#pragma unroll
-            for (i32 v = 0; v < LANES; ++v) rotary_position_ids_1(k_[v], k_other[v], hoisted[v], hoisted_2[v],
-                    result[v], result_2[v]);
-            bf16 result_raw[LANES];
-            narrow_vec(result, result_raw);
-            store_lanes<LANES>(out_1_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3, result_raw);
-            bf16 result_2_raw[LANES];
-            narrow_vec(result_2, result_2_raw);
-            store_lanes<LANES>(out_1_ptr, i2 * 128 + i0 * k_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
-        }
-    }
-}
-}  // part_2
+}  // namespace rotary_position_ids_0
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 1)
-fg_rotary_position_ids_0_to_1(i64 blocks_1, const bf16* q_ptr, const i64* position_ids_ptr, bf16* out_0_ptr,
-        const bf16* k_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 k_dim1) {
+fg_rotary_position_ids_0_to_1(i64 rotary_position_ids_0_blocks, const bf16* q_ptr, const i64* position_ids_ptr,
+        bf16* out_0_ptr, const bf16* k_ptr, bf16* out_1_ptr, i64 q_dim1, i64 q_dim0, i64 k_dim1) {
     i32 block = block_id();
-    if (block < blocks_1) return part_1::run(block, q_ptr, position_ids_ptr, out_0_ptr, q_dim0, q_dim1);
-    block -= static_cast<i32>(blocks_1);
-    part_2::run(block, k_ptr, position_ids_ptr, out_1_ptr, k_dim1, q_dim0);
+    if (block < rotary_position_ids_0_blocks) {
+        return rotary_position_ids_0::run(block, q_ptr, position_ids_ptr, out_0_ptr, q_dim1, q_dim0);
+    }
+    block -= static_cast<i32>(rotary_position_ids_0_blocks);
+    // rotary_position_ids_1: the same text
+    rotary_position_ids_0::run(block, k_ptr, position_ids_ptr, out_1_ptr, k_dim1, q_dim0);
 }

@@ -5,9 +5,9 @@
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/cluster_arrive.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/shared_address.cuh"
 #include "../primitives/cluster_push.cuh"
 #include "../primitives/cluster_rank.cuh"
@@ -15,6 +15,7 @@
 #include "../primitives/copy_async.cuh"
 #include "../primitives/copy_async_commit.cuh"
 #include "../primitives/copy_async_wait.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/load.i64.bf16.float.cuh"
 #include "../primitives/maximum.i64.float.cuh"
@@ -41,21 +42,21 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// sample in selection.py; its first line is 0:
-//   47: wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature…
-//   56: left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
-//   59: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
-//   60: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
-// _exponential in selection.py; its first line is 0:
-//    2: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
-//    3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
-// _mixed in selection.py; its first line is 0:
-//    2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
-//    3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-//    4: return x ^ (x >> 31 & (1 << 33) - 1)
+// sample in selection.py; its def is line 1:
+//   32: wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature, 1.0)
+//   41: left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
+//   44: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
+//   45: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+// _exponential in selection.py; its def is line 1:
+//    3: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
+//    4: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
+// _mixed in selection.py; its def is line 1:
+//    3: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+//    4: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+//    5: return x ^ (x >> 31 & (1 << 33) - 1)
 
 __device__ __forceinline__ void max_f32_identity(float& values, i64& indices) {
-    values = -bit_cast<float>(0x7f800000u);
+    values = -infinity<float>();
     indices = 0x7FFFFFFFFFFFFFFFLL;
 }
 
@@ -68,7 +69,7 @@ __device__ __forceinline__ void max_f32_combine(float a_values, i64 a_indices, f
 }
 
 __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass) {
-    peak = -bit_cast<float>(0x7f800000u);
+    peak = -infinity<float>();
     mass = 0.0f;
 }
 
@@ -80,7 +81,7 @@ __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mas
 }
 
 __device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float amax_f32_combine(float a, float b) {
@@ -89,37 +90,36 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 
 __device__ __forceinline__ void values_of_row_of_sample(float temperature, i64 seeds, bool& is_at_least,
         float& chosen_2, i64& bits) {
-    const bool is_at_least_2 = temperature >= 1e-30f;                                 // sample, line 47
-    const i64 sum = wrap_add(seeds, -7046029254386353131LL);                          // _exponential, line 2
-    const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 2
+    const bool is_at_least_2 = temperature >= 1e-30f;                                 // sample, line 32
+    const i64 sum = wrap_add(seeds, -7046029254386353131LL);                          // _exponential, line 3
+    const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
     const i64 product = wrap_mul(bits_2, -4658895280553007687LL);
-    const i64 bits_3 = product ^ (shift_right(product, 27LL) & 0x1FFFFFFFFFLL);       // _mixed, line 3
+    const i64 bits_3 = product ^ (shift_right(product, 27LL) & 0x1FFFFFFFFFLL);       // _mixed, line 4
     const i64 product_2 = wrap_mul(bits_3, -7723592293110705685LL);
-    is_at_least = is_at_least_2;                                                      // sample, line 47
+    is_at_least = is_at_least_2;                                                      // sample, line 32
     chosen_2 = is_at_least_2 ? temperature : 1.0f;
-    bits = product_2 ^ (shift_right(product_2, 31LL) & 0x1FFFFFFFFLL);                // _mixed, line 4
+    bits = product_2 ^ (shift_right(product_2, 31LL) & 0x1FFFFFFFFLL);                // _mixed, line 5
 }
 
-__device__ __forceinline__ void elements_of_sample(bool is_at_least, float chosen_2, i64 bits, float logits,
-        i64 coordinate, float& place_values_part, float& normalizer_mass_part) {
-    // _exponential, line 2
-    const i64 bits_2 = wrap_add(bits, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));
-    const i64 bits_3 = bits_2 ^ (shift_right(bits_2, 30LL) & 0x3FFFFFFFFLL);          // _mixed, line 2
-    const i64 x = wrap_mul(bits_3, -4658895280553007687LL);
-    const i64 bits_4 = x ^ (shift_right(x, 27LL) & 0x1FFFFFFFFFLL);                   // _mixed, line 3
-    const i64 x_2 = wrap_mul(bits_4, -7723592293110705685LL);
-    const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 0x1FFFFFFFFLL), 24LL);  // _exponential, line 3
+__device__ __forceinline__ float elements_of_phase_1_of_sample(bool is_at_least, float chosen_2, i64 bits,
+        float logits, i64 coordinate) {
+    // _exponential, line 3
+    const i64 sum = wrap_add(bits, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));
+    const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
+    const i64 x = wrap_mul(bits_2, -4658895280553007687LL);
+    const i64 bits_3 = x ^ (shift_right(x, 27LL) & 0x1FFFFFFFFFLL);                   // _mixed, line 4
+    const i64 x_2 = wrap_mul(bits_3, -7723592293110705685LL);
+    const i64 shifted = shift_right(x_2 ^ (shift_right(x_2, 31LL) & 0x1FFFFFFFFLL), 24LL);  // _exponential, line 4
     const float product = (static_cast<float>(shifted & 0xFFFFFFFFFFLL) + 0.5f) * -9.094947e-13f;
-    place_values_part = logits / chosen_2 - (is_at_least ? logf(-log1pf(product)) : 0.0f);  // sample, line 56
-    normalizer_mass_part = 1.0f;
+    return logits / chosen_2 - (is_at_least ? logf(-log1pf(product)) : 0.0f);         // sample, line 41
 }
 
 __device__ __forceinline__ float chosen_of_sample(float logits, i64 place_indices, i64 coordinate) {
-    return coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);      // sample, line 59
+    return coordinate == place_indices ? logits : -infinity<float>();                 // sample, line 44
 }
 
 __device__ __forceinline__ float difference_of_sample(float chosen, float normalizer_peak, float normalizer_mass) {
-    return chosen - (normalizer_peak + logf(normalizer_mass));                        // sample, line 60
+    return chosen - (normalizer_peak + logf(normalizer_mass));                        // sample, line 45
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -168,16 +168,16 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
     return value;
 }
 
-// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different
-// orders.
+// Combines one state of every thread of a row; all of them receive the result.
 // Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
 // `arrived`.
 template <typename Scratch0, typename Scratch1>
 __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch,
         Scratch1 indices_scratch, u64* arrived, u32 parity) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask),
-            shuffle_xor(indices, mask), values, indices);
+    for (i32 mask = 16; mask > 0; mask /= 2) {
+        max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    }
     if (lane_id() < CLUSTER) {
         cluster_push(values_scratch, warp_of_row(), values, lane_id(), arrived);
         cluster_push(indices_scratch, warp_of_row(), indices, lane_id(), arrived);
@@ -190,22 +190,21 @@ __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch
                 indices);
     }
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) max_f32_combine(values, indices, shuffle_xor(values, mask),
-            shuffle_xor(indices, mask), values, indices);
-    values = shuffle_xor(values, lane_id());
-    indices = shuffle_xor(indices, lane_id());
+    for (i32 mask = 16; mask > 0; mask /= 2) {
+        max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
+    }
 }
 
-// Combines one state of every thread of a row; all of them receive that of lane 0, since lanes may round in different
-// orders.
+// Combines one state of every thread of a row; all of them receive the result.
 // Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
 // `arrived`.
 template <typename Scratch0, typename Scratch1>
 __device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch,
         Scratch1 mass_scratch, u64* arrived, u32 parity) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
-            shuffle_xor(mass, mask), peak, mass);
+    for (i32 mask = 16; mask > 0; mask /= 2) {
+        normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    }
     if (lane_id() < CLUSTER) {
         cluster_push(peak_scratch, warp_of_row(), peak, lane_id(), arrived);
         cluster_push(mass_scratch, warp_of_row(), mass, lane_id(), arrived);
@@ -218,15 +217,17 @@ __device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scr
                 mass);
     }
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask),
-            shuffle_xor(mass, mask), peak, mass);
-    peak = shuffle_xor(peak, lane_id());
-    mass = shuffle_xor(mass, lane_id());
+    for (i32 mask = 16; mask > 0; mask /= 2) {
+        normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
+    }
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(672, 1)
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr,
-        i64 logits_dim0) {
+        i64 logits_dim0_extent) {
+    const Index logits_dim0 = static_cast<Index>(logits_dim0_extent);
     const Index row_count = logits_dim0;
     const Index column_count = 32000;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
@@ -303,31 +304,35 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             float logits[LANES];
             widen_vec(logits_raw[c], logits);
             float place_values_part[LANES];
-            float normalizer_mass_part[LANES];
             i64 place_indices_part[LANES];
             float normalizer_peak_part[LANES];
+            float normalizer_mass_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                elements_of_sample(is_at_least, chosen_2, bits, logits[v], column + v, place_values_part[v],
-                        normalizer_mass_part[v]);
+                place_values_part[v] = elements_of_phase_1_of_sample(is_at_least, chosen_2, bits, logits[v], column
+                        + v);
                 place_indices_part[v] = column + v;
                 normalizer_peak_part[v] = logits[v];
+                normalizer_mass_part[v] = 1.0f;
             }
 #pragma unroll
             for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-                for (i32 v = 0; v < half; ++v) max_f32_combine(place_values_part[v], place_indices_part[v],
-                        place_values_part[v + half], place_indices_part[v + half], place_values_part[v],
-                        place_indices_part[v]);
+                for (i32 v = 0; v < half; ++v) {
+                    max_f32_combine(place_values_part[v], place_indices_part[v], place_values_part[v + half],
+                            place_indices_part[v + half], place_values_part[v], place_indices_part[v]);
+                }
             }
             max_f32_combine(place_values, place_indices, place_values_part[0], place_indices_part[0], place_values,
                     place_indices);
 #pragma unroll
             for (i32 half = LANES / 2; half > 0; half /= 2) {  // first within the vector
 #pragma unroll
-                for (i32 v = 0; v < half; ++v) normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
-                        normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
-                        normalizer_mass_part[v]);
+                for (i32 v = 0; v < half; ++v) {
+                    normalizer_f32_combine(normalizer_peak_part[v], normalizer_mass_part[v],
+                            normalizer_peak_part[v + half], normalizer_mass_part[v + half], normalizer_peak_part[v],
+                            normalizer_mass_part[v]);
+                }
             }
             normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                     normalizer_peak, normalizer_mass);

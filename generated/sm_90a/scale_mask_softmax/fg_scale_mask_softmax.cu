@@ -4,10 +4,10 @@
 // Reads scores_dim0 * 2048 + scores_dim0 * scores_dim1 * 2097152 bytes, writes scores_dim0 * scores_dim1 * 2097152.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
@@ -18,18 +18,19 @@
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// scale_mask_softmax in softmax.py; its first line is 0:
-//   34: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-//   38: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
+// scale_mask_softmax in softmax.py; its def is line 1:
+//   21: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+//   25: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
 
 __device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float amax_f32_combine(float a, float b) {
@@ -44,19 +45,19 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ float elements_of_scale_mask_softmax(float scale, float scores, float mask) {
-    return scores * scale + mask;                                                     // line 34
+__device__ __forceinline__ float elements_of_phase_1_of_scale_mask_softmax(float scale, float scores, float mask) {
+    return scores * scale + mask;                                                     // line 21
 }
 
-__device__ __forceinline__ void elements_2_of_scale_mask_softmax(float scores, float mask, float scale, float largest,
-        float& total_part, float& exponential) {
-    const float exponential_2 = fast_exp(scores * scale + mask - largest);            // line 38
+__device__ __forceinline__ void elements_of_phase_2_of_scale_mask_softmax(float scores, float mask, float scale,
+        float largest, float& total_part, float& exponential) {
+    const float exponential_2 = fast_exp(scores * scale + mask - largest);            // line 25
     total_part = exponential_2;
     exponential = exponential_2;
 }
 
 __device__ __forceinline__ float result_of_scale_mask_softmax(float exponential, float total) {
-    return fast_divide(exponential, total);                                           // line 38
+    return fast_divide(exponential, total);                                           // line 25
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -84,16 +85,20 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_ptr, i64 scores_dim0, i64 scores_dim1,
-        double scale) {
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
+fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_ptr, i64 scores_dim1_extent,
+        i64 scores_dim0_extent, double scale) {
+    const Index scores_dim1 = static_cast<Index>(scores_dim1_extent);
+    const Index scores_dim0 = static_cast<Index>(scores_dim0_extent);
     const Index row_count = scores_dim0 * scores_dim1 * 1024;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
     const Index row = static_cast<Index>(block_id()) * ROWS + group;
     if (row >= row_count) return;
-    const Index i0 = row / static_cast<Index>(scores_dim1 * 1024);
-    const Index i2 = row - i0 * static_cast<Index>(scores_dim1 * 1024);
+    const Index i0 = row / (scores_dim1 * 1024);
+    const Index i2 = row - i0 * (scores_dim1 * 1024);
 
     // Phase 1 of 3: reduces each row to largest.
     bf16 scores_raw[CHUNKS][LANES];
@@ -115,7 +120,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(mask_raw[c], mask);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = elements_of_scale_mask_softmax(scale, scores[v], mask[v]);
+            const float largest_part = elements_of_phase_1_of_scale_mask_softmax(scale, scores[v], mask[v]);
             largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
         }
     }
@@ -142,7 +147,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            elements_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part, exponential[v]);
+            elements_of_phase_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part, exponential[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             exponential_kept[c][v] = exponential[v];
         }

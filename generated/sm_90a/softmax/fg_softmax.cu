@@ -4,11 +4,11 @@
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
-#include "../primitives/bit_cast.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
@@ -24,17 +24,18 @@
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
+#include "../primitives/bit_cast.cuh"
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// softmax in softmax.py; its first line is 0:
-//    7: return torch.softmax(cooled(input, temperature), dim)
+// softmax in softmax.py; its def is line 1:
+//    6: return torch.softmax(cooled(input, temperature), dim)
 
 __device__ __forceinline__ float amax_f32_identity() {
-    return -bit_cast<float>(0x7f800000u);
+    return -infinity<float>();
 }
 
 __device__ __forceinline__ float amax_f32_combine(float a, float b) {
@@ -49,15 +50,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
     return a + b;
 }
 
-__device__ __forceinline__ void elements_2_of_softmax(float input, float largest, float& total_part,
+__device__ __forceinline__ void elements_of_phase_2_of_softmax(float input, float largest, float& total_part,
         float& exponential) {
-    const float exponential_2 = fast_exp(input - largest);                            // line 7
+    const float exponential_2 = fast_exp(input - largest);                            // line 6
     total_part = exponential_2;
     exponential = exponential_2;
 }
 
 __device__ __forceinline__ float result_of_softmax(float exponential, float total) {
-    return fast_divide(exponential, total);                                           // line 7
+    return fast_divide(exponential, total);                                           // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -67,15 +68,15 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
-constexpr i32 MEETING = 4;  // lanes that each take the partial result of a warp: a power of two
+constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 largest_offset = 0;  // in shared memory, in bytes
 constexpr i32 total_offset = 32;
 
-// Writes a warp's partial result to shared memory; after a barrier, row_amax_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -83,17 +84,17 @@ __device__ __forceinline__ void row_amax_f32_leave(float value, Scratch scratch)
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-// Writes a warp's partial result to shared memory; after a barrier, row_sum_f32_meet combines those of all warps.
+// Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
@@ -101,15 +102,17 @@ __device__ __forceinline__ void row_sum_f32_leave(float value, Scratch scratch) 
 
 // Combines the partial results of all warps; every thread receives the result.
 template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
-    const i32 warp = lane_id() % MEETING;
+__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+    const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = MEETING / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -139,9 +142,9 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_leave(largest, shared_array<float>(largest_offset));
+    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
     block_sync();
-    largest = row_amax_f32_meet(shared_array<float>(largest_offset));
+    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
 
     // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
     float exponential_kept[CHUNKS][LANES];
@@ -156,7 +159,7 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            elements_2_of_softmax(input[v], largest, total_part, exponential[v]);
+            elements_of_phase_2_of_softmax(input[v], largest, total_part, exponential[v]);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
             exponential_kept[c][v] = exponential[v];
         }
@@ -167,9 +170,9 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-    row_sum_f32_leave(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
     block_sync();
-    total = row_sum_f32_meet(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
 
     // Phase 3 of 3: writes out.
 #pragma unroll

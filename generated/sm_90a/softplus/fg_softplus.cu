@@ -25,16 +25,16 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// softplus in elementwise.py; its first line is 0:
-//    7: return F.softplus(input, beta, threshold)
+// softplus in elementwise.py; its def is line 1:
+//    6: return F.softplus(input, beta, threshold)
 
 __device__ __forceinline__ float softplus_common(float beta) {
     return fast_divide(1.0f, beta);
 }
 
-__device__ __forceinline__ float softplus(float input, float beta, float threshold, float common) {
-    const float product = input * beta;                                               // line 7
-    const float product_2 = fast_log1p(fast_exp(product)) * common;
+__device__ __forceinline__ float softplus(float input, float beta, float threshold, float quotient) {
+    const float product = input * beta;                                               // line 6
+    const float product_2 = fast_log1p(fast_exp(product)) * quotient;
     return product > round_bf16(threshold) ? input : product_2;
 }
 
@@ -43,10 +43,12 @@ __device__ __forceinline__ float softplus(float input, float beta, float thresho
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_softplus(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0, double beta, double threshold) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_softplus(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent, double beta, double threshold) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -55,10 +57,10 @@ fg_softplus(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0, double beta, d
         load_lanes<LANES>(input_raw, input_ptr, position);
         float input[LANES];
         widen_vec(input_raw, input);
-        const float common = softplus_common(beta);
+        const float quotient = softplus_common(beta);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = softplus(input[v], beta, threshold, common);
+        for (i32 v = 0; v < LANES; ++v) result[v] = softplus(input[v], beta, threshold, quotient);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, position, result_raw);

@@ -12,11 +12,11 @@
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
 #include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
@@ -28,16 +28,16 @@
 #include "../primitives/checked_index.cuh"
 #include "../primitives/wrapped_index.cuh"
 
-namespace part_1 {
+namespace split_rotary_cache_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotated in rotary.py; its first line is 0:
-//   27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+// rotated in rotary.py; its def is line 1:
+//   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
-__device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, float qkv_other, float sin_,
+__device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_val, float qkv_other, float sin_val,
         float cos_other, float sin_other, float& result, float& result_2) {
-    result = qkv * cos_ + -qkv_other * sin_;                                          // line 27
+    result = qkv * cos_val + -qkv_other * sin_val;                                    // line 28
     result_2 = qkv_other * cos_other + qkv * sin_other;
 }
 
@@ -46,10 +46,11 @@ __device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
         bf16* out_ptr) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
     const Index element_count = 8388608;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
@@ -61,25 +62,25 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const Index i0 = i2_outer / 32;
         const Index i1 = i2_outer - i0 * 32;
         bf16 qkv_raw[LANES];
-        bf16 cos__raw[LANES];
+        bf16 cos_val_raw[LANES];
         bf16 qkv_other_raw[LANES];
-        bf16 sin__raw[LANES];
+        bf16 sin_val_raw[LANES];
         bf16 cos_other_raw[LANES];
         bf16 sin_other_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3);
-        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
         load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
-        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
         load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
         load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
         float qkv[LANES];
         widen_vec(qkv_raw, qkv);
-        float cos_[LANES];
-        widen_vec(cos__raw, cos_);
+        float cos_val[LANES];
+        widen_vec(cos_val_raw, cos_val);
         float qkv_other[LANES];
         widen_vec(qkv_other_raw, qkv_other);
-        float sin_[LANES];
-        widen_vec(sin__raw, sin_);
+        float sin_val[LANES];
+        widen_vec(sin_val_raw, sin_val);
         float cos_other[LANES];
         widen_vec(cos_other_raw, cos_other);
         float sin_other[LANES];
@@ -87,8 +88,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         float result[LANES];
         float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) split_rotary_cache_0(qkv[v], cos_[v], qkv_other[v], sin_[v], cos_other[v],
-                sin_other[v], result[v], result_2[v]);
+        for (i32 v = 0; v < LANES; ++v) {
+            split_rotary_cache_0(qkv[v], cos_val[v], qkv_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
+                    result_2[v]);
+        }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
@@ -97,18 +100,18 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
     }
 }
-}  // part_1
+}  // namespace split_rotary_cache_0
 
-namespace part_2 {
+namespace split_rotary_cache_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// split_rotary_cache in heads.py; its first line is 0:
-//   45: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_s…
+// split_rotary_cache in heads.py; its def is line 1:
+//   32: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_scale)
 
-__device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, float qkv_other, float sin_,
+__device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_val, float qkv_other, float sin_val,
         float cos_other, float sin_other, float& result, float& result_2) {
-    result = qkv * cos_ + -qkv_other * sin_;                                          // line 45
+    result = qkv * cos_val + -qkv_other * sin_val;                                    // line 32
     result_2 = qkv_other * cos_other + qkv * sin_other;
 }
 
@@ -117,10 +120,13 @@ __device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
-        const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+        const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0_extent, i64 k_cache_dim1_extent) {
+    const Index k_cache_dim0 = static_cast<Index>(k_cache_dim0_extent);
+    const Index k_cache_dim1 = static_cast<Index>(k_cache_dim1_extent);
     const Index element_count = 2097152;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
@@ -131,28 +137,28 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const Index i2 = i3_outer - i2_outer * 4096;
         const Index i0 = i2_outer / 8;
         const Index i1 = i2_outer - i0 * 8;
-        const Index k_cache_at = wrapped_index(widen(load_once(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1,
+        const Index k_cache_at = wrapped_index(widen(load(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1,
                 "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
         bf16 qkv_raw[LANES];
-        bf16 cos__raw[LANES];
+        bf16 cos_val_raw[LANES];
         bf16 qkv_other_raw[LANES];
-        bf16 sin__raw[LANES];
+        bf16 sin_val_raw[LANES];
         bf16 cos_other_raw[LANES];
         bf16 sin_other_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4096);
-        load_lanes<LANES>(cos__raw, cos_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
         load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4160);
-        load_lanes<LANES>(sin__raw, sin_ptr, i2 * 128 + i3);
+        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
         load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
         load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
         float qkv[LANES];
         widen_vec(qkv_raw, qkv);
-        float cos_[LANES];
-        widen_vec(cos__raw, cos_);
+        float cos_val[LANES];
+        widen_vec(cos_val_raw, cos_val);
         float qkv_other[LANES];
         widen_vec(qkv_other_raw, qkv_other);
-        float sin_[LANES];
-        widen_vec(sin__raw, sin_);
+        float sin_val[LANES];
+        widen_vec(sin_val_raw, sin_val);
         float cos_other[LANES];
         widen_vec(cos_other_raw, cos_other);
         float sin_other[LANES];
@@ -160,8 +166,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         float result[LANES];
         float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) split_rotary_cache_1(qkv[v], cos_[v], qkv_other[v], sin_[v], cos_other[v],
-                sin_other[v], result[v], result_2[v]);
+        for (i32 v = 0; v < LANES; ++v) {
+            split_rotary_cache_1(qkv[v], cos_val[v], qkv_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
+                    result_2[v]);
+        }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3, result_raw);
@@ -170,17 +178,17 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
     }
 }
-}  // part_2
+}  // namespace split_rotary_cache_1
 
-namespace part_3 {
+namespace split_rotary_cache_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// split_rotary_cache in heads.py; its first line is 0:
-//   46: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0, 1), v_cache.dtype, v_s…
+// split_rotary_cache in heads.py; its def is line 1:
+//   33: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0, 1), v_cache.dtype, v_scale)
 
 __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
-    return qkv;                                                                       // line 46
+    return qkv;                                                                       // line 33
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -188,17 +196,20 @@ __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* slots_ptr, bf16* v_cache_ptr,
-        i64 k_cache_dim0, i64 k_cache_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+        i64 k_cache_dim0_extent, i64 k_cache_dim1_extent) {
+    const Index k_cache_dim0 = static_cast<Index>(k_cache_dim0_extent);
+    const Index k_cache_dim1 = static_cast<Index>(k_cache_dim1_extent);
     const Index element_count = 4194304;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
     if (position + LANES <= element_count) {
         const Index i0 = position / 1024;
         const Index i2 = position - i0 * 1024;
-        const Index v_cache_at = wrapped_index(widen(load_once(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1,
+        const Index v_cache_at = wrapped_index(widen(load(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1,
                 "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
         bf16 qkv_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i0 * 6144 + i2 + 5120);
@@ -212,19 +223,24 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* s
         store_lanes<LANES>(v_cache_ptr, v_cache_at * 1024 + i2, result_raw);
     }
 }
-}  // part_3
+}  // namespace split_rotary_cache_2
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_split_rotary_cache_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
-        bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr, bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
+fg_split_rotary_cache_0_to_2(i64 split_rotary_cache_0_blocks, i64 split_rotary_cache_1_blocks, const bf16* qkv_ptr,
+        const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr,
+        bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     i32 block = block_id();
-    if (block < blocks_1) return part_1::run(block, qkv_ptr, cos_ptr, sin_ptr, out_ptr);
-    block -= static_cast<i32>(blocks_1);
-    if (block < blocks_2) return part_2::run(block, qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, k_cache_dim0,
-            k_cache_dim1);
-    block -= static_cast<i32>(blocks_2);
-    part_3::run(block, qkv_ptr, slots_ptr, v_cache_ptr, k_cache_dim0, k_cache_dim1);
+    if (block < split_rotary_cache_0_blocks) {
+        return split_rotary_cache_0::run(block, qkv_ptr, cos_ptr, sin_ptr, out_ptr);
+    }
+    block -= static_cast<i32>(split_rotary_cache_0_blocks);
+    if (block < split_rotary_cache_1_blocks) {
+        return split_rotary_cache_1::run(block, qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, k_cache_dim0,
+                k_cache_dim1);
+    }
+    block -= static_cast<i32>(split_rotary_cache_1_blocks);
+    split_rotary_cache_2::run(block, qkv_ptr, slots_ptr, v_cache_ptr, k_cache_dim0, k_cache_dim1);
 }

@@ -20,11 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// squared_reglu in gated.py; its first line is 0:
-//    8: return F.relu(gate).square() * up
+// squared_reglu in gated.py; its def is line 1:
+//    7: return F.relu(gate).square() * up
 
 __device__ __forceinline__ float squared_reglu(float gate, float up) {
-    return maximum(gate, 0.0f) * maximum(gate, 0.0f) * up;                            // line 8
+    return maximum(gate, 0.0f) * maximum(gate, 0.0f) * up;                            // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,10 +32,12 @@ __device__ __forceinline__ float squared_reglu(float gate, float up) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_squared_reglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_squared_reglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0_extent) {
+    const Index gate_dim0 = static_cast<Index>(gate_dim0_extent);
     const Index element_count = gate_dim0 * 14336;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

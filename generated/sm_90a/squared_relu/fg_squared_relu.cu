@@ -20,11 +20,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// squared_relu in elementwise.py; its first line is 0:
-//    7: return F.relu(x).square()
+// squared_relu in elementwise.py; its def is line 1:
+//    6: return F.relu(x).square()
 
 __device__ __forceinline__ float squared_relu(float x) {
-    return maximum(x, 0.0f) * maximum(x, 0.0f);                                       // line 7
+    return maximum(x, 0.0f) * maximum(x, 0.0f);                                       // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -32,10 +32,12 @@ __device__ __forceinline__ float squared_relu(float x) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_squared_relu(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_squared_relu(const bf16* x_ptr, bf16* out_ptr, i64 x_dim0_extent) {
+    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index element_count = x_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

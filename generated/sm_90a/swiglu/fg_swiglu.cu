@@ -21,11 +21,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// swiglu in gated.py; its first line is 0:
-//    9: return F.silu(gate) * up
+// swiglu in gated.py; its def is line 1:
+//    8: return F.silu(gate) * up
 
 __device__ __forceinline__ float swiglu(float gate, float up) {
-    return gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                       // line 9
+    return gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                       // line 8
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -33,10 +33,12 @@ __device__ __forceinline__ float swiglu(float gate, float up) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_swiglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_swiglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0_extent) {
+    const Index gate_dim0 = static_cast<Index>(gate_dim0_extent);
     const Index element_count = gate_dim0 * 14336;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 

@@ -39,20 +39,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gated_linear in linear.py; its first line is 0:
-//    5: return function(projected(x, gate)) * projected(x, up)
-
-// Operands that the math loads.
-struct Operands {
-};
+// gated_linear in linear.py; its def is line 1:
+//    6: return function(projected(x, gate)) * projected(x, up)
 
 __device__ __forceinline__ float swiglu_linear_epilogue(float second, float product) {
-    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 5
+    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 6
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const Operands& /*operands*/, const float (&second)[2],
-                                         const float (&product)[2], i32 /*row*/, i32 /*col*/, bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue(const float (&second)[2], const float (&product)[2], bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = swiglu_linear_epilogue(second[v], product[v]);
@@ -63,9 +58,8 @@ __device__ __forceinline__ void epilogue(const Operands& /*operands*/, const flo
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
 // d (+)= A[64, 16] * B[128, 16]^T, bf16 in, fp32 out; a warpgroup executes it, both operands in shared memory.
-// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. TRANSPOSE: the operand is MN-major.
-template <i32 TRANSPOSE_A = 0, i32 TRANSPOSE_B = 0>
-__device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64 b, i32 accumulate = 1) {
+// Warp w, lane l: d[4i + 2h + j] is row 16w + l/4 + 8h, column 8i + 2(l%4) + j. The sum replaces d unless `accumulate`.
+__device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64 b, i32 accumulate) {
     asm volatile(
         "{\n\t"
         ".reg .pred p;\n\t"
@@ -75,7 +69,7 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64
         " %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
         " %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
         " %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, %67, %68;\n\t"
+        "%64, %65, p, 1, 1, 0, 0;\n\t"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -85,52 +79,48 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
           "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 
-// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth, a full 128-byte line of the swizzle.
+using Index = i32;
+constexpr i32 WARP = 32, WARPGROUP = 4 * WARP;
+constexpr i32 QUAD = 4;   // lanes of a warp that hold the columns of a row
+constexpr i32 OCTET = 8;  // columns of an n8 fragment; rows between a thread's two; lines of a swizzle atom
+constexpr i32 LINE_BYTES = 128;  // of the swizzle
+constexpr u32 ATOM_BYTES = OCTET * LINE_BYTES;
+constexpr i32 SLAB = 64;  // rows of one wgmma
+constexpr u32 SLAB_BYTES = SLAB * LINE_BYTES;
+
+// Tiles of C are TILE_M x TILE_N; a stage holds TILE_K of the depth.
 constexpr i32 CONSUMERS = 2;  // consumer warpgroups, which multiply tiles in turns
-constexpr i32 SLABS = 2;  // of 64 rows in a tile
-constexpr i32 TILE_M = 64 * SLABS;
+constexpr i32 SLABS = 2;  // of a tile
+constexpr i32 TILE_M = SLAB * SLABS;
 constexpr i32 TILE_N = 64;
-constexpr i32 TILE_K = 64;
+constexpr i32 TILE_K = LINE_BYTES / sizeof(bf16);
 constexpr i32 PRODUCTS = 2;  // matrices B that are multiplied by the same A
+constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread per slab and product
+constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 constexpr i32 STAGES = 6;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
-
-constexpr i32 WARPGROUP = 128;
+constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr i32 BLOCKS_PER_SM = 1;
-constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread
-constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
+constexpr i32 SHARED_BYTES = 229488;  // that the launch reserves
+constexpr i32 CHUNK_BUFFERS = 2;  // of a warpgroup, which hold a line per row of a slab of results
 
-// A slab is 64 lines of 128 bytes, 64 x 64 values: the rows of A of a warpgroup, or a TMA box of an operand that is not
-// K-major.
-constexpr i32 SLAB = 64;
-constexpr i32 LINE_BYTES = 128;
-constexpr u32 SLAB_BYTES = SLAB * TILE_K * sizeof(bf16);
-constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) / SLAB * SLAB_BYTES;
-
-constexpr i32 COLUMNS = 14336;
 constexpr i32 WIDTH = 224;  // tiles per row of tiles
-
-// Results are stored through shared memory in chunks: 128 bytes of each of a warpgroup's 64 rows.
-constexpr u32 CHUNK_BYTES = SLAB * LINE_BYTES;
-constexpr i32 CHUNK_BUFFERS = 2;
-using Index = i32;
-constexpr i32 OCTET = 8;  // columns of an n8 fragment, held by the four lanes of a row
 
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
     bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
-    u8 chunks[CONSUMERS][CHUNK_BUFFERS][CHUNK_BYTES];
+    u8 chunks[CONSUMERS][CHUNK_BUFFERS][SLAB_BYTES];
     u64 full[STAGES];   // mbarriers: TMA has filled a stage
     u64 empty[STAGES];  // mbarriers: the warps that multiply it have released a stage
     u64 turns[CONSUMERS];  // mbarriers: the other warpgroup has issued all wgmma of its tile
 };
-static_assert(sizeof(SharedMemory) <= 229488, "the plan reserves less shared memory than the pipeline uses");
-static_assert(sizeof(SharedMemory::a[0]) % 1024 == 0 && sizeof(SharedMemory::b[0]) % 1024 == 0,
-        "each stage starts a period of the swizzle");
+static_assert(sizeof(SharedMemory) <= SHARED_BYTES, "the launch reserves less shared memory than the pipeline uses");
+static_assert(sizeof(SharedMemory::a[0]) % ATOM_BYTES == 0 && sizeof(SharedMemory::b[0]) % ATOM_BYTES == 0,
+        "stages begin with a swizzle atom");
 
 // Position in the ring of stages, and the parity of the mbarrier phase.
 struct Cursor {
@@ -155,7 +145,7 @@ struct Tile {
     i32 row, col;
 };
 
-// Row and column of a thread's first value within the tile of a warpgroup.
+// Row and column of a thread's first value within a slab.
 struct Place {
     i32 row, col;
 };
@@ -181,29 +171,19 @@ struct Schedule {
     }
 };
 
-// Loads one stage of A.
-__device__ __forceinline__ void load_a(const TensorMap& map, SharedMemory& shared, i32 stage, i32 row, i32 k) {
-    tma_load_2d(shared.a[stage], map, &shared.full[stage], k, row);
-}
-
-// Loads one stage of B of one product.
-__device__ __forceinline__ void load_b(const TensorMap& map, SharedMemory& shared, i32 stage, i32 col, i32 k,
-        i32 product) {
-    bf16* tile = &shared.b[stage][product * TILE_N * TILE_K];
-    tma_load_2d(tile, map, &shared.full[stage], k, col);
-}
-
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& second_b_map,
-                                        SharedMemory& shared, Schedule schedule, i32 depth) {
+        SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
-            mbarrier_wait(&shared.empty[cursor.stage], cursor.parity ^ 1);
-            mbarrier_expect(&shared.full[cursor.stage], STAGE_BYTES);
-            load_a(a_map, shared, cursor.stage, tile.row, k);
-            load_b(b_map, shared, cursor.stage, tile.col, k, 0);
-            load_b(second_b_map, shared, cursor.stage, tile.col, k, 1);
+            const i32 stage = cursor.stage;
+            u64* full = &shared.full[stage];
+            mbarrier_wait(&shared.empty[stage], cursor.parity ^ 1);
+            mbarrier_expect(full, STAGE_BYTES);
+            tma_load_2d(shared.a[stage], a_map, full, k, tile.row);
+            tma_load_2d(shared.b[stage], b_map, full, k, tile.col);
+            tma_load_2d(shared.b[stage] + TILE_N * TILE_K, second_b_map, full, k, tile.col);
         }
     }
 }
@@ -217,9 +197,7 @@ __device__ __forceinline__ void release(SharedMemory& shared, i32 stage) {
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUMULATORS], const SharedMemory& shared,
         i32 stage, bool first) {
     constexpr i32 DEPTH = 16;  // of one wgmma
-    constexpr u32 ATOM_BYTES = 8 * LINE_BYTES;
-    constexpr u32 A_STEP = DEPTH * sizeof(bf16);
-    constexpr u32 B_STEP = DEPTH * sizeof(bf16);
+    constexpr u32 STEP = DEPTH * sizeof(bf16);  // bytes
     const u64 a = wgmma_descriptor(shared.a[stage], ATOM_BYTES, SLAB_BYTES);
     const u64 b = wgmma_descriptor(shared.b[stage], ATOM_BYTES, SLAB_BYTES);
     wgmma_fence();
@@ -227,9 +205,8 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[SLABS][ACCUM
     for (i32 i = 0; i < TILE_K / DEPTH; ++i) {
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab) {
-            wgmma_m64n128k16_bf16<0, 0>(
-                accumulator[slab], wgmma_advance(a, i * A_STEP + slab * SLAB_BYTES), wgmma_advance(b, i * B_STEP),
-                        !first || i > 0);
+            wgmma_m64n128k16_bf16(accumulator[slab], wgmma_advance(a, i * STEP + slab * SLAB_BYTES),
+                    wgmma_advance(b, i * STEP), !first || i > 0);
         }
     }
     wgmma_commit();
@@ -259,96 +236,69 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMU
 // Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
 // by the line number, which also avoids bank conflicts.
 __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
-    return chunk + row * LINE_BYTES + (byte ^ (row % 8 << 4));
+    return chunk + row * LINE_BYTES + (byte ^ (row % OCTET << 4));
 }
 
-// Stores a warpgroup's 64 rows of a result with TMA through shared memory; TMA clips at the borders of C.
-template <typename T, i32 WORDS>
-__device__ __forceinline__ void store_tile(const float (&words)[WORDS], const TensorMap& map, SharedMemory& shared,
-        Tile tile, Place place, i32 consumer) {
-    constexpr i32 CHUNK = LINE_BYTES / sizeof(T);  // columns
-    constexpr i32 PAIR_WORDS = sizeof(T) / 2;
-    constexpr i32 HELD = CHUNK / 4 * PAIR_WORDS;  // registers of a thread per chunk
+// Stores a slab of results of 16 bits with TMA, in chunks of a line per row; TMA clips at the borders of C.
+__device__ __forceinline__ void store_tile(const float (&words)[TILE_N / 4], const TensorMap& map,
+        SharedMemory& shared, Tile tile, Place place, i32 consumer) {
+    constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);  // columns
     const bool leader = thread_id() % WARPGROUP == 0;
     const i32 barrier = 1 + consumer;
 #pragma unroll
-    for (i32 first = 0; first < WORDS; first += HELD) {
-        const i32 number = first / HELD;
-        u8* chunk = shared.chunks[consumer][number % CHUNK_BUFFERS];
+    for (i32 first = 0; first < TILE_N; first += CHUNK) {
+        u8* chunk = shared.chunks[consumer][first / CHUNK % CHUNK_BUFFERS];
         // The last chunk of the previous store may be in the buffer of the first chunk here; that store has completed.
-        if (leader) number == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
+        if (leader) first == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
-        for (i32 held = 0; held < HELD; held += PAIR_WORDS) {
-            const i32 pair = held / PAIR_WORDS;
-            const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(T);
-            const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * 8, byte);
-            if constexpr (PAIR_WORDS == 1) {
-                store_shared_words(address, words[first + held]);
-            } else {
-                store_shared_words(address, words[first + held], words[first + held + 1]);
-            }
+        for (i32 pair = 0; pair < CHUNK / 4; ++pair) {
+            const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(bf16);
+            const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * OCTET, byte);
+            store_shared_words(address, words[first / 4 + pair]);
         }
         fence_proxy_async();
         named_barrier_sync(barrier, WARPGROUP);
         if (leader) {
-            tma_store_2d(map, chunk, tile.col + number * CHUNK, tile.row);
+            tma_store_2d(map, chunk, tile.col + first, tile.row);
             tma_store_commit();
         }
     }
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
-// branches keeps many loads of operands in flight.
-template <bool INSIDE>
-__device__ __forceinline__ Index nearest(Index position, i64 last) {
-    return INSIDE ? position : min(position, static_cast<Index>(last));
-}
-
-// Applies the epilogue to a thread's values of a warpgroup's 64 rows.
+// Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: the tile is full.
-template <bool INSIDE>
-__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y)[RESULTS / 2]) {
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], float (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * 8, rows - 1);
-        const Index col = nearest<INSIDE>(place.col + held / 4 * OCTET, (COLUMNS - 1) / 2 * 2 - tile.col);
         const float second[2] = {accumulator[RESULTS + held], accumulator[RESULTS + held + 1]};
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
-        epilogue(operands, second, product, row, tile.col + col, y_pair);
+        epilogue(second, product, y_pair);
         y[held / 2] = pack_pair(y_pair);
     }
 }
 
-// Finishes and stores a warpgroup's 64 rows of a tile.
-__device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-                                       const TensorMap& y_map,
-                                       SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
+// Finishes and stores a slab.
+__device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const TensorMap& y_map,
+        SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    const bool inside = tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS;
     float y[RESULTS / 2];
-    if (inside) {
-        finish_tile<true>(accumulator, operands, tile, place, rows, y);
-    } else {
-        finish_tile<false>(accumulator, operands, tile, place, rows, y);
-    }
-    store_tile<bf16>(y, y_map, shared, tile, place, consumer);
+    finish_tile(accumulator, y);
+    store_tile(y, y_map, shared, tile, place, consumer);
 }
 
-__device__ __forceinline__ Place place_of(i32 thread) { return {thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2}; }
-
-// Computes the tiles of this block.
-__device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
-                                        Schedule schedule, i64 rows, i32 depth, i32 consumer) {
+// Computes every second tile of this block. A warpgroup multiplies while the other one applies its epilogue: it waits
+// for its turn, which the other one gives when all wgmma of its tile are issued, and skips the stages of that tile.
+// Without turns, it could take these stages for its own, since the parity of an mbarrier repeats after two phases.
+__device__ __forceinline__ void consume(const TensorMap& y_map, SharedMemory& shared, Schedule schedule, i64 rows,
+        i32 depth, i32 consumer) {
     Cursor cursor;
     const i32 steps = (depth + TILE_K - 1) / TILE_K;
     schedule.index += consumer * schedule.stride;
     schedule.stride *= CONSUMERS;
     cursor.skip(consumer * steps);
-    u32 turn = 1 - consumer;  // parity; the first warpgroup begins
+    u32 turn = 1 - consumer;  // parity of the phase to wait for; the first warpgroup begins without a wait
     for (Tile tile; schedule.next(tile); cursor.skip(steps), turn ^= 1) {
         float accumulator[SLABS][ACCUMULATORS];
         mbarrier_wait(&shared.turns[consumer], turn);
@@ -356,20 +306,22 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
 
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
-            // not earlier: addresses would take registers during the matmul
-            const Place place = place_of(opaque(thread_id() % WARPGROUP));
-            finish(accumulator[slab], operands, y_map, shared, consumer, tile, place, rows);
+            // Opaque: the compiler would compute addresses before the matmul, and these would take registers during it.
+            const i32 thread = opaque(thread_id() % WARPGROUP);
+            const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
+            finish(accumulator[slab], y_map, shared, consumer, tile, place, rows);
         }
     }
     tma_store_wait<0>();
 }
 
+// Each stage is filled by one thread, and released by each warp that multiplies it.
 __device__ __forceinline__ void initialise(SharedMemory& shared) {
     for (i32 stage = 0; stage < STAGES; ++stage) {
         mbarrier_init(&shared.full[stage], 1);
-        mbarrier_init(&shared.empty[stage], WARPGROUP / 32);
+        mbarrier_init(&shared.empty[stage], WARPGROUP / WARP);
     }
-    for (i32 consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turns[consumer], WARPGROUP / 32);
+    for (i32 consumer = 0; consumer < CONSUMERS; ++consumer) mbarrier_init(&shared.turns[consumer], WARPGROUP / WARP);
     mbarrier_init_fence();
 }
 
@@ -394,11 +346,11 @@ fg_swiglu_linear(
     const i32 warpgroup = thread_id() / WARPGROUP;
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
-        if (thread_id() == CONSUMERS * WARPGROUP) produce(a_map, b_map, second_b_map, shared, schedule,
-                static_cast<i32>(depth));
+        if (thread_id() == CONSUMERS * WARPGROUP) {
+            produce(a_map, b_map, second_b_map, shared, schedule, static_cast<i32>(depth));
+        }
     } else {
         raise_registers<240>();
-        const Operands operands{};
-        consume(operands, y_map, shared, schedule, rows, static_cast<i32>(depth), warpgroup);
+        consume(y_map, shared, schedule, rows, static_cast<i32>(depth), warpgroup);
     }
 }

@@ -23,8 +23,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// topk in selection.py; its first line is 0:
-//    8: values, indices = input.topk(k, largest=largest)
+// topk in selection.py; its def is line 1:
+//    7: values, indices = input.topk(k, largest=largest)
 
 __device__ __forceinline__ i64 amin_i64_identity() {
     return 0x7FFFFFFFFFFFFFFFLL;
@@ -34,19 +34,20 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_topk(float input, i64 coordinate, i64& smallest_part, i64& bits) {
-    const i64 bits_2 = sort_key(input, coordinate) ^ -0x100000000LL;                  // line 8
+__device__ __forceinline__ void elements_of_phase_1_of_topk(float input, i64 coordinate, i64& smallest_part,
+        i64& bits) {
+    const i64 bits_2 = sort_key(input, coordinate) ^ -0x100000000LL;                  // line 7
     smallest_part = bits_2;
     bits = bits_2;
 }
 
 __device__ __forceinline__ void shifted_and_element_of_topk(i64 smallest, i64& shifted, float& element) {
-    shifted = shift_right(smallest & 0xFFFFFFFFLL, 1LL);                              // line 8
+    shifted = shift_right(smallest & 0xFFFFFFFFLL, 1LL);                              // line 7
     element = sorted_value(smallest ^ -0x100000000LL);
 }
 
 __device__ __forceinline__ i64 chosen_of_topk(i64 bits, i64 smallest) {
-    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 8
+    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -67,8 +68,11 @@ __device__ __forceinline__ i64 row_amin_i64(i64 value) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) {
+constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
+fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index row_count = input_dim0;
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -100,7 +104,7 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             i64 smallest_part;
-            elements_of_topk(input[v], column + v, smallest_part, bits[v]);
+            elements_of_phase_1_of_topk(input[v], column + v, smallest_part, bits[v]);
             smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part);
             bits_kept[c][v] = bits[v];
         }
@@ -138,8 +142,9 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0) 
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) smallest_next_of[k] = amin_i64_combine(smallest_next_of[k],
-                    smallest_next_of[k + half]);
+            for (i32 k = 0; k < half; ++k) {
+                smallest_next_of[k] = amin_i64_combine(smallest_next_of[k], smallest_next_of[k + half]);
+            }
         }
         i64 smallest_next = smallest_next_of[0];
         smallest_next = row_amin_i64(smallest_next);

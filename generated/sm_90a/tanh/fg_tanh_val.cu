@@ -1,4 +1,4 @@
-// tanh_: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
+// tanh_val: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -22,11 +22,11 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// tanh in elementwise.py; its first line is 0:
-//    7: return torch.tanh(input)
+// tanh in elementwise.py; its def is line 1:
+//    6: return torch.tanh(input)
 
-__device__ __forceinline__ float tanh_(float input) {
-    return tanh_by_exp(input);                                                        // line 7
+__device__ __forceinline__ float tanh_val(float input) {
+    return tanh_by_exp(input);                                                        // line 6
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -34,10 +34,12 @@ __device__ __forceinline__ float tanh_(float input) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-extern "C" __global__ void __launch_bounds__(128)
-fg_tanh_(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+fg_tanh_val(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent) {
+    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
     const Index element_count = input_dim0 * 8192;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -48,7 +50,7 @@ fg_tanh_(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0) {
         widen_vec(input_raw, input);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = tanh_(input[v]);
+        for (i32 v = 0; v < LANES; ++v) result[v] = tanh_val(input[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_ptr, position, result_raw);

@@ -1,12 +1,12 @@
-// bias_split_heads__0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
+// bias_split_heads_val_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 4096 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 8192 + 8192 bytes, writes qkv_dim0 * qkv_dim1 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// bias_split_heads__1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
+// bias_split_heads_val_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 2048 + 2048 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// bias_split_heads__2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
+// bias_split_heads_val_2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid ((qkv_dim0 * qkv_dim1 * 1024 + 1023) // 1024), block 128.
 // Reads qkv_dim0 * qkv_dim1 * 2048 + 2048 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -24,15 +24,15 @@
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-namespace part_1 {
+namespace bias_split_heads_val_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_split_heads in heads.py; its first line is 0:
-//   33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+// bias_split_heads in heads.py; its def is line 1:
+//   21: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 
-__device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
-    return qkv + bias;                                                                // line 33
+__device__ __forceinline__ float bias_split_heads_val_0(float qkv, float bias) {
+    return qkv + bias;                                                                // line 21
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -40,10 +40,13 @@ __device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
-        i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+        i64 qkv_dim1_extent, i64 qkv_dim0_extent) {
+    const Index qkv_dim1 = static_cast<Index>(qkv_dim1_extent);
+    const Index qkv_dim0 = static_cast<Index>(qkv_dim0_extent);
     const Index element_count = qkv_dim0 * qkv_dim1 * 4096;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
@@ -52,8 +55,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 32;
         const Index i2_part = i2_within_outer - i2_part_outer * 32;
-        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
-        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
         bf16 qkv_raw[LANES];
         bf16 bias_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within);
@@ -64,24 +67,24 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         widen_vec(bias_raw, bias);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads__0(qkv[v], bias[v]);
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads_val_0(qkv[v], bias[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_0_ptr, i1 * 128 + i2_part * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + i2_within,
                 result_raw);
     }
 }
-}  // part_1
+}  // namespace bias_split_heads_val_0
 
-namespace part_2 {
+namespace bias_split_heads_val_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_split_heads in heads.py; its first line is 0:
-//   33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+// bias_split_heads in heads.py; its def is line 1:
+//   21: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 
-__device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
-    return qkv + bias;                                                                // line 33
+__device__ __forceinline__ float bias_split_heads_val_1(float qkv, float bias) {
+    return qkv + bias;                                                                // line 21
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -89,10 +92,13 @@ __device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr,
-        i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+        i64 qkv_dim1_extent, i64 qkv_dim0_extent) {
+    const Index qkv_dim1 = static_cast<Index>(qkv_dim1_extent);
+    const Index qkv_dim0 = static_cast<Index>(qkv_dim0_extent);
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
@@ -101,8 +107,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
-        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
         bf16 qkv_raw[LANES];
         bf16 bias_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 4096);
@@ -113,24 +119,24 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         widen_vec(bias_raw, bias);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads__1(qkv[v], bias[v]);
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads_val_1(qkv[v], bias[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_1_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within,
                 result_raw);
     }
 }
-}  // part_2
+}  // namespace bias_split_heads_val_1
 
-namespace part_3 {
+namespace bias_split_heads_val_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_split_heads in heads.py; its first line is 0:
-//   33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+// bias_split_heads in heads.py; its def is line 1:
+//   21: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 
-__device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
-    return qkv + bias;                                                                // line 33
+__device__ __forceinline__ float bias_split_heads_val_2(float qkv, float bias) {
+    return qkv + bias;                                                                // line 21
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -138,10 +144,13 @@ __device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 LANES = 8;  // vector width
+constexpr i32 THREADS = 128;
+
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr,
-        i64 qkv_dim0, i64 qkv_dim1) {
-    constexpr i32 LANES = 8;  // vector width
-    constexpr i32 THREADS = 128;
+        i64 qkv_dim1_extent, i64 qkv_dim0_extent) {
+    const Index qkv_dim1 = static_cast<Index>(qkv_dim1_extent);
+    const Index qkv_dim0 = static_cast<Index>(qkv_dim0_extent);
     const Index element_count = qkv_dim0 * qkv_dim1 * 1024;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
@@ -150,8 +159,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const Index i2_within = position - i2_within_outer * 128;
         const Index i2_part_outer = i2_within_outer / 8;
         const Index i2_part = i2_within_outer - i2_part_outer * 8;
-        const Index i0 = i2_part_outer / static_cast<Index>(qkv_dim1);
-        const Index i1 = i2_part_outer - i0 * static_cast<Index>(qkv_dim1);
+        const Index i0 = i2_part_outer / qkv_dim1;
+        const Index i1 = i2_part_outer - i0 * qkv_dim1;
         bf16 qkv_raw[LANES];
         bf16 bias_raw[LANES];
         load_lanes<LANES>(qkv_raw, qkv_ptr, i2_part * 128 + i0 * qkv_dim1 * 6144 + i1 * 6144 + i2_within + 5120);
@@ -162,25 +171,30 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         widen_vec(bias_raw, bias);
         float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads__2(qkv[v], bias[v]);
+        for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads_val_2(qkv[v], bias[v]);
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
         store_lanes<LANES>(out_2_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within,
                 result_raw);
     }
 }
-}  // part_3
+}  // namespace bias_split_heads_val_2
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(128, 1)
-fg_bias_split_heads_0_to_2(i64 blocks_1, i64 blocks_2, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
-        bf16* out_1_ptr, bf16* out_2_ptr, i64 qkv_dim0, i64 qkv_dim1) {
+fg_bias_split_heads_val_0_to_2(i64 bias_split_heads_val_0_blocks, i64 bias_split_heads_val_1_blocks,
+        const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 qkv_dim1,
+        i64 qkv_dim0) {
     i32 block = block_id();
-    if (block < blocks_1) return part_1::run(block, qkv_ptr, bias_ptr, out_0_ptr, qkv_dim0, qkv_dim1);
-    block -= static_cast<i32>(blocks_1);
-    if (block < blocks_2) return part_2::run(block, qkv_ptr, bias_ptr, out_1_ptr, qkv_dim0, qkv_dim1);
-    block -= static_cast<i32>(blocks_2);
-    part_3::run(block, qkv_ptr, bias_ptr, out_2_ptr, qkv_dim0, qkv_dim1);
+    if (block < bias_split_heads_val_0_blocks) {
+        return bias_split_heads_val_0::run(block, qkv_ptr, bias_ptr, out_0_ptr, qkv_dim1, qkv_dim0);
+    }
+    block -= static_cast<i32>(bias_split_heads_val_0_blocks);
+    if (block < bias_split_heads_val_1_blocks) {
+        return bias_split_heads_val_1::run(block, qkv_ptr, bias_ptr, out_1_ptr, qkv_dim1, qkv_dim0);
+    }
+    block -= static_cast<i32>(bias_split_heads_val_1_blocks);
+    bias_split_heads_val_2::run(block, qkv_ptr, bias_ptr, out_2_ptr, qkv_dim1, qkv_dim0);
 }

@@ -1,7 +1,0 @@
-// Loads one element of a buffer that the kernel does not write, so that the compiler may merge loads and hoist them out
-// of loops.
-__device__ __forceinline__ bf16 load_once(const bf16* base, i64 i) {
-  u16 bits;
-  asm("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + i));
-  return bit_cast<bf16>(bits);
-}
