@@ -193,7 +193,7 @@ class _Writer:
         for result in results:
             value = self.texts[result.term].text
             location = self.function.locations[result.term]
-            if value != self.written.get(result.term):
+            if len(results) == 1 or value != result.name:  # else it is written already
                 statement = f"return {value};" if len(results) == 1 else f"{result.name} = {value};"
                 self.lines.append(_Line(statement, location))
         return self.lines

@@ -110,3 +110,11 @@ def test_norm_in_every_layout(name: str) -> None:
     plan = row_plan(kernel, *inputs)
     assert holds(plan), plan
     agree(kernel, inputs)
+
+
+def test_halves_of_equal_sines_and_cosines() -> None:
+    def waves(x: Tensor) -> tuple[Tensor, Tensor]:
+        twice = torch.cat((x, x), -1)
+        return twice.cos(), twice.sin()
+
+    agree(fg.kernel(waves), (randn(3, 64),))
