@@ -66,15 +66,16 @@ def location() -> Location | None:
 def _definition(code: CodeType) -> int:
     """Returns the line of a function's `def`, below its decorators; the first line of a lambda or comprehension."""
     first = code.co_firstlineno
-    lines = linecache.getlines(code.co_filename)[first - 1 :]
-    is_decorated = bool(lines) and lines[0].lstrip().startswith("@") and code.co_name.isidentifier()
-    return next((first + n for n, line in enumerate(lines) if _DEFINITION.match(line)), first) if is_decorated else first
+    lines = linecache.getlines(code.co_filename)
+    is_decorated = first <= len(lines) and lines[first - 1].lstrip().startswith("@") and code.co_name.isidentifier()
+    below = range(first, len(lines) + 1 if is_decorated else first)
+    return next((number for number in below if _DEFINITION.match(lines[number - 1])), first)
 
 
 def _expression(line: str, span: tuple[int | None, int | None, int | None, int | None]) -> str:
     """Returns a part of a line, given its first and last line and column in bytes; empty if it has several lines or is unknown."""
     first, last, start, end = span
-    return line.encode()[start:end].decode(errors="ignore") if first is not None and first == last else ""
+    return line.encode(errors="surrogatepass")[start:end].decode(errors="ignore") if first is not None and first == last else ""
 
 
 def user_line() -> str | None:
