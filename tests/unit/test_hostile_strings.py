@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import linecache
-import re
 import random
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
