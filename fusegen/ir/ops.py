@@ -303,6 +303,7 @@ NOUNS = {
     Op.SUB: "difference",
     Op.MUL: "product",
     Op.DIV: "quotient",
+    Op.FLOOR_DIVIDE: "quotient",
     Op.NEG: "negative",
     Op.ABS: "magnitude",
     Op.POW: "power",

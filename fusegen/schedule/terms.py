@@ -95,7 +95,7 @@ def noun(terms: Sequence[Term], position: int) -> str:
             operand = terms[operand.args[0]]
         source = str(operand.payload) if operand.op is Leaf.SCALAR and operand.payload else "as"
         return "is_nonzero" if term.payload is DType.BOOL else f"{source}_{term.payload.short}"
-    return NOUNS.get(term.op, term.op.row.name)
+    return NOUNS.get(term.op) or f"{term.op.row.name}_value"  # functions have the names of operations
 
 
 class Terms:

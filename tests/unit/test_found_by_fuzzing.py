@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import TraceError
+from tests.naming import case
 from tests.unit.eager import agree, randn, refused
 
 
@@ -58,7 +59,7 @@ def test_a_number_beside_a_statistic() -> None:
         return total, torch.full_like(total, 3).to(torch.bfloat16)
 
     agree(function, (randn(4),), (randn(3, 70),))
-    assert "value_of_function()" in fg.kernel(function).lower(randn(3, 70), target="sm_90a").asm["cuda"]
+    assert "constant_of_function()" in fg.kernel(function).lower(randn(3, 70), target="sm_90a").asm["cuda"]
 
 
 def test_indices_divide_by_products_of_one_size() -> None:
@@ -75,3 +76,10 @@ def test_numbers_wrap_to_the_integers_that_they_meet() -> None:
 
 def test_parts_without_elements() -> None:
     agree(lambda x: F.scaled_dot_product_attention(x, x, x)[:, :0].select(0, 0), (randn(4, 4, 4, 4),))
+
+
+def test_values_in_64_bits_do_not_hide_the_functions_that_compute_them() -> None:
+    x = randn(5, 8, dtype=torch.float64).sigmoid()
+    for function in (torch.tanh, torch.erf, torch.ceil, torch.expm1, torch.lgamma, torch.atan):
+        with case(function.__name__):
+            agree(lambda x, f=function: (f(x) + 1.5) * f(x) / (f(x) * x + 2) + f(x), (x,))  # type: ignore[misc]

@@ -126,7 +126,7 @@ class PointwiseBody(Body):
         return self.plan.blocks_per_sm
 
     def describe(self, kind: str) -> str:
-        along = f", each thread loops {self.plan.repeats} times along {self.hoisted.axis}" if self.hoisted is not None else ""
+        along = f", {self.plan.repeats} accesses per thread along {self.hoisted.axis}" if self.hoisted is not None else ""
         return f"{kind}, {counted(self.plan.vec, 'element')} per access{along}"
 
     @property

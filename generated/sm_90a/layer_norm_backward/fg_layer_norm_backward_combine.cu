@@ -44,7 +44,7 @@ fg_layer_norm_backward_combine(const float* partial_column_total_ptr, const floa
     const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     wait_for_previous();
     const Index row_blocks = x_dim0;
-    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // further blocks had no rows
+    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // the blocks that summed rows
     const Index column_count = 4096;
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;

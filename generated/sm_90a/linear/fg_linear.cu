@@ -13,7 +13,7 @@
 #include "../primitives/bit_cast.cuh"
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/load_wide.bf16.cuh"
+#include "../primitives/load_wide.cuh"
 #include "../primitives/lower_registers.cuh"
 #include "../primitives/shared_address.cuh"
 #include "../primitives/mbarrier_arrive.cuh"

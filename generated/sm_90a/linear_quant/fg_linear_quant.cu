@@ -15,7 +15,7 @@
 #include "../primitives/widen_e4m3x2.cuh"
 #include "../primitives/widen.f8e4m3.bf16.float.cuh"
 #include "../primitives/widen_vec.f8e4m3.bf16.cuh"
-#include "../primitives/load_wide.f8e4m3.bf16.float.cuh"
+#include "../primitives/load_wide.cuh"
 #include "../primitives/lower_registers.cuh"
 #include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/shared_address.cuh"

@@ -1,9 +1,9 @@
-// rotary_position_ids_0: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for
+// rotary_position_ids_0: pointwise, 8 elements per access, 4 accesses per thread along i1, emitted by fusegen for
 // sm_90a.
 // Grid ((((q_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// rotary_position_ids_1: pointwise, 8 elements per access, each thread loops 4 times along i1, emitted by fusegen for
+// rotary_position_ids_1: pointwise, 8 elements per access, 4 accesses per thread along i1, emitted by fusegen for
 // sm_90a.
 // Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.

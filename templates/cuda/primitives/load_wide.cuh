@@ -1,37 +1,8 @@
-// Loads an aligned pair of elements of a buffer that the kernel does not write, in their compute type.
+// Loads an aligned pair of elements of a buffer that the kernel does not write, in their compute type. The compiler may
+// merge such loads, but cannot move them before a wait for the launch that writes the buffer.
 template <typename T, typename Wide>
 __device__ __forceinline__ void load_wide(Wide (&dst)[2], const T* base, i64 i) {
-  T pair[2];
-  const T* from = base + i;
-//% set sizes = stored | map(attribute="size") | unique | sort
-  static_assert(sizeof(T) == {{ sizes | join(" || sizeof(T) == ") }}, "no other elements were expected");
-//% if 8 in sizes
-  if constexpr (sizeof(T) == 8) {
-    u64 bits[2];
-    asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(bits[0]), "=l"(bits[1]) : "l"(from));
-    memcpy(pair, bits, sizeof(pair));
-  }
-//% endif
-//% if 4 in sizes
-  if constexpr (sizeof(T) == 4) {
-    u32 bits[2];
-    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : "l"(from));
-    memcpy(pair, bits, sizeof(pair));
-  }
-//% endif
-//% if 2 in sizes
-  if constexpr (sizeof(T) == 2) {
-    u32 bits;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(bits) : "l"(from));
-    memcpy(pair, &bits, sizeof(pair));
-  }
-//% endif
-//% if 1 in sizes
-  if constexpr (sizeof(T) == 1) {
-    u16 bits;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(from));
-    memcpy(pair, &bits, sizeof(pair));
-  }
-//% endif
-  widen_vec(pair, dst);
+    T pair[2];
+    memcpy(pair, __builtin_assume_aligned(base + i, sizeof(pair)), sizeof(pair));
+    widen_vec(pair, dst);
 }
