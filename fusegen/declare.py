@@ -109,13 +109,17 @@ def _declared(op: str | None, options: Options, function: Callable[..., Any] | n
     if op is not None and (options.mutates or isinstance(function, nn.Module)):
         what = "a kernel that writes in place" if options.mutates else "a module"
         raise ArgumentError(f"{what} cannot be the operator {op}", hint="declare it without op=")
-    if isinstance(function, nn.Module):
-        return fused_module(function, options)
-    code = python_function(function)
-    if inspect.iscoroutinefunction(code) or inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+    called = function.forward if isinstance(function, nn.Module) else function
+    if any(_runs_later(each) for each in (called, getattr(called, "__call__", None))):  # noqa: B004  # the method itself
         what = f"{name_of(function)} returns a coroutine or a generator: a call would not run its code"
         raise ArgumentError(what, hint="define it by def, with return in place of yield")
-    return Kernel(code, name_of(function), op, options)
+    if isinstance(function, nn.Module):
+        return fused_module(function, options)
+    return Kernel(python_function(function), name_of(function), op, options)
+
+
+def _runs_later(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def fused_module(module: M, options: Options) -> M:

@@ -146,7 +146,7 @@ def _statement_of(code: str) -> int | None:
     for position in range(start.end() - 1 if start else len(code), len(code)):
         depth += (code[position] == "(") - (code[position] == ")")
         if depth == 0:
-            return position + 1 if code.endswith(";") else None
+            return position + 1 if code.endswith(";") and code.count(";", position) == 1 else None
     return None
 
 

@@ -104,7 +104,8 @@ def with_quotes(text: str) -> str:
     for (file, function, first), lines in by_function.items():
         count[function] += 1
         name = names[file, function, first] = function if count[function] == 1 else f"{function} {count[function]}"
-        quoted.append(f"// {name} in {file}; its def is line 1:")  # `quoted_lines` reads these comments
+        start = "first line" if function.endswith(("lambda", ">")) else "def"
+        quoted.append(f"// {name} in {file}; its {start} is line 1:")  # `quoted_lines` reads these comments
         for number in sorted(lines):
             head, *more = _wrapped(lines[number])
             quoted += [f"// {number:>4}: {head}", *(f"{_CONTINUES}{part}" for part in more)]
@@ -116,7 +117,7 @@ def with_quotes(text: str) -> str:
     return "\n".join([*quoted, *([""] if quoted else []), _PLACE.sub(label, text)])
 
 
-_QUOTED_FUNCTION = re.compile(r"// (?P<name>(?P<function>.+?)(?: \d+)?) in (?P<file>.+); its def is line 1:")
+_QUOTED_FUNCTION = re.compile(r"// (?P<name>(?P<function>.+?)(?: \d+)?) in (?P<file>.+); its (def|first line) is line 1:")
 _QUOTED_LINE = re.compile(r"// {1,4}(?P<line>\d+): (?P<text>.*)")
 _LABELLED = re.compile(r".*?\s*// (?P<label>(?:.+, )?line \d+)")
 

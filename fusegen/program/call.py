@@ -282,10 +282,11 @@ class LaunchPlan:
         return any(key.source is None for key in self.keys) or any(map(_draws_random, self.steps))
 
     def largest(self, sizes: Mapping[str, int]) -> int:
-        """Returns the largest number that kernels' indices must hold: elements of a buffer, rows or columns."""
+        """Returns the largest number that kernels' indices must hold: elements of a buffer, rows or columns, or a size, which math
+        may read of a tensor without elements."""
         elements = (math.prod(extent(sizes) for extent in buffer.shape) for buffer in self.buffers)
         looped = (step.body.largest(step.blocks(sizes)[0]) for step in self.steps if isinstance(step, Loop))
-        return max((*elements, *looped, *(count(sizes) for count in self.counts)), default=0)
+        return max((*elements, *looped, *sizes.values(), *(count(sizes) for count in self.counts)), default=0)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:

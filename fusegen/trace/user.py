@@ -6,11 +6,12 @@ import dis
 import inspect
 import linecache
 import os
-import re
 import sys
+import tokenize
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,8 +24,6 @@ from fusegen.ir.graph import Location
 
 _PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
 _NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_DEFINITION = re.compile(r"\s*(async\s+)?def\b")
-_NOWHERE = (None, None, None, None)
 _DECLARATIONS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("specs", "nn", "parallel"))
 
 
@@ -59,17 +58,26 @@ def location() -> Location | None:
     printable = "".join(c if c.isprintable() else " " for c in written)  # no second line, and no reversed text, in a C comment
     text = printable.strip().rstrip("\\ ")  # a backslash would continue the comment
     first = _definition(code)
-    expression = _expression(written, next(islice(code.co_positions(), frame.f_lasti // 2, None), _NOWHERE))
+    expression = _expression(written, _positions(code)[frame.f_lasti // 2])
     return Location(code.co_filename, code.co_qualname, first, frame.f_lineno - first + 1, text, expression)
+
+
+@lru_cache(maxsize=16)  # a list for each line would take quadratic time
+def _positions(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
+    """Returns the first and last line, and the first and last column, of each instruction."""
+    return list(code.co_positions())
 
 
 def _definition(code: CodeType) -> int:
     """Returns the line of a function's `def`, below its decorators; the first line of a lambda or comprehension."""
     first = code.co_firstlineno
-    lines = linecache.getlines(code.co_filename)
-    is_decorated = first <= len(lines) and lines[first - 1].lstrip().startswith("@") and code.co_name.isidentifier()
-    below = range(first, len(lines) + 1 if is_decorated else first)
-    return next((number for number in below if _DEFINITION.match(lines[number - 1])), first)
+    if not linecache.getline(code.co_filename, first).lstrip().startswith("@") or not code.co_name.isidentifier():
+        return first
+    below = islice(linecache.getlines(code.co_filename), first - 1, None)
+    try:
+        return next(first + token.start[0] - 1 for token in tokenize.generate_tokens(below.__next__) if token.string == "def")
+    except (StopIteration, tokenize.TokenError, SyntaxError, UnicodeError):  # the file has changed
+        return first
 
 
 def _expression(line: str, span: tuple[int | None, int | None, int | None, int | None]) -> str:

@@ -112,3 +112,8 @@ def test_a_product_of_sizes_beyond_32_bits_is_a_value_of_the_math() -> None:
     torch.testing.assert_close(
         run(lambda x: x.float() + x.shape[0] * 10_000_000, x), torch.full((256, 64), 2.56e9), atol=1e3, rtol=0
     )
+
+
+def test_a_size_beyond_32_bits_of_a_tensor_without_elements() -> None:
+    got = run(lambda x, empty: x.sum(1) * empty.shape[0], torch.ones(5, 64), torch.empty(2**33, 0))
+    torch.testing.assert_close(got, torch.full((5,), 64.0 * 2**33))

@@ -6,6 +6,7 @@ import linecache
 import re
 from collections.abc import Callable
 from types import CodeType
+from typing import Any
 
 import pytest
 import torch
@@ -211,7 +212,14 @@ def test_equal_lines_of_two_functions_are_quoted_apart() -> None:
 
 
 def test_a_decorator_is_not_counted() -> None:
+    def documented(_text: str) -> Callable[[Any], Any]:
+        return lambda function: function
+
     @fg.kernel
+    @documented("""
+def nothing():
+    pass
+""")
     def function(x: Tensor) -> Tensor:
         return torch.exp(x) * 2
 

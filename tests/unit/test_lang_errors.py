@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -242,6 +243,14 @@ def test_a_function_whose_call_runs_no_code_cannot_be_declared() -> None:
     def parts(x: Tensor) -> Any:
         yield x * 2
 
-    for function in (later, parts):
-        with pytest.raises(ArgumentError, match=f"{function.__name__} returns a coroutine or a generator.*\n.*by def, with return"):
-            fg.kernel(function)
+    class Later(torch.nn.Module):
+        async def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    class Parts:
+        def __call__(self, x: Tensor) -> Any:
+            yield x * 2
+
+    for declared, name in ((later, "later"), (parts, "parts"), (partial(later), "later"), (Later(), "Later"), (Parts(), "Parts")):
+        with case(name), pytest.raises(ArgumentError, match=f"{name} returns a coroutine or a generator.*\n.*by def, with return"):
+            fg.kernel(declared)

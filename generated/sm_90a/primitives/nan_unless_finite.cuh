@@ -1,4 +1,3 @@
-// Returns 0 for a finite x, and NaN otherwise. The sum of a softmax adds it for the maximum of the row: if that is
-// infinite, its term e^(inf - inf) is NaN.
+// Returns 0 for a finite x, and NaN otherwise: the term of a softmax's infinite maximum is e^(inf - inf).
 template <typename T>
 __device__ __forceinline__ T nan_unless_finite(T x) { return x - x; }
