@@ -62,6 +62,7 @@ def test_adding_an_operation(copy: Path) -> None:
     for script in RUNS.findall(guide):
         (copy / "declaration.py").write_text(textwrap.dedent(script), encoding="utf-8")
         run(copy, "declaration.py")
+    run(copy, "-c", "import fusegen.ir.reference")  # the oracle, which calls do not read
 
 
 def test_adding_a_spec(copy: Path) -> None:
