@@ -22,7 +22,7 @@ from fusegen.program.formula import Formula, minimum
 from fusegen.program.names import ascii_name
 from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform, pattern_of, size_names, vector_width
 from fusegen.schedule.evaluate import substitute
-from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, remaining_checks, scalars_in
+from fusegen.schedule.indices import CheckedIndex, IndexCheck, LoadedIndex, has_checks, loaded_buffers, remaining_checks, scalars_in
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
 from fusegen.schedule.math import Approximations, CallArgument, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
@@ -153,7 +153,8 @@ class Context:
         if number:
             name = f"{name}_{number}"  # an element at a fixed place
         elif read.buffer in self._named:
-            name = f"{name}_other"  # e.g. the other half of a row
+            is_indexed = sympy.sympify(read.offset).has(LoadedIndex, CheckedIndex)
+            name = f"{name}_at_index" if is_indexed else f"{name}_other"  # e.g. the other half of a row
         self._named.add(read.buffer)
         return self.names.take(name)
 

@@ -82,7 +82,7 @@ _RESERVED = frozenset([*_KEYWORDS.split(), "int64_t"])
 
 _SUFFIXES = (
     "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
-    "|pivot|levels|chunks?|each|val|blocks"
+    "|pivot|levels|chunks?|each|val|blocks|product"
 )
 """Suffixes that templates and emitters append to names."""
 
@@ -92,7 +92,7 @@ _DERIVED = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler derives from others
     rf"|((row|lanes|scan|warp_scan|quad|segment)_)?({_REDUCED})_[fiub]\w*"  # of reductions
     r"|\w+_size_\d+"  # arguments of the parts of a launch
-    r"|(out|result)(_\d+)+|(product|second)_(left|right)_\d+"  # parameters and results of math on lanes
+    r"|(out|result)(_\d+)+|(\w+_)?product_(left|right)_\d+"  # parameters and results of math on lanes
     r"|[ckuvij]|turn_of|slot|narrowed"  # loops of pipelines
     r"|(fabs|floor|ceil|trunc|rint|exp|expm1|log|log1p|sqrt|rsqrt|sin|cos|tanh|erfc?|pow|fmod|copysign)f?"  # the C library's
     r"|lgammaf?|llabs|sincosf?|fmaf?"

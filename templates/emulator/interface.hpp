@@ -109,7 +109,7 @@ void load_tile(void* destination, const TensorMap& opaque, const void* barrier_a
 void store_tile(const TensorMap& opaque, const void* source, i32 x, i32 y);
 void close_stores();
 void finish_stores(u32 pending);
-void write_word(u32 address, float word);
+void write_word(u32 address, u32 word);
 void fence_words();
 
 // wgmma and mma.

@@ -47,7 +47,7 @@ def computes_weights(function: Callable[..., Any], *arguments: Any) -> bool:
     assert isinstance(step, Launch)
     body = step.kernel.body
     assert isinstance(body, ContractionBody)
-    return isinstance(body.plan, FewRowsPlan) and all(len(part.weights) == part.products for part in body.parts)
+    return isinstance(body.plan, FewRowsPlan) and all(len(part.weights) == len(part.names) for part in body.parts)
 
 
 def agrees(function: Callable[..., Any], *arguments: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -159,6 +160,18 @@ def test_each_name_means_its_own_argument(names: tuple[str, ...]) -> None:
     kernel = of_names(names, "scalars")
     torch.testing.assert_close(kernel(x, y, 2.5, 3.25), kernel.function(x, y, 2.5, 3.25))
     torch.testing.assert_close(kernel(**dict(zip(names, (x, y, 0.5, -1.0), strict=True))), kernel.function(x, y, 0.5, -1.0))
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("names", [("gate", "up"), ("y_0", "held"), ("a", "b"), ("tile", "product"), ("b_map", "second_b")])
+def test_two_weights_of_one_tile_keep_their_names(names: tuple[str, str], target: str) -> None:
+    gate, up = names
+    space: dict[str, Any] = {"F": F}
+    exec(f"def f(x, {gate}, {up}, bias):\n    return F.silu(F.linear(x, {gate}, bias)) * F.linear(x, {up})", space)
+    tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((4096, 64), (512, 64), (512, 64), (512,))]
+    (source,) = fg.kernel(space["f"]).lower(*tensors, target=target).sources
+    assert ".entry" in compile_ptx(source, target)
+    assert ("gate_product" in source.math) == ("up_product" in source.math) == (names == ("gate", "up"))
 
 
 @pytest.mark.parametrize("name", ["exp", "sum_f32_combine", "main", "_"])

@@ -45,7 +45,6 @@ _OFFSET = "The offset of eight columns of a row in the result."
 _OFFSET_OF_ONE = "The offset of a column of a row in the result."
 _OFFSET_OF_HEAD = "The offset of a head of a row in the result."
 _OFFSET_OF_BITS = "The offset of eight columns of a row in the random bits."
-_B_NAMES = ("b", "second_b")
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,8 @@ class PartView:
     Attributes:
         first: the first column of tiles.
         head: columns of a head, if the epilogue indexes heads; else 0.
-        maps, matrices: its second operands: tensor maps, or matrices read by address.
+        names: its second operands.
+        maps, matrices: these as tensor maps, or matrices read by address.
         accumulated: the accumulators that the epilogue reads: name, matrix, and distance in a thread's registers.
         taken: the statistics that the epilogue reads.
         weights: the second operands that are computed on load.
@@ -195,6 +195,7 @@ class PartView:
     first: int
     columns: int
     head: int
+    names: tuple[str, ...]
     maps: tuple[str, ...]
     accumulated: tuple[tuple[str, int, int], ...]
     results: tuple[ResultView, ...]
@@ -269,9 +270,10 @@ def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointe
 
 
 def _map_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """Returns the additional template variables of warpgroups: the names of all tensor maps."""
+    """Returns the additional template variables of warpgroups: the names of all tensor maps, and of their tensors."""
     maps = [m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map))]
-    return {"all_maps": ["a_map", *maps, *(m for pair in _pairs(launch.kernel, body)[1:] for m in pair.maps)]}
+    maps = ["a_map", *maps, *(m for pair in _pairs(launch.kernel, body)[1:] for m in pair.maps)]
+    return {"all_maps": list(zip(maps, body.mapped, strict=True))}
 
 
 def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
@@ -325,13 +327,13 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
     matrices = iter(body.second_matrices)
     for number, part in enumerate(body.parts):
         suffix = f"_{number}" if len(body.parts) > 1 else ""
-        names = _B_NAMES[: part.products]
         head = part.head if _indexes_heads(part) else 0
+        names = part.names
         maps = tuple(f"{name}_map{suffix}" for name in names)
         # Empty for operands that are loaded by tensor maps.
         matrices_read = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
         part_view = PartView(
-            suffix, first, part.columns, head, maps, _accumulator_views(part.accumulated), _results(kernel, part, suffix)
+            suffix, first, part.columns, head, names, maps, _accumulator_views(part.accumulated), _results(kernel, part, suffix)
         )
         views.append(
             replace(

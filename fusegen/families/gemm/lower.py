@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import gcd
@@ -35,6 +36,7 @@ from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
 from fusegen.program.call import Role, TensorMapSpec
 from fusegen.program.formula import Formula, minimum
+from fusegen.program.names import ascii_name
 from fusegen.schedule.access import divisor, merge_axes
 from fusegen.schedule.column_pairs import (
     PAIR,
@@ -52,6 +54,7 @@ from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.math import LaneFunction, Reduction
 from fusegen.schedule.memory import Store
+from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import element_type, lifted, reduction_of
 
@@ -74,7 +77,8 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     layout = _layout_of(context).lay_out(products)
     first = context.group.core_nodes[0]
     node, rows = context.graph.nodes[first], lower_rows(context, first) if computes_rows(context.graph, first) else None
-    body = ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows, operands[0][0].depths)
+    mapped = tuple(ascii_name(context.memory.spec(each.buffer).name) for each in layout.maps)
+    body = ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows, operands[0][0].depths, mapped)
     depth = body.begins[-1] if body.depths else context.graph.nodes[node.args[0]].shape[-1]
     launch = Launch(
         kernel=_kernel(context, body),
@@ -123,7 +127,7 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
         columns,
         head,
         epilogue.rows,
-        len(part.products),
+        _second_names(context, part),
         epilogue.accumulated,
         epilogue.function,
         results,
@@ -131,6 +135,14 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
         _lower_weights(context, part, number),
     )
     return _Lowered(lowered, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
+
+
+def _second_names(context: Context, part: EpiloguePart) -> tuple[str, ...]:
+    """Returns the names of a part's second operands in the text: the user's for two inputs, else those of the template."""
+    views = [context.group.match[product].b for product in part.products]
+    specs = [context.memory.spec(context.reads[view.base]) for view in views if isinstance(view, StridedView)]
+    names = tuple(identifier(spec.name) for spec in specs if spec.role is Role.INPUT and not _OF_TEMPLATES.fullmatch(spec.name))
+    return names if len(views) == len(set(names)) > 1 else ("b", "second_b")[: len(views)]
 
 
 def _lower_weights(context: Context, part: EpiloguePart, number: int) -> tuple[ComputedOperand, ...]:
@@ -306,6 +318,7 @@ def _layout_of(context: Context) -> PipelineLayout:
 # Epilogues: the math on two neighbouring columns, after the statistics of whole heads.
 
 
+_OF_TEMPLATES = re.compile(r"[aby](_\d+)*")  # operands and results as templates name them
 _WEIGHTS = ("weight", "second_weight")  # the math of second operands that are computed on load
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
 """Names of an epilogue's coordinates; a column is a channel of a head if the epilogue indexes heads."""
@@ -474,14 +487,12 @@ class _EpilogueInputs:
         return self.heads[position].reduction.components[0].name
 
     def _name(self, product: int, shift: int) -> str:
-        accumulated = AccumulatorPair(_accumulated_name(product, shift), product, shift)
+        names = _second_names(self.context, self.part)
+        name = f"{names[product]}_product" if len(names) > 1 else "product"
+        name = name if shift == 0 else f"{name}_{'right' if shift > 0 else 'left'}_{abs(shift)}"
+        accumulated = AccumulatorPair(name, product, shift)
         self.reads[accumulated] = None
         return accumulated.name
-
-
-def _accumulated_name(product: int, shift: int) -> str:
-    name = ("product", "second")[product]
-    return name if shift == 0 else f"{name}_{'right' if shift > 0 else 'left'}_{abs(shift)}"
 
 
 def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[sympy.Symbol, Index]]:

@@ -361,7 +361,7 @@ class MatmulPart:
     Attributes:
         head: columns of a head, if the epilogue indexes heads; else all columns.
         rows: the number of leading axes of the epilogue that index rows. The others index heads, the last one pairs of columns.
-        products: the number of matrices that are multiplied with the first operand.
+        names: the matrices that are multiplied with the first operand, as the text names them.
         epilogue: the math on two neighbouring columns.
         weights: the second operands that are computed on load; empty if they are in memory.
     """
@@ -369,7 +369,7 @@ class MatmulPart:
     columns: int
     head: int
     rows: int
-    products: int
+    names: tuple[str, ...]
     accumulated: tuple[AccumulatorPair, ...]
     epilogue: LaneFunction
     results: tuple[PartResult, ...]
@@ -396,6 +396,7 @@ class ContractionBody(Body):
         matrices: the operands that are read by address: the first one, unless it is computed on load (`rows`), those of each
             part, and further pairs.
         depths: of the pairs of operands whose products are added, of one matmul; empty if there is one pair.
+        mapped: the names of the tensors of the launch's tensor maps.
     """
 
     input_dtype: DType
@@ -404,6 +405,7 @@ class ContractionBody(Body):
     matrices: tuple[int, ...] = ()
     rows: ComputedRows | None = None
     depths: tuple[int, ...] = ()
+    mapped: tuple[str, ...] = ()
 
     @property
     def functions(self) -> tuple[LaneFunction, ...]:

@@ -1,7 +1,7 @@
 // Packs two 8-bit values into the lower half of a register, the first in the lowest byte.
 template <typename Byte>
-__device__ __forceinline__ float pack_bytes(const Byte (&pair)[2]) {
+__device__ __forceinline__ u32 pack_bytes(const Byte (&pair)[2]) {
     u32 bits = 0;
     memcpy(&bits, pair, sizeof(pair));
-    return __uint_as_float(bits);
+    return bits;
 }

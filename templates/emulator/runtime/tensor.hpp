@@ -221,7 +221,7 @@ inline bool deliver_one() {
   return true;
 }
 
-void write_word(u32 address, float word) {
+void write_word(u32 address, u32 word) {
   Thread& thread = *machine->current;
   Block& block = *thread.block;
   check_shared("writes", address, 4);
