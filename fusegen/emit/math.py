@@ -59,9 +59,10 @@ def function_text(function: MathFunction, language: Language, qualifier: str) ->
     writer = _Writer(function, language)
     lines = writer.body()
     head = f"{qualifier} {_signature(function)} {{"
-    if function.doc:
-        head = f"// {function.doc}\n{head}"
-    return "\n".join([head, *_with_locations(lines), "}"]) + "\n"
+    computed = (place for term, place in zip(function.terms, function.locations, strict=True) if term.args and place is not None)
+    notes = dict.fromkeys(place.note for place in computed)
+    comments = [f"// {text}" for text in (function.doc, *notes) if text]
+    return "\n".join([*comments, head, *_with_locations(lines), "}"]) + "\n"
 
 
 def _signature(function: MathFunction) -> str:
