@@ -113,7 +113,8 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 
 
 def _uses(kernel: LoweredKernel) -> PrimitiveUses:
-    return replace(EVERYTHING, stored=frozenset(pointer.dtype for pointer in kernel.pointers))
+    types = frozenset(pointer.dtype for pointer in kernel.pointers)
+    return replace(EVERYTHING, loaded=types, stored=types, widened=types, narrowed=types)
 
 
 def math_text(functions: Sequence[MathFunction]) -> str:

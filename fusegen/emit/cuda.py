@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -249,30 +249,66 @@ def _part(qualifiers: str) -> Callable[..., str]:
 # The types and widths of primitives that a CUDA text uses.
 
 
-_MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")
+_WIDE_LOAD = re.compile(r"\bload_(?:lanes|vec|part|window)<(\w+)>\(\s*[^,()]+,\s*([\w.]+)")
+_WIDE_STORE = re.compile(r"\bstore_(?:lanes|vec|part)<(\w+)>\(\s*([\w.]+)")
+"""Vector accesses: the number of elements, and the pointer."""
+_LOAD, _OTHER_LOAD = re.compile(r"(?<![.\w])load\(\s*([\w.]+)"), re.compile(r"\bload_(?:part|window|wide|wide_if)\b")
+_STORE, _OTHER_STORE = re.compile(r"\bstore(?:_narrowed)?\(\s*([\w.]+)"), re.compile(r"\bstore_part\b")
+"""Accesses to single elements: the pointer of those that name it, and other primitives that contain such accesses."""
 _UNUSED = frozenset((16,))
 """Widths of a text without vector accesses: ``random_bits`` still mentions a vector primitive."""
+_WORD = 4  # bytes of the narrowest access to a vector
+_DRAWS = re.compile(r"\brandom_(?:bits|pairs)\(")
 _ROUNDING_CALLS = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is_narrow}
 
 
 def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> PrimitiveUses:
-    math, pipeline = code_of(math), code_of(pipeline)
-    moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
-    stored = _stored(launch) | {dtype for call, dtype in _ROUNDING_CALLS.items() if call in math}
+    kernel, math = launch.kernel, code_of(math)
+    text = math + code_of(pipeline)  # math of a matmul's elements contains loads
+    read = {p.name: p.dtype for p in kernel.pointers if not p.writable or _is_read(p.name, text)}
+    written = {p.name: p.dtype for p in kernel.pointers if p.writable}
+    converted = kernel.body.tile_dtypes | {dtype for call, dtype in _ROUNDING_CALLS.items() if call in math}
+    loads, stores = _vectors(_WIDE_LOAD, read, text), _vectors(_WIDE_STORE, written, text)
+    keys = {DType.INT64} if _DRAWS.search(text) else set()
     return PrimitiveUses(
-        stored=stored,
+        loaded=_singles(_LOAD, _OTHER_LOAD, read, text) | _narrow(loads) | keys,
+        stored=_singles(_STORE, _OTHER_STORE, written, text) | _narrow(stores),
+        widened=converted | {*read.values()},
+        narrowed=converted | {*written.values()},
         computed=frozenset(d for d in DType if re.search(rf"\b{d.spelling}\b", math)),
-        widths=frozenset(_access(count * d.itemsize) for count in moved for d in stored) or _UNUSED,
+        load_widths=frozenset(width for _, width in loads) or _UNUSED,
+        store_widths=frozenset(width for _, width in stores) or _UNUSED,
         maps=bool(launch.tensor_maps),
         converts_float8=target.converts_float8,
     )
 
 
-def _stored(launch: Launch) -> frozenset[DType]:
-    """Returns the dtypes of elements in memory; random bits are 16 bits of a key."""
-    pointers = launch.kernel.pointers
-    drawn = {d for p in pointers if p.stream is not None for d in (DType.INT16, DType.INT64)}
-    return frozenset({p.dtype for p in pointers} | drawn | launch.kernel.body.tile_dtypes)
+def _is_read(pointer: str, text: str) -> bool:
+    """True if the text mentions a pointer other than in its declaration and in stores."""
+    return re.search(rf"\b{pointer}\b", re.sub(rf"(?:\*\s*|\bstore\w*(?:<\w+>)?\(\s*){pointer}\b", "", text)) is not None
+
+
+def _dtypes(pointer: str, dtypes: Mapping[str, DType]) -> Collection[DType]:
+    """Returns the dtypes that an access may have; all, if it does not name a parameter."""
+    name = pointer.rpartition(".")[2]
+    return (dtypes[name],) if name in dtypes else dtypes.values()
+
+
+def _singles(calls: re.Pattern[str], others: re.Pattern[str], dtypes: Mapping[str, DType], text: str) -> frozenset[DType]:
+    if others.search(text):
+        return frozenset(dtypes.values())
+    return frozenset(dtype for pointer in calls.findall(text) for dtype in _dtypes(pointer, dtypes))
+
+
+def _vectors(calls: re.Pattern[str], dtypes: Mapping[str, DType], text: str) -> frozenset[tuple[DType, int]]:
+    """Returns the dtype and the bytes of the accesses to vectors. Random bits are computed."""
+    found = [(_count(word, text), pointer) for word, pointer in calls.findall(text) if pointer != "random_bits"]
+    return frozenset((d, _access(count * d.itemsize)) for count, pointer in found for d in _dtypes(pointer, dtypes))
+
+
+def _narrow(vectors: Collection[tuple[DType, int]]) -> frozenset[DType]:
+    """Returns the dtypes of vectors below 4 bytes, of which each element is an access."""
+    return frozenset(dtype for dtype, width in vectors if width < _WORD)
 
 
 def _count(word: str, pipeline: str) -> int:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -279,37 +279,44 @@ class PrimitiveUses:
     """The types and widths of primitives that a text uses.
 
     Attributes:
-        stored: dtypes of elements in memory.
+        loaded, stored: dtypes of elements that single loads and stores move.
+        widened, narrowed: dtypes that are converted to their computing type, and from it.
         computed: dtypes of the math.
-        widths: bytes of vector accesses.
+        load_widths, store_widths: bytes of vector accesses.
         maps: whether the kernel takes tensor maps.
         converts_float8: whether the target has instructions that convert 8-bit floats.
     """
 
+    loaded: frozenset[DType]
     stored: frozenset[DType]
+    widened: frozenset[DType]
+    narrowed: frozenset[DType]
     computed: frozenset[DType]
-    widths: frozenset[int]
+    load_widths: frozenset[int]
+    store_widths: frozenset[int]
     maps: bool
     converts_float8: bool
 
     def __or__(self, other: PrimitiveUses) -> PrimitiveUses:
-        lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
-        return PrimitiveUses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
+        return PrimitiveUses(*(getattr(self, each.name) | getattr(other, each.name) for each in fields(self)))
 
     @property
     def context(self) -> dict[str, object]:
-        stored = [StoredType(d.spelling, d.itemsize) for d in DType if d in self.stored]
+        types = self.loaded | self.stored | self.widened | self.narrowed
+        lists = {"types": types, "widened": self.widened, "narrowed": self.narrowed, "computed": self.computed}
         return {
-            "stored": stored,
-            "types": [t.name for t in stored],
-            "computed": [d.spelling for d in DType if d in self.computed],
-            "widths": sorted(self.widths),
+            "loaded": [StoredType(d.spelling, d.itemsize) for d in DType if d in self.loaded],
+            "stored": [StoredType(d.spelling, d.itemsize) for d in DType if d in self.stored],
+            **{name: [d.spelling for d in DType if d in dtypes] for name, dtypes in lists.items()},
+            "load_widths": sorted(self.load_widths),
+            "store_widths": sorted(self.store_widths),
             "maps": self.maps,
             "converts_float8": self.converts_float8,
         }
 
 
-EVERYTHING = PrimitiveUses(frozenset(DType), frozenset(DType), frozenset((1, 2, 4, 8, 16)), maps=True, converts_float8=True)
+_ALL, _WIDTHS = frozenset(DType), frozenset((1, 2, 4, 8, 16))
+EVERYTHING = PrimitiveUses(_ALL, _ALL, _ALL, _ALL, _ALL, _WIDTHS, _WIDTHS, maps=True, converts_float8=True)
 """For a text whose uses are unknown."""
 
 
@@ -333,11 +340,11 @@ def _variant(written: str, uses: PrimitiveUses) -> tuple[str, ...]:
     statements = "\n".join(_STATEMENT.findall(written))
     mentioned, asked = set(_WORD.findall(statements)), set(_ASKED.findall(statements))
     context: dict[str, Any] = uses.context
-    types = [t for t in context["types"] if "stored" in mentioned or (t, "types") in asked]
-    computed = [t for t in context["computed"] if (t, "computed") in asked]
-    widths = [str(width) for width in context["widths"] if "widths" in mentioned]
+    moved = [t.name for name in ("loaded", "stored") if name in mentioned for t in context[name]]
+    types = [t for name in ("types", "widened", "narrowed", "computed") for t in context[name] if (t, name) in asked]
+    widths = [str(width) for name in ("load_widths", "store_widths") if name in mentioned for width in context[name]]
     maps = ["maps"] if "maps" in mentioned and uses.maps else []
-    return tuple(dict.fromkeys([*types, *computed, *widths, *maps]))
+    return tuple(dict.fromkeys([*moved, *types, *widths, *maps]))
 
 
 @lru_cache(maxsize=1024)

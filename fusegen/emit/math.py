@@ -59,9 +59,10 @@ def function_text(function: MathFunction, language: Language, qualifier: str) ->
     writer = _Writer(function, language)
     lines = writer.body()
     head = f"{qualifier} {_signature(function)} {{"
-    if function.doc:
-        head = f"// {function.doc}\n{head}"
-    return "\n".join([head, *_with_locations(lines), "}"]) + "\n"
+    computed = (place for term, place in zip(function.terms, function.locations, strict=True) if term.args and place is not None)
+    notes = dict.fromkeys(place.note for place in computed)
+    comments = [f"// {text}" for text in (function.doc, *notes) if text]
+    return "\n".join([*comments, head, *_with_locations(lines), "}"]) + "\n"
 
 
 def _signature(function: MathFunction) -> str:
@@ -183,6 +184,7 @@ class _Writer:
         self.texts: dict[int, Text] = {}
         self.named: set[int] = set()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
+        self.takes_scalars = all(p.vec == 1 for p in function.parameters)  # an array could overlap with results
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
         self.written = {r.term: r.name for r in function.results} if len(function.results) > 1 else {}
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
@@ -285,8 +287,12 @@ class _Writer:
 
     def _named(self, position: int, term: Term, written: Text) -> Text:
         self.named.add(position)
-        variable = self.variables.get(position)
-        name = self._fresh(noun(self.function.terms, position) if variable is None else identifier(variable))
+        variable, result = self.variables.get(position), self.written.get(position, "")
+        requested = noun(self.function.terms, position) if variable is None else identifier(variable)
+        if self.takes_scalars and re.fullmatch(rf"{requested}(_\d+)?", result):  # the result has this name already
+            self.lines.append(_Line(f"{result} = {written.text};", self.function.locations[position]))
+            return Text(result)
+        name = self._fresh(requested)
         self.lines.append(_Line(f"const {term.dtype.spelling} {name} = {written.text};", self.function.locations[position]))
         return Text(name, Precedence.ATOM)
 

@@ -37,6 +37,7 @@ class Location:
         first, line: the line of the function's ``def`` in its file, and the line's number counted from it as 1.
         text: empty if the code has no source.
         expression: the part of the line that computes the value; empty if it is not known, or on several lines.
+        note: the formula by which the compiler computes it, for a comment; empty if it needs none.
     """
 
     file: str
@@ -45,6 +46,7 @@ class Location:
     line: int
     text: str
     expression: str = field(default="", compare=False)
+    note: str = field(default="", compare=False)
 
     @property
     def variable(self) -> str | None:

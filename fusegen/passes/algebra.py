@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
@@ -33,6 +33,10 @@ class Value:
     @property
     def args(self) -> list[Value]:
         return [self.arg(number) for number in range(len(self.node.args))]
+
+    def noted(self, note: str) -> Value:
+        """Returns the same value; emitted text explains the nodes that are computed from it."""
+        return self if self.location is None else replace(self, location=replace(self.location, note=note))
 
     def number(self, name: str) -> ValueLike:
         return number(self.args, self.node, name)

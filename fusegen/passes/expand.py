@@ -72,6 +72,7 @@ def _gelu(args: Sequence[Value], node: Node) -> Value:
     """x * Phi(x); "tanh" is Hendrycks and Gimpel's approximation (arXiv 1606.08415), with (1 + tanh(u)) / 2 = sigmoid(2u)."""
     (x,) = args
     if node.attr("approximate") == "tanh":
+        x = x.noted("gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).")
         scale = 2.0 * math.sqrt(2.0 / math.pi)
         return x * (x * (scale + 0.044715 * scale * (x * x))).apply(Op.SIGMOID)
     return 0.5 * x * (1.0 + (x * math.sqrt(0.5)).apply(Op.ERF))
@@ -100,6 +101,9 @@ def _elu(args: Sequence[Value], node: Node) -> Value:
 @_pointwise(Op.MISH)
 def _mish(x: Value) -> Value:
     """x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2), without cancellation; the quotient is 1 from 20 on."""
+    x = x.noted(
+        "mish, x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2). From 20 on, n / (n + 2) is 1; n must not overflow."
+    )
     power = x.apply(Op.MINIMUM, 20.0).apply(Op.EXP)
     n = power * (power + 2.0)
     return x * (n / (n + 2.0))

@@ -112,7 +112,9 @@ class _Fixpoint:
             return self.known[position]
         replacement = self.rule(Value(self.builder, position, location))
         if replacement.position != position:
-            self.known[position] = self._rewritten_replacement(replacement.position, position, first, location)
+            self.known[position] = self._rewritten_replacement(
+                replacement.position, position, first, replacement.location or location
+            )
         return self.known.get(position, position)
 
     def _rewritten_replacement(self, root: int, replaced: int, first: int, location: Location | None) -> int:

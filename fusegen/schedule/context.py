@@ -149,9 +149,10 @@ class Context:
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: BufferRead) -> str:
-        name, number = self.memory.spec(read.buffer).name, literal(read.offset)
-        if number:
-            name = f"{name}_{number}"  # an element at a fixed place
+        spec, number = self.memory.spec(read.buffer), literal(read.offset)
+        name = spec.name
+        if number is not None and (spec.node is None or literal(product(self.graph.nodes[spec.node].shape)) != 1):
+            name = f"{name}_{number}"  # an element of several, at a fixed place
         elif read.buffer in self._named:
             is_indexed = sympy.sympify(read.offset).has(LoadedIndex, CheckedIndex)
             name = f"{name}_at_index" if is_indexed else f"{name}_other"  # e.g. the other half of a row

@@ -56,9 +56,9 @@ def quantized(
     if scale is not None:
         return (narrowed(*_raised(wide, dtype, aligned(scale, x, granularity, group_size))).reshape(x.shape),)
     dims = tuple(range(wide.dim())) if granularity == "per_tensor" else (-1,)
-    found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
-    found = torch.exp2(torch.ceil(torch.log2(found))) if scale_ue8m0 else found
-    return narrowed(wide, dtype, found).reshape(x.shape), found.squeeze(-1) if granularity == "per_group" else found
+    scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+    scale = torch.exp2(torch.ceil(torch.log2(scale))) if scale_ue8m0 else scale
+    return narrowed(wide, dtype, scale).reshape(x.shape), scale.squeeze(-1) if granularity == "per_group" else scale
 
 
 def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
@@ -68,7 +68,8 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
         ArgumentError: another dtype.
     """
     largest = largest_of(dtype)
-    scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+    inverse_scale = 1.0 / scale.float()
+    scaled = (x.float() * inverse_scale).clamp(-largest, largest)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
 
 

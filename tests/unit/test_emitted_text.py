@@ -312,3 +312,33 @@ def test_parts_that_differ_in_names_alone_are_written_once() -> None:
     for low, count in ((equal, 1), (different, 2)):
         (source,) = low.sources
         assert "Parts" in source.pipeline and len(re.findall(r"^namespace ", source.text, re.MULTILINE)) == count
+
+
+@pytest.mark.parametrize(
+    "function, comment",
+    [(lambda x: F.gelu(x, approximate="tanh"), "gelu in its tanh form"), (F.mish, "mish, x tanh")],
+    ids=["gelu", "mish"],
+)
+def test_a_rewritten_function_has_its_formula_in_a_comment(function: Callable[[Tensor], Tensor], comment: str) -> None:
+    def activated(x: Tensor) -> Tensor:
+        return function(x)
+
+    (source,) = fg.kernel(activated).lower(torch.ones(8, 64), target="sm_90a").sources
+    assert len(re.findall(f"^// {comment}", source.math, re.MULTILINE)) == 1
+
+
+def test_primitives_have_the_types_and_widths_of_their_calls() -> None:
+    """Of a kernel that reads bf16 in 16 bytes and one float, and writes f8e4m3 in 8 bytes."""
+
+    def converted(x: Tensor, scale: Tensor) -> Tensor:
+        return (x.float() * scale).to(torch.float8_e4m3fn)
+
+    (source,) = fg.kernel(converted).lower(torch.ones(8, 64, dtype=torch.bfloat16), torch.ones(1), target="sm_90a").sources
+    variants = {p.name: p.variant for p in source.primitives}
+    assert variants["load"] == ("float",) and variants["load_vec"] == ("16",) and variants["store_vec"] == ("8",)
+    assert variants["widen"] == ("bf16", "float") and variants["narrow"] == ("f8e4m3",)
+
+
+def test_elements_at_fixed_places_are_named_by_their_index() -> None:
+    (source,) = fg.kernel(lambda x, weight: x * weight[0] + weight[2]).lower(randn(8, 64), randn(3), target="sm_90a").sources
+    assert re.search(r"\bweight_0\b", source.math) and re.search(r"\bweight_2\b", source.math)

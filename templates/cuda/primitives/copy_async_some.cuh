@@ -12,7 +12,7 @@ __device__ __forceinline__ void copy_async_some(u32 to, const T* base, i64 j, i3
                      ::"r"(to), "l"(base + j), "n"(bytes), "r"(present)
                      : "memory");
     } else {
-        static_assert(bytes == 2, "what is no multiple of 4 bytes is copied one 16-bit element at a time");
+        static_assert(bytes == 2, "fewer than 4 bytes are one 16-bit element");
         u16 bits = 0;
         if (count > 0) asm volatile("ld.global.b16 %0, [%1];" : "=h"(bits) : "l"(base + j));
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(bits) : "memory");

@@ -3,14 +3,14 @@ template <i32 N, typename T>
 __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
     constexpr i32 bytes = N * sizeof(T);
     constexpr i32 width = vector_width(bytes);
-    static_assert(width == {{ widths | join(" || width == ") }}, "no other accesses were expected");
-//% if widths | first < 4
+    static_assert(width == {{ load_widths | join(" || width == ") }}, "no other accesses were expected");
+//% if load_widths | first < 4
     if constexpr (width < 4) {
 #pragma unroll
         for (i32 k = 0; k < N; ++k) dst[k] = load(base, i + k);
     }
 //% endif
-//% for width in widths if width >= 4
+//% for width in load_widths if width >= 4
     if constexpr (width == {{ width }}) {
         const u32* from = reinterpret_cast<const u32*>(base + i);
         u32 words[bytes / 4];

@@ -3,7 +3,7 @@
 template <i32 N, typename T>
 __device__ __forceinline__ void load_window(T (&dst)[N], const T* base, i64 i, i64 begin, i64 end) {
     constexpr i32 bytes = N * sizeof(T), step = vector_width(bytes), size = sizeof(T);
-    static_assert(step >= 4, "what moves is words");
+    static_assert(step >= 4, "vectors of whole words");
     const i32 skipped = static_cast<i32>(reinterpret_cast<u64>(base + i) % step);
     const i32 before = skipped / size, behind = skipped == 0 ? 0 : step / size - before;
     if (begin <= -before && N + behind <= end) {

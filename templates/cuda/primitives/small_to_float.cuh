@@ -1,5 +1,6 @@
-// An integer below 2^23, plus 2^23, less a number: its bits are the fraction of a float of that size. No conversion is
-// needed.
+// An integer from 0 to 2^23 - 1, plus 2^23, less a number. The integer's bits are the fraction of the sum: no
+// conversion is needed.
 __device__ __forceinline__ float small_to_float(i32 x, float less) {
-    return __uint_as_float(0x4b000000u | static_cast<u32>(x)) - less;
+    constexpr u32 TWO_TO_23 = 0x4b000000u;  // as a float
+    return __uint_as_float(TWO_TO_23 | static_cast<u32>(x)) - less;
 }

@@ -3,14 +3,14 @@ template <i32 N, typename T>
 __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
     constexpr i32 bytes = N * sizeof(T);
     constexpr i32 width = vector_width(bytes);
-    static_assert(width == {{ widths | join(" || width == ") }}, "no other accesses were expected");
-//% if widths | first < 4
+    static_assert(width == {{ store_widths | join(" || width == ") }}, "no other accesses were expected");
+//% if store_widths | first < 4
     if constexpr (width < 4) {
 #pragma unroll
         for (i32 k = 0; k < N; ++k) store(base, i + k, src[k]);
     }
 //% endif
-//% for width in widths if width >= 4
+//% for width in store_widths if width >= 4
     if constexpr (width == {{ width }}) {
         u32* to = reinterpret_cast<u32*>(base + i);
         u32 words[bytes / 4];
