@@ -13,7 +13,8 @@ from fusegen.schedule.math import Approximations, MathFunction, MathParameter, M
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
-"""Bytes of an element in exchanged states: the widest type."""
+"""Bytes of the widest element in exchanged states."""
+_ALIGNMENT = 16  # bytes of the widest access
 BARRIER_BYTES = 8
 BANKS = 32  # of 4 bytes
 _MULTIPLE = 8  # elements; arrays are padded to multiples, so that the next one is aligned
@@ -52,7 +53,9 @@ def arrange_shared_arrays(
     barriers: Sequence[int] = (),
     ordered: Sequence[int] = (),
 ) -> SharedArrays:
-    offsets = tuple(accumulate((0, *scratch, *ordered, *sums, *staged, *barriers)))
+    """Arranges arrays of the given bytes one behind the other; each besides barriers is aligned for the widest access."""
+    aligned = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*scratch, *ordered, *sums, *staged)]
+    offsets = tuple(accumulate((0, *aligned, *barriers)))
     first, second = len(scratch), len(scratch) + len(ordered)
     third = second + len(sums)
     fourth = third + len(staged)
