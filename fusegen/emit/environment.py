@@ -97,6 +97,9 @@ def needed_definitions(lines: Sequence[str], text: str) -> list[str]:
 # The first lines of an emitted file: the kernel, its launch, its traffic, and the reason for its layout.
 
 
+_NARROW = "Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own."
+
+
 def banner(launch: Launch, target: Target) -> str:
     """Returns comment lines; grid and bytes are formulas of the sizes."""
     lines = [f"{launch.kernel.name}: {launch.description}, emitted by fusegen for {target.name}."]
@@ -107,7 +110,22 @@ def banner(launch: Launch, target: Target) -> str:
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
     lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
     if target.warp and not launch.kernel.index64:
-        lines.append("Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.")
+        lines.append(_NARROW)
+    return fitted("\n".join(f"// {line}" for line in lines))
+
+
+def banner_of_parts(whole: Launch, parts: Sequence[Launch], target: Target) -> str:
+    """Returns the comment lines of a kernel of several parts: of the launch, then of each part."""
+    lines = [f"{whole.kernel.name}: {len(parts)} kernels in one launch, emitted by fusegen for {target.name}."]
+    shared = f", {whole.shared_bytes} bytes of shared memory" if whole.shared_bytes else ""
+    lines.append(f"Grid {whole.grid}, block {whole.block}{shared}. The blocks of each part follow those of the previous part.")
+    if not whole.kernel.index64:
+        lines.append(_NARROW)
+    for part in parts:
+        reason = f"; {part.kernel.body.reason}" if part.kernel.body.reason else ""
+        lines.append(f"{part.kernel.name}: {part.description}.")
+        lines.append(f"Blocks: {part.grid}{reason}.")
+        lines.append(f"Reads {part.traffic.read} bytes, writes {part.traffic.written}.")
     return fitted("\n".join(f"// {line}" for line in lines))
 
 
