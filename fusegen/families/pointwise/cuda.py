@@ -72,6 +72,7 @@ def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, 
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=None if body.call is None else call_view(body.call, offsets, lane_axis),
         plan=body.plan,
+        is_exact=body.is_exact,
     )
 
 

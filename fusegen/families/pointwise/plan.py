@@ -132,8 +132,12 @@ class PointwiseBody(Body):
     @property
     def is_exact(self) -> bool:
         """True if the threads of all blocks have elements, for all sizes."""
-        elements = self.plan.threads * self.plan.vec * self.plan.unroll
-        return self.hoisted is None and exact_quotient(product(self.axes.extents), elements) is not None
+        return exact_quotient(product(self.threads.extents), self.elements_per_block) is not None
+
+    @property
+    def elements_per_block(self) -> int:
+        """The elements along `threads` of a block."""
+        return self.plan.threads * self.plan.vec * (self.plan.unroll if self.hoisted is None else 1)
 
     @property
     def threads(self) -> Axes:
