@@ -231,14 +231,16 @@ def head(launch: Launch) -> dict[str, Any]:
     }
 
 
-_BLOCKS_PER_SM = "constexpr i32 BLOCKS_PER_SM = {};  // at least, which limits the registers of a thread"
+def _blocks_per_sm(count: int) -> str:
+    effect = "which limits the registers of a thread" if count > 1 else "so that a thread may take most registers"
+    return f"constexpr i32 BLOCKS_PER_SM = {count};  // at least, {effect}"
 
 
 def _entry(launch: Launch) -> Callable[..., str]:
     def begins(threads: str, blocks_per_sm: int | str | None = None, more: str = "") -> str:
         is_alone = blocks_per_sm is None or has_one_block(launch)
         bounds = threads if is_alone else f"{threads}, BLOCKS_PER_SM"
-        constant = "" if is_alone or isinstance(blocks_per_sm, str) else f"{_BLOCKS_PER_SM.format(blocks_per_sm)}\n\n"
+        constant = f"{_blocks_per_sm(blocks_per_sm)}\n\n" if isinstance(blocks_per_sm, int) and not is_alone else ""
         return f'{constant}extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
 
     return begins
@@ -308,7 +310,7 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
         threads=whole.block,
-        blocks_per_sm=max(part.kernel.body.blocks_per_sm for part in large or parts),
+        blocks_per_sm=_blocks_per_sm(max(part.kernel.body.blocks_per_sm for part in large or parts)),
         overlaps=whole.overlaps and not whole.waits,  # parts that wait for each other wait for the previous launch themselves
         counts=[f"{part.kernel.name}_blocks" for part in parts[:-1]],
         parameters=[

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+import sympy
+
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Dim
 from fusegen.schedule.math import Approximations, MathFunction, MathParameter, MathResult
@@ -197,8 +199,16 @@ def extract_function(
     return function, used
 
 
+def _is_axis(term: Term) -> bool:
+    """True for a linear function of axes alone: a size or an index in memory may be any number."""
+    if term.op is not Leaf.COORDINATE:
+        return False
+    index = sympy.sympify(term.payload)
+    return not index.has(sympy.Function) and all(symbol.is_positive is None for symbol in index.free_symbols)
+
+
 def _localized(term: Term, local: Mapping[int, int], is_given: bool) -> Term:
-    """Renumbers a term for the function; a parameter becomes a scalar leaf."""
+    """Renumbers a term for the function; a parameter becomes a scalar leaf, unless it is an index of the iteration space."""
     if is_given:
-        return Term(Leaf.SCALAR, (), term.dtype)
+        return Term(Leaf.COORDINATE if _is_axis(term) else Leaf.SCALAR, (), term.dtype)
     return Term(term.op, tuple(local[a] for a in term.args), term.dtype, term.payload)
