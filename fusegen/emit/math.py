@@ -186,6 +186,7 @@ class _Writer:
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
         self.written = {r.term: r.name for r in function.results} if len(function.results) > 1 else {}
+        self.takes_values = all(p.vec == 1 for p in function.parameters)  # a result may be an operand passed by reference
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
 
     def body(self) -> list[_Line]:
@@ -241,7 +242,7 @@ class _Writer:
             high, low = (part.text for part in logarithm)
             base = str(self.function.terms[term.args[0]].payload).removesuffix(".0")
             return Text(f"{self.language.power}({high}, {low} /* log2 of {base} */, {args[1].text})")
-        if self._is_small(term):
+        if isinstance(term.op, Op) and self._is_small(term):
             return COMMON[term.op](*args)
         return self.language.form(term, operand, self.function.fast)(*args)
 
@@ -296,8 +297,11 @@ class _Writer:
     def _named(self, position: int, term: Term, written: Text) -> Text:
         self.named.add(position)
         variable = self.variables.get(position)
-        name = self._fresh(noun(self.function.terms, position) if variable is None else identifier(variable))
-        self.lines.append(_Line(f"const {term.dtype.spelling} {name} = {written.text};", self.function.locations[position]))
+        requested = noun(self.function.terms, position) if variable is None else identifier(variable)
+        is_result = self.takes_values and self.written.get(position) == requested
+        name = requested if is_result else self._fresh(requested)
+        declared = name if is_result else f"const {term.dtype.spelling} {name}"
+        self.lines.append(_Line(f"{declared} = {written.text};", self.function.locations[position]))
         return Text(name, Precedence.ATOM)
 
     def _fresh(self, requested: str) -> str:
