@@ -185,7 +185,13 @@ def _with_narrow_sizes(sizes: Sequence[str], pipeline: str, function: str) -> st
     parameters, start, text = after.partition(") {\n")
     declared = [size for size in sizes if f"i64 {size}" in re.split(r",\s*", parameters)]
     passed = {size: f"{size}_{'offset' if is_start(size) else 'extent'}" for size in declared}
-    lines = [f"const Index {size} = static_cast<Index>({parameter});" for size, parameter in passed.items()]
+    lines = []
+    for size, parameter in passed.items():
+        value = f"static_cast<Index>({parameter})"
+        if f" = {size};" in text and _is_mentioned_once(size, text):  # the text gives it another name
+            text = text.replace(f" = {size};", f" = {value};")
+        else:
+            lines.append(f"const Index {size} = {value};")
     needed = "".join(f"    {line}\n" for line in needed_definitions(lines, text))
     if declared:
         parameters = re.sub(rf"\bi64 ({'|'.join(declared)})\b", lambda match: f"i64 {passed[match[1]]}", parameters)

@@ -483,7 +483,8 @@ def _digits(number: int) -> str:
     hexadecimal = f"{abs(number):X}"
     if abs(number) < 1 << 31 or len(set(hexadecimal)) >= len(set(str(abs(number)))):
         return str(number)
-    return f"{'-' if number < 0 else ''}0x{hexadecimal}"
+    cleared = f"{~number:X}"  # the bits that a mask clears
+    return f"~0x{cleared}" if number < 0 and len(set(cleared)) == 1 else f"{'-' if number < 0 else ''}0x{hexadecimal}"
 
 
 def _fraction(value: float, suffix: str) -> Text | None:
@@ -496,4 +497,4 @@ def _fraction(value: float, suffix: str) -> Text | None:
 
 
 def _signed(text: str) -> Text:
-    return Text(text, Precedence.UNARY if text.startswith("-") else Precedence.ATOM)
+    return Text(text, Precedence.UNARY if text.startswith(("-", "~")) else Precedence.ATOM)
