@@ -9,11 +9,12 @@ from functools import reduce
 from typing import Any
 
 from fusegen.dtypes import DType
-from fusegen.emit.environment import PrimitiveUses, banner, code_of, needed_definitions, primitives_of, render
+from fusegen.emit.environment import PrimitiveUses, banner, banner_of_parts, code_of, needed_definitions, primitives_of, render
 from fusegen.emit.math import Language, Precedence, Spelling, function, function_text, with_quotes
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.fusion import Group
 from fusegen.fusion.groups import computed
+from fusegen.ir.blocks import is_start
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
@@ -183,10 +184,17 @@ def _with_narrow_sizes(sizes: Sequence[str], pipeline: str, function: str) -> st
     before, name, after = pipeline.rpartition(f"{function}(")
     parameters, start, text = after.partition(") {\n")
     declared = [size for size in sizes if f"i64 {size}" in re.split(r",\s*", parameters)]
-    lines = [f"const Index {size} = static_cast<Index>({size}_extent);" for size in declared]
+    passed = {size: f"{size}_{'offset' if is_start(size) else 'extent'}" for size in declared}
+    lines = []
+    for size, parameter in passed.items():
+        value = f"static_cast<Index>({parameter})"
+        if f" = {size};" in text and _is_mentioned_once(size, text):  # the text gives it another name
+            text = text.replace(f" = {size};", f" = {value};")
+        else:
+            lines.append(f"const Index {size} = {value};")
     needed = "".join(f"    {line}\n" for line in needed_definitions(lines, text))
     if declared:
-        parameters = re.sub(rf"\bi64 ({'|'.join(declared)})\b", r"i64 \1_extent", parameters)
+        parameters = re.sub(rf"\bi64 ({'|'.join(declared)})\b", lambda match: f"i64 {passed[match[1]]}", parameters)
     return "".join([before, name, parameters, start, needed, text])
 
 
@@ -229,14 +237,16 @@ def head(launch: Launch) -> dict[str, Any]:
     }
 
 
-_BLOCKS_PER_SM = "constexpr i32 BLOCKS_PER_SM = {};  // at least, which limits the registers of a thread"
+def _blocks_per_sm(count: int) -> str:
+    effect = "which limits the registers of a thread" if count > 1 else "so that a thread may take most registers"
+    return f"constexpr i32 BLOCKS_PER_SM = {count};  // at least, {effect}"
 
 
 def _entry(launch: Launch) -> Callable[..., str]:
     def begins(threads: str, blocks_per_sm: int | str | None = None, more: str = "") -> str:
         is_alone = blocks_per_sm is None or has_one_block(launch)
         bounds = threads if is_alone else f"{threads}, BLOCKS_PER_SM"
-        constant = "" if is_alone or isinstance(blocks_per_sm, str) else f"{_BLOCKS_PER_SM.format(blocks_per_sm)}\n\n"
+        constant = f"{_blocks_per_sm(blocks_per_sm)}\n\n" if isinstance(blocks_per_sm, int) and not is_alone else ""
         return f'{constant}extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
 
     return begins
@@ -341,7 +351,8 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
-        bounds=f"{whole.block}, {max(part.kernel.body.blocks_per_sm for part in large or parts)}",
+        threads=whole.block,
+        blocks_per_sm=_blocks_per_sm(max(part.kernel.body.blocks_per_sm for part in large or parts)),
         overlaps=whole.overlaps and not whole.waits,  # parts that wait for each other wait for the previous launch themselves
         counts=[f"{part.kernel.name}_blocks" for part in parts[:-1]],
         parameters=[
@@ -361,7 +372,7 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         name=whole.kernel.name,
         entry=entry(whole.kernel),
         language="cuda",
-        banner="\n".join(banner(part, target) for part in parts),
+        banner=banner_of_parts(whole, parts, target),
         primitives=primitives_of(text, "cuda", uses),
         math="\n".join(own),
         pipeline=section("Parts", fitted(pipeline)),

@@ -24,7 +24,8 @@ from fusegen.files import FORMAT, read_sealed, write_sealed
 from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
-from fusegen.schedule.program import Launch
+from fusegen.program.formula import Formula, FormulaKind
+from fusegen.schedule.program import Launch, Traffic
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source, fitted
 from fusegen.target import Target
@@ -97,6 +98,9 @@ def needed_definitions(lines: Sequence[str], text: str) -> list[str]:
 # The first lines of an emitted file: the kernel, its launch, its traffic, and the reason for its layout.
 
 
+_NARROW = "Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own."
+
+
 def banner(launch: Launch, target: Target) -> str:
     """Returns comment lines; grid and bytes are formulas of the sizes."""
     lines = [f"{launch.kernel.name}: {launch.description}, emitted by fusegen for {target.name}."]
@@ -104,11 +108,36 @@ def banner(launch: Launch, target: Target) -> str:
     if target.warp:
         shared = f", {launch.shared_bytes} bytes of shared memory" if launch.shared_bytes else ""
         reason = f": {body.reason}" if body.reason else ""
-        lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
-    lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
+        lines.append(f"Grid {_in_c(launch.grid)}, block {launch.block}{shared}{reason}.")
+    lines.append(_moved(launch.traffic))
     if target.warp and not launch.kernel.index64:
-        lines.append("Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.")
+        lines.append(_NARROW)
     return fitted("\n".join(f"// {line}" for line in lines))
+
+
+def banner_of_parts(whole: Launch, parts: Sequence[Launch], target: Target) -> str:
+    """Returns the comment lines of a kernel of several parts: of the launch, then of each part."""
+    lines = [f"{whole.kernel.name}: {len(parts)} kernels in one launch, emitted by fusegen for {target.name}."]
+    shared = f", {whole.shared_bytes} bytes of shared memory" if whole.shared_bytes else ""
+    order = "The blocks of each part follow those of the previous part."
+    lines.append(f"Grid {_in_c(whole.grid)}, block {whole.block}{shared}. {order}")
+    if not whole.kernel.index64:
+        lines.append(_NARROW)
+    for part in parts:
+        reason = f"; {part.kernel.body.reason}" if part.kernel.body.reason else ""
+        lines.append(f"{part.kernel.name}: {part.description}.")
+        lines.append(f"Blocks: {_in_c(part.grid)}{reason}.")
+        lines.append(_moved(part.traffic))
+    return fitted("\n".join(f"// {line}" for line in lines))
+
+
+def _in_c(count: Formula) -> str:
+    text = count.text("/")
+    return text[1:-1] if count.operator is FormulaKind.QUOTIENT else text
+
+
+def _moved(traffic: Traffic) -> str:
+    return f"Reads {_in_c(traffic.read)} bytes, writes {_in_c(traffic.written)}."
 
 
 # Several kernels in one translation unit: primitives once, and a namespace for each kernel's own text.

@@ -23,6 +23,7 @@ from fusegen.schedule.terms import FusedOp, Leaf, Term, noun
 
 _WIDEST = 76  # characters of an expression before its operands get names
 _LOCATION_COLUMN = 84
+_SMALL = 1 << 20  # a number: indices are below 2^43
 _AT_MOST_32_BITS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 _LINE_WIDTH, _LINES = 111, 3  # characters of a comment's line that quotes the user's code, and lines of one quote
 _MARK = "\x1f"
@@ -184,7 +185,7 @@ class _Writer:
         self.texts: dict[int, Text] = {}
         self.named: set[int] = set()
         self.taken = {p.name for p in function.parameters} | {r.name for r in function.results}
-        self.takes_scalars = all(p.vec == 1 for p in function.parameters)  # an array could overlap with results
+        self.takes_scalars = all(p.vec == 1 for p in function.parameters)  # a result could be the array that holds an operand
         is_accurate = Op.SIN not in language.fast.get(function.fast, {})
         self.written = {r.term: r.name for r in function.results} if len(function.results) > 1 else {}
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
@@ -242,7 +243,16 @@ class _Writer:
             high, low = (part.text for part in logarithm)
             base = str(self.function.terms[term.args[0]].payload).removesuffix(".0")
             return Text(f"{self.language.power}({high}, {low} /* log2 of {base} */, {args[1].text})")
+        if isinstance(term.op, Op) and self._is_small(term):
+            return COMMON[term.op](*args)
         return self.language.form(term, operand, self.function.fast)(*args)
+
+    def _is_small(self, term: Term) -> bool:
+        """True for an index of the iteration space plus or times a small number, which 64 bits hold."""
+        operands = [self.function.terms[a] for a in term.args]
+        numbers = [int(str(o.payload)) for o in operands if o.op is Leaf.CONSTANT and o.dtype is DType.INT64]
+        is_of_axis = any(o.op is Leaf.COORDINATE for o in operands) and len(operands) == 2 and len(numbers) == 1
+        return term.op in (Op.ADD, Op.SUB, Op.MUL) and is_of_axis and abs(numbers[0]) < _SMALL
 
     def _in_32_bits(self, position: int) -> Text:
         """Converts an integer to 32 bits. One that has just been wrapped to at most 32 bits is not widened to 64 before."""
@@ -475,7 +485,8 @@ def _digits(number: int) -> str:
     hexadecimal = f"{abs(number):X}"
     if abs(number) < 1 << 31 or len(set(hexadecimal)) >= len(set(str(abs(number)))):
         return str(number)
-    return f"{'-' if number < 0 else ''}0x{hexadecimal}"
+    cleared = f"{~number:X}"  # the bits that a mask clears
+    return f"~0x{cleared}" if number < 0 and len(set(cleared)) == 1 else f"{'-' if number < 0 else ''}0x{hexadecimal}"
 
 
 def _fraction(value: float, suffix: str) -> Text | None:
@@ -488,4 +499,4 @@ def _fraction(value: float, suffix: str) -> Text | None:
 
 
 def _signed(text: str) -> Text:
-    return Text(text, Precedence.UNARY if text.startswith("-") else Precedence.ATOM)
+    return Text(text, Precedence.UNARY if text.startswith(("-", "~")) else Precedence.ATOM)

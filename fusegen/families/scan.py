@@ -41,7 +41,7 @@ from fusegen.schedule.column_pairs import Fragments
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import IndexCheck
-from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arrange_shared_arrays
+from fusegen.schedule.kernel import Body, LoweredKernel, Plan, SharedArrays, arrange_shared_arrays
 from fusegen.schedule.math import CallArgument, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step
@@ -245,7 +245,7 @@ class _ScanBuilder:
             call(f"{context.name}_0", self._lifted()),
             call(context.name, [(w.name, math.result) for w in self.writes]),
             arrange_shared_arrays(
-                scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]
+                scratch=[2 * self.plan.warps * c.dtype.itemsize for r in scans for c in r.components if self.plan.warps > 1]
             ),
             self.plan,
         )

@@ -45,9 +45,17 @@ class Blocks:
         return self.body.inputs[len(self.body.inputs) - len(self.sums) :]
 
 
+_START = "block_start_"
+
+
 def start_of(depth: int) -> sympy.Symbol:
     """Returns the symbol of a block's first row; `depth` counts enclosing loops."""
-    return sympy.Symbol(f"block_start_{depth}", integer=True, nonnegative=True)
+    return sympy.Symbol(f"{_START}{depth}", integer=True, nonnegative=True)
+
+
+def is_start(name: str) -> bool:
+    """True for the name of a symbol from `start_of`."""
+    return name.startswith(_START)
 
 
 def rows_of(depth: int) -> sympy.Symbol:

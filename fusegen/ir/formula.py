@@ -11,7 +11,7 @@ import sympy
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Node, ScalarProgram
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo
+from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo, exact_quotient
 from fusegen.program import numbers
 from fusegen.program.formula import Formula, FormulaKind, Relation, formula_of, size
 from fusegen.program.numbers import NumberLeaf, Numbers, Operation, Scalar
@@ -34,7 +34,8 @@ def _formula(expr: sympy.Expr) -> Formula:
 
 
 def ceil_div(expr: Dim, divisor: int) -> Formula:
-    return formula(expr + (divisor - 1)) // divisor
+    exact = exact_quotient(expr, divisor)
+    return formula(expr + (divisor - 1)) // divisor if exact is None else formula(exact)
 
 
 def relation(relation: sympy.Basic) -> Relation:

@@ -9,7 +9,7 @@ is in `passes.expand`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fusegen.dtypes import DType
@@ -19,7 +19,7 @@ from fusegen.ir.ops import Op
 @dataclass(frozen=True)
 class RuleValue:
     """A value in a rule of the table: an operand (`op` is None), a number, or a pointwise operation; `text` names or spells
-    leaves."""
+    leaves, and is the variable of an operation's value, if any."""
 
     op: Op | None
     args: tuple[RuleValue, ...] = ()
@@ -107,6 +107,7 @@ class Monoid:
         approximable: True if kernels with 16-bit results may combine with approximate functions.
         pivot_sums: combines many states at less cost than repeated `combine`.
         symmetric: False if `combine` rounds differently for swapped states.
+        source: the publication of `combine`.
     """
 
     components: tuple[Component, ...]
@@ -116,6 +117,7 @@ class Monoid:
     approximable: bool = False
     pivot_sums: PivotSums | None = None
     symmetric: bool = True
+    source: str = ""
 
     def component_index(self, part: object) -> int:
         """Returns the index of a component; 0 if `part` is None."""
@@ -215,11 +217,12 @@ _MOMENTS = PivotSums(
 
 
 def _combined_normalizers(a: StateValues, b: StateValues) -> StateValues:
-    """Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv 1805.02867): rescales the smaller max's sum."""
+    """Rescales the sum of the smaller max."""
     (peak_a, mass_a), (peak_b, mass_b) = a, b
     distance = (peak_a - peak_b).apply(Op.ABS)
     scale = peak_a.apply(Op.EQ, peak_b).where(1.0, (-distance).apply(Op.EXP))  # inf - inf is NaN
-    mass = peak_a.apply(Op.GE, peak_b).where(mass_a + mass_b * scale, mass_a * scale + mass_b)
+    rescale = replace(scale, text="rescale")
+    mass = peak_a.apply(Op.GE, peak_b).where(mass_a + mass_b * rescale, mass_a * rescale + mass_b)
     return peak_a.apply(Op.MAXIMUM, peak_b), mass
 
 
@@ -245,6 +248,7 @@ REDUCTIONS: dict[Op, Monoid] = {
         _combined_normalizers,
         lambda element, _index: (element, _NUMBER_ONE),
         approximable=True,
+        source="Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867",
     ),
     Op.LAST_MAX: _last(Op.LE, _LEAST),
     Op.LAST_MIN: _last(Op.GE, _GREATEST),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -159,15 +159,16 @@ class Context:
         self._named.add(read.buffer)
         return self.names.take(name)
 
-    def traffic(self) -> Traffic:
-        """Returns the minimal traffic: every output once, and each element that it reads of an input once."""
+    def traffic(self, besides: Collection[int] = ()) -> Traffic:
+        """Returns the minimal traffic: each element that it reads of an input once, and every output once, besides those that
+        another launch writes."""
         partial, nodes = partly_read(self.graph, self.group), self.graph.nodes
         elements = {p: product(nodes[p].shape) for p in (*self.group.inputs, *self.group.outputs) if nodes[p].op is not Op.RANDOM}
         certain = {p: partial.get(p, count) for p, count in elements.items() if _is_at_most(partial.get(p, count), count)}
         read = self._bytes(certain, self.group.inputs)
         for position in (p for p in self.group.inputs if p in elements and p not in certain):
             read = read + minimum(formula(partial[position]), formula(elements[position])) * self.memory.dtype(position).itemsize
-        return Traffic(read, self._bytes(elements, self.group.outputs))
+        return Traffic(read, self._bytes(elements, [p for p in self.group.outputs if p not in besides]))
 
     def _bytes(self, elements: Mapping[int, Dim], positions: Sequence[int]) -> Formula:
         return total_bytes([(elements[p], self.memory.dtype(p).itemsize) for p in positions if p in elements])

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+import sympy
+
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Dim
 from fusegen.schedule.math import Approximations, MathFunction, MathParameter, MathResult
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
-"""Bytes of an element in exchanged states: the widest type."""
+"""Bytes of the widest element in exchanged states."""
+_ALIGNMENT = 16  # bytes of the widest access
 BARRIER_BYTES = 8
 BANKS = 32  # of 4 bytes
 _MULTIPLE = 8  # elements; arrays are padded to multiples, so that the next one is aligned
@@ -52,7 +55,9 @@ def arrange_shared_arrays(
     barriers: Sequence[int] = (),
     ordered: Sequence[int] = (),
 ) -> SharedArrays:
-    offsets = tuple(accumulate((0, *scratch, *ordered, *sums, *staged, *barriers)))
+    """Arranges arrays of the given bytes one behind the other; each besides barriers is aligned for the widest access."""
+    aligned = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*scratch, *ordered, *sums, *staged)]
+    offsets = tuple(accumulate((0, *aligned, *barriers)))
     first, second = len(scratch), len(scratch) + len(ordered)
     third = second + len(sums)
     fourth = third + len(staged)
@@ -194,8 +199,16 @@ def extract_function(
     return function, used
 
 
+def _is_axis(term: Term) -> bool:
+    """True for a linear function of axes alone: a size or an index in memory may be any number."""
+    if term.op is not Leaf.COORDINATE:
+        return False
+    index = sympy.sympify(term.payload)
+    return not index.has(sympy.Function) and all(symbol.is_positive is None for symbol in index.free_symbols)
+
+
 def _localized(term: Term, local: Mapping[int, int], is_given: bool) -> Term:
-    """Renumbers a term for the function; a parameter becomes a scalar leaf."""
+    """Renumbers a term for the function; a parameter becomes a scalar leaf, unless it is an index of the iteration space."""
     if is_given:
-        return Term(Leaf.SCALAR, (), term.dtype)
+        return Term(Leaf.COORDINATE if _is_axis(term) else Leaf.SCALAR, (), term.dtype)
     return Term(term.op, tuple(local[a] for a in term.args), term.dtype, term.payload)

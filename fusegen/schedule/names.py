@@ -37,10 +37,10 @@ _PIPELINES = """
     SLOTS SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
     column_outer copied count counter counters end exists failed fetch first_column first_left first_row group groups inside
     is_first is_half last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count
-    pivot place put_in_order rank ready row_blocks row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles
+    pivot place put_in_order rank ready row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles
     turn warp_of_row whole PEERS CHUNK TILES VECTORS WIDTH Element add_vector first_at_least first_key goes_on head_end
-    is_continued last_key last_start own_row row_of_block run_begin run_end run_length run_starts search_blocks tail_begin
-    BLOCKS_PER_SM
+    is_continued last_key part_end last_start own_row row_of_block run_begin run_end run_length run_starts search_blocks tail_begin
+    BLOCKS_PER_SM min
 """
 """Names that pipelines use."""
 

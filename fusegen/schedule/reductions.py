@@ -97,7 +97,7 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: Approximations = 
         for parameter, kind in zip(names, types, strict=True):
             parameters[terms.add(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
     roots = combined(terms, op, list(parameters)[: len(types)], list(parameters)[len(types) :])
-    function = extract_function(terms, name, _results(op, roots), parameters, fast=fast)[0]
+    function = extract_function(terms, name, _results(op, roots), parameters, fast=fast, doc=monoid.source)[0]
     return replace(function, parameters=tuple(parameters.values()))
 
 
@@ -157,4 +157,4 @@ def _put(terms: Terms, value: RuleValue, operands: Mapping[str, int], dtype: DTy
     common = terms.items[known[max(known)]].dtype  # the last operand's, since the first one of `where` is a condition
     args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
     op = _OF_BITS.get(value.op, value.op) if common is DType.INT32 else value.op
-    return terms.add(Term(op, args, DType.BOOL if op.row.result is DtypeRule.BOOL else common))
+    return terms.add(Term(op, args, DType.BOOL if op.row.result is DtypeRule.BOOL else common), variable=value.text or None)

@@ -69,6 +69,15 @@ def test_the_gradient_of_a_parameter_a_head_keeps_all_blocks_busy() -> None:
     assert len(others) == 1 and others[0].traffic.moved(low.sizes) < 0.01 * moved
 
 
+def test_a_kernel_writes_the_partial_column_sums_that_the_next_one_reads() -> None:
+    low = fg.kernel(lambda x: (x.softmax(-1), x.sum(0))).lower(meta(16384, 4096), target="sm_90a")
+    rows, combination = low.program.launches
+    partials = combination.traffic.read(low.sizes)
+    assert partials % (4 * 4096) == 0
+    assert rows.traffic.written(low.sizes) == 2 * 16384 * 4096 + partials
+    assert combination.traffic.written(low.sizes) == 2 * 4096
+
+
 def test_groups_of_one_image_are_many_blocks_work_at_every_size() -> None:
     kernel = fg.kernel(lambda x, w, b: F.silu(F.group_norm(x, 32, w, b)))
     for shape in ((1, 320, 64, 64), (1, 512, 256, 256), (1, 640, 33, 47)):

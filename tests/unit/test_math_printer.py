@@ -30,7 +30,7 @@ def math_of(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a
     ("0.1", DType.FLOAT32, "0.1f"), ("0.1", DType.FLOAT64, "0.1"), ("3", DType.FLOAT32, "3.0f"), ("-2", DType.INT64, "-2LL"),
     ("True", DType.INT64, "1LL"), ("True", DType.FLOAT32, "1.0f"), ("True", DType.BOOL, "true"), ("1e+22", DType.FLOAT32, "1e+22f"),
     (str(-(2**63)), DType.INT64, "(-9223372036854775807LL - 1)"), (str(2**63 - 1), DType.INT64, "0x7FFFFFFFFFFFFFFFLL"),
-    (str(-(2**32)), DType.INT64, "-0x100000000LL"), (str(10**12), DType.INT64, "1000000000000LL"),
+    (str(-(2**32)), DType.INT64, "~0xFFFFFFFFLL"), (str(10**12), DType.INT64, "1000000000000LL"),
     ("0.001", DType.FLOAT32, "0.001f"), ("5e-324", DType.FLOAT64, "5e-324"),
     ("0.000244140625", DType.FLOAT32, "1.0f / 4096.0f"), (str(1 / 768), DType.FLOAT64, "1.0 / 768.0"),
     (str(1 / 768 + 1e-18), DType.FLOAT64, str(1 / 768 + 1e-18)),

@@ -149,7 +149,7 @@ def test_no_thread_that_selects_elements_spills(name: str, experts: int) -> None
 
 
 def test_a_plan_that_no_block_could_have_is_refused() -> None:
-    tiny = replace(target("sm_90a"), shared_bytes=32)
+    tiny = replace(target("sm_90a"), shared_bytes=16)
     kernel = fg.kernel(lambda x: x.softmax(-1))
     with pytest.raises(VerificationError, match="bytes of shared memory"):
         kernel._dispatcher.variants.variant_of([torch.empty(64, 4096, device="meta")], tiny, torch.device("cuda"))

@@ -46,6 +46,7 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
         copies=dict(body.copies),
         computed=read_by(body.call, body.common_call),
         plan=body.plan,
+        is_exact=body.is_exact,
         extent=c_text(body.axes.extents[-1]),
         lane_axis=lane_axis.name,
         lane_decode=decode(body.axes, "(position + v)", "Index"),
@@ -71,6 +72,7 @@ def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, 
         writes=[fragment(a, offsets, lane_axis) for a in body.writes],
         call=None if body.call is None else call_view(body.call, offsets, lane_axis),
         plan=body.plan,
+        is_exact=body.is_exact,
     )
 
 

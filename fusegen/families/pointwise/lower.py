@@ -145,8 +145,10 @@ def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisti
     copies = () if hoisting is not None else _copies(fragments, points, writes, {a.name for a in (*reads, *stored)})
     call = _call(fragments, points, writes, copies)
     body = PointwiseBody(axes, reads, stored, fragments.checks, call, plan, hoisted, common, copies)
-    grid = ceil_div(product(body.threads.extents), plan.threads * plan.vec * (plan.unroll if hoisting is None else 1))
-    kernel = fragments.kernel(body, writes, [axes])
+    grid = ceil_div(product(body.threads.extents), body.elements_per_block)
+    is_implied = context.target.warp > 0 and body.is_exact and hoisting is None  # the number of blocks gives the first extent
+    in_text = Axes(axes.symbols, (1, *axes.extents[1:])) if is_implied else axes
+    kernel = fragments.kernel(body, writes, [in_text])
     return Launch(kernel, context.group, (), grid, plan.threads, 0, context.traffic(), candidates=context.candidates)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusegen.ir.symbolic import Axes, FloorDiv, Index, axis_symbol
+from fusegen.ir.symbolic import Axes, FloorDiv, Index, axis_symbol, exact_quotient, product
 from fusegen.schedule.access import Access
 from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import Body, Plan, SharedArrays
@@ -128,6 +128,16 @@ class PointwiseBody(Body):
     def describe(self, kind: str) -> str:
         along = f", {self.plan.repeats} accesses per thread along {self.hoisted.axis}" if self.hoisted is not None else ""
         return f"{kind}, {counted(self.plan.vec, 'element')} per access{along}"
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the threads of all blocks have elements, for all sizes."""
+        return exact_quotient(product(self.threads.extents), self.elements_per_block) is not None
+
+    @property
+    def elements_per_block(self) -> int:
+        """The elements along `threads` of a block."""
+        return self.plan.threads * self.plan.vec * (self.plan.unroll if self.hoisted is None else 1)
 
     @property
     def threads(self) -> Axes:

@@ -121,8 +121,10 @@ def _column_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> Col
     (rows, columns), itemsizes = extents(launch, sizes), _itemsizes(launch)
     (phase,) = body.phases
     read = [itemsizes[access.buffer] for access in phase.reads if access.buffer in itemsizes]
-    sums, traffic = sum(len(r.components) for r in phase.column_sums), launch.traffic.moved(sizes)
-    return ColumnWork(rows, columns, traffic, max(read, default=1), len(read), len(phase.row_reads), sums)
+    sums = sum(len(r.components) for r in phase.column_sums)
+    partial_bytes = body.plan.persistent_blocks * columns * sum(itemsizes[access.buffer] for access in body.partials)
+    moved = launch.traffic.moved(sizes) - partial_bytes  # the cost model adds those of each plan
+    return ColumnWork(rows, columns, moved, max(read, default=1), len(read), len(phase.row_reads), sums)
 
 
 def _itemsizes(launch: Launch) -> dict[int, int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import add, mul
+from operator import mul
 
 import sympy
 
@@ -20,7 +20,7 @@ from fusegen.program.formula import Formula, formula_of, minimum
 from fusegen.schedule.access import Access, AccessPattern, Anchor, pattern_of
 from fusegen.schedule.context import Context, assemble, uses_of
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
-from fusegen.schedule.kernel import SCRATCH_BYTES, arrange_shared_arrays
+from fusegen.schedule.kernel import arrange_shared_arrays
 from fusegen.schedule.memory import Store, total_bytes
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import Launch, Traffic
@@ -76,7 +76,7 @@ def combine_partials(context: Context, states: Sequence[PartialState], row_axes:
     writes = [a for s in sums for a in s.writes]
     plan_of_columns = column_plan(context.target, len(partials), tiled=plan.tiled)
     threads = plan_of_columns.columns * plan_of_columns.rows
-    shared = arrange_shared_arrays(scratch=[threads * SCRATCH_BYTES for _ in partials])
+    shared = arrange_shared_arrays(scratch=[threads * context.dtype(a.buffer).itemsize for a in partials])
     blocks = row_blocks(context, plan, row_axes)
     body = ColumnBody(sums, column_axes, plan.persistent_blocks, blocks, shared, plan_of_columns)
     extents = column_axes.extents if blocks is None else (*column_axes.extents, blocks)
@@ -104,10 +104,11 @@ def _column_sum(context: Context, state: PartialState, column_axes: Axes, names:
 
 def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
     partials = [context.memory.spec(key) for state in states for key in state.workspace]
-    read = [reduce(mul, w.shape, formula_of(w.dtype.itemsize)) for w in partials]
+    row_bytes = sum(w.dtype.itemsize for w in partials)  # of a row of each, which have one shape
+    read = reduce(mul, partials[0].shape, formula_of(row_bytes))
     nodes = [node for state in states for node, stores in state.stores.items() for _ in stores]
     written = [(product(context.graph.nodes[n].shape), context.memory.dtype(n).itemsize) for n in nodes]
-    return Traffic(reduce(add, read), total_bytes(written))
+    return Traffic(read, total_bytes(written))
 
 
 # Order of the row axes for cache reuse.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusegen.emit.cuda import assemble, head, math_text
@@ -12,6 +12,7 @@ from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
 from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import literal, product
+from fusegen.schedule.access import Access, divisor
 from fusegen.schedule.kernel import BANKS, LoweredKernel
 from fusegen.schedule.math import Reduction
 from fusegen.schedule.program import Launch
@@ -90,7 +91,7 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
         kept=[fragment(a, offsets, lane_axis) for a in body.cached],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
-        arrays=_arrays(body),
+        arrays=_arrays(body, offsets),
         buffers=scratch_buffers(body.plan, body.phases),
         plan=body.plan,
         anchor=_anchor(body, offsets),
@@ -103,17 +104,28 @@ def _components(reductions: Iterable[Reduction]) -> list[str]:
     return [c.name for r in reductions for c in r.components]
 
 
-def _arrays(body: RowBody) -> dict[str, int]:
+def _arrays(body: RowBody, offsets: Offsets) -> dict[str, str]:
     """Returns the offset of each array in shared memory by the name of its values; empty if warps shuffle instead."""
-    shared = body.shared
+    shared, staged = body.shared, staged_accesses(body)
     arrays = [
-        (_components(r for p in body.phases for r in p.reductions), shared.scratch),
-        ([a.name for a in body.partials], shared.sums),
-        ([a.name for a in staged_accesses(body)], shared.staged),
-        (["put_in_order"], shared.ordered),
-        (["arrived"], shared.barriers),
+        (_components(r for p in body.phases for r in p.reductions), _numbers(shared.scratch)),
+        _successive(body.partials, offsets, shared.sums, "CHUNKS * THREADS * LANES"),
+        _successive(staged, offsets, shared.staged, "SLOTS * SLOT"),
+        (["put_in_order"], _numbers(shared.ordered)),
+        (["arrived"], _numbers(shared.barriers)),
     ]
-    return {name: offset for names, offsets in arrays for name, offset in zip(names, offsets, strict=False)}
+    return {name: offset for names, starts in arrays for name, offset in zip(names, starts, strict=False)}
+
+
+def _numbers(starts: Iterable[int]) -> list[str]:
+    return [str(start) for start in starts]
+
+
+def _successive(accesses: Sequence[Access], offsets: Offsets, starts: Sequence[int], elements: str) -> tuple[list[str], list[str]]:
+    """Returns the names of arrays of equally many elements, and their offsets: each but the first is the previous end."""
+    names, types = [a.name for a in accesses], [offsets.pointers[a.buffer].dtype.spelling for a in accesses]
+    ends = [f"{name}_offset + {elements} * sizeof({type_})" for name, type_ in zip(names, types, strict=True)]
+    return names, [*_numbers(starts[:1]), *ends][: len(starts)]
 
 
 def _pipeline(plan: RowPlan) -> str:
@@ -133,17 +145,20 @@ def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Sourc
     body = kernel.body
     assert isinstance(body, ColumnBody)
     offsets = cuda_offsets(kernel)
-    lane_axis = body.column_axes.symbols[-1]
+    lane_axis, columns = body.column_axes.symbols[-1], product(body.column_axes.extents)
+    rows = None if body.row_blocks is None else literal(body.row_blocks)
+    partials = [partial for s in body.sums for partial in s.partials]
     pipeline = render(
         "cuda/columns.cu.jinja",
         **head(launch),
         index_type="i64" if kernel.index64 else "i32",
-        columns=c_text(product(body.column_axes.extents)),
+        columns=c_text(columns),
+        is_exact=divisor(columns, {}) % body.plan.columns == 0,
         decode=decode(body.column_axes, "column", "Index"),
         sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
-        parts=body.parts,
-        row_blocks=None if body.row_blocks is None else c_text(body.row_blocks),
-        arrays=dict(zip(_components(s.reduction for s in body.sums), body.shared.scratch, strict=True)),
+        parts=body.parts if rows is None else min(rows, body.parts),
+        row_blocks=None if body.row_blocks is None or rows is not None else c_text(body.row_blocks),
+        arrays=dict(zip(*_successive(partials, offsets, body.shared.scratch, "COLUMNS * ROWS"), strict=True)),
         plan=body.plan,
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))

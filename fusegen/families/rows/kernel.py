@@ -10,6 +10,7 @@ from typing import cast
 
 import sympy
 
+from fusegen.dtypes import DType
 from fusegen.emit.cuda import CUDA
 from fusegen.families.rows.columns import PART, partial_offset, parts_of, unaligned
 from fusegen.families.rows.phases import PhaseTerms, Root, ValueNames, statistic_name
@@ -23,7 +24,7 @@ from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.column_pairs import Fragments, interleaved
 from fusegen.schedule.context import Context, Leaves
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
-from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arrange_shared_arrays, padded
+from fusegen.schedule.kernel import BARRIER_BYTES, SharedArrays, arrange_shared_arrays, padded
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.names import identifier
@@ -401,17 +402,12 @@ class RowKernelBuilder:
         cluster has one barrier per buffer."""
         plan, reductions = self.plan, [r for p in phases for r in p.reductions]
         components, buffers = [c for r in reductions for c in r.components], scratch_buffers(plan, phases)
-        elements = -(-plan.warps * buffers // 2) * 2  # 16 bytes or a multiple, so that the next array is aligned
-        partials = [key for keys in self.workspace.values() for key in keys]
+        row_elements = plan.columns_per_step * max(1, plan.vectors_per_thread)
         staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
         return arrange_shared_arrays(
-            scratch=[elements * SCRATCH_BYTES for _ in components if plan.warps > 1],
-            ordered=[
-                plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES
-                for p in phases
-                if p.orders and plan.warps > 1
-            ][:1],
-            sums=self._shared_sums(partials),
+            scratch=[plan.warps * buffers * c.dtype.itemsize for c in components if plan.warps > 1],
+            ordered=[row_elements * DType.INT64.itemsize for p in phases if p.orders and plan.warps > 1][:1],
+            sums=self._shared_sums(row_elements),
             staged=[
                 plan.stage_vectors * plan.columns_per_step // plan.cluster * size
                 for size in staged
@@ -420,13 +416,13 @@ class RowKernelBuilder:
             barriers=[BARRIER_BYTES for _ in reductions for _ in range(buffers) if plan.cluster > 1],
         )
 
-    def _shared_sums(self, partials: Sequence[int]) -> list[int]:
+    def _shared_sums(self, row_elements: int) -> list[int]:
         """Returns the bytes of each column sum component: a row per thread row of a tile, or one row per block."""
         plan = self.plan
+        sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
         if plan.tiled:
-            sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
             return [padded(plan.rows * plan.columns_per_step) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
-        return [plan.columns_per_step * max(1, plan.vectors_per_thread) * SCRATCH_BYTES for _ in partials if plan.rows > 1]
+        return [row_elements * size for size in sizes if plan.rows > 1]
 
 
 def _number(term: Term) -> str:

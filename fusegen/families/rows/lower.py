@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import sympy
@@ -36,7 +37,7 @@ from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.memory import Store
-from fusegen.schedule.program import Launch
+from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import combined, element_type, grouped_by_reduction, lifted
 from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
@@ -60,11 +61,13 @@ def lower_rows(context: Context) -> list[Launch]:
         return [RowKernelBuilder(context, math, plan, phases, {}, stores).launch()]
     parts = parts_of(context, plan, math.row_axes)
     workspace = {node: partials_buffers(context, node, parts, math.column_axes) for node in columns}
-    launches = [RowKernelBuilder(context, math, plan, phases, workspace, stores).launch()]
-    if columns:
-        sums = [PartialState(workspace[node], stores[node]) for node in columns]
-        launches.append(combine_partials(context, sums, math.row_axes, math.column_axes, plan))
-    return launches
+    launch = RowKernelBuilder(context, math, plan, phases, workspace, stores).launch()
+    if not columns:
+        return [launch]
+    sums = [PartialState(workspace[node], stores[node]) for node in columns]
+    combining = combine_partials(context, sums, math.row_axes, math.column_axes, plan)
+    own = context.traffic(besides=[part for node in columns for part in math.states[node]])
+    return [replace(launch, traffic=Traffic(own.read, own.written + combining.traffic.read)), combining]
 
 
 def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[Store]]:

@@ -238,8 +238,24 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
     reduced = graph.nodes[graph.nodes[node].args[0]]
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
     word = (TRUTH if reduced.dtype is DType.BOOL else NOUNS).get(graph.nodes[node].op, graph.nodes[node].op.row.name)
-    word = "squares" if word == "total" and is_of_squares else word
+    if word == "total":
+        word = "squares" if is_of_squares else "true_count" if _is_truth(graph, graph.nodes[node].args[0]) else word
     return graph.variables.get(node) or (f"column_{word}" if over_rows else word)
+
+
+def _is_truth(graph: Graph, position: int) -> bool:
+    """True for a truth value as a number."""
+    node = graph.nodes[position]
+    if node.op is Op.CAST and node.dtype is not DType.BOOL:
+        return _is_truth(graph, node.args[0])
+    return node.dtype is DType.BOOL or (node.op is Op.WHERE and [_number(graph, arg) for arg in node.args[1:]] == [1, 0])
+
+
+def _number(graph: Graph, position: int) -> float | None:
+    node = graph.nodes[position]
+    if node.op is Op.CAST:
+        return _number(graph, node.args[0])
+    return float(node.number) if node.op is Op.CONSTANT else None
 
 
 @dataclass(frozen=True)
