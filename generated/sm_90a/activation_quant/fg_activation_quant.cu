@@ -1,5 +1,5 @@
 // activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 256, 64 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per
+// Grid input_dim0, block 256, 32 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 8196.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -12,26 +12,25 @@
 #include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.float.cuh"
 #include "../primitives/minimum.float.cuh"
-#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
-#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/narrow.f8e4m3.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.8.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.f8e4m3.bf16.float.cuh"
+#include "../primitives/store.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen_e4m3x2.cuh"
-#include "../primitives/widen.f8e4m3.bf16.float.cuh"
-#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+#include "../primitives/widen.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -39,9 +38,10 @@
 // gelu_of in elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 // quantized in quantization.py; its def is line 1:
-//   33: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+//   33: scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
 // narrowed in quantization.py; its def is line 1:
-//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+//    8: inverse_scale = 1.0 / scale.float()
+//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
 
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
@@ -51,22 +51,22 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
+// gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 __device__ __forceinline__ void elements_of_phase_1_of_activation_quant(float input, float& largest_part,
         float& product) {
     const float product_2 = input * (1.5957692f + 0.071354814f * (input * input));    // gelu_of, line 8
-    const float product_3 = input * fast_reciprocal(1.0f + fast_exp(-product_2));
-    largest_part = fabsf(product_3);                                                  // quantized, line 33
-    product = product_3;                                                              // gelu_of, line 8
+    product = input * fast_reciprocal(1.0f + fast_exp(-product_2));
+    largest_part = fabsf(product);                                                    // quantized, line 33
 }
 
-__device__ __forceinline__ void found_and_quotient_of_activation_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 33
-    found = found_2;
-    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 8
+__device__ __forceinline__ void scale_and_inverse_scale_of_activation_quant(float largest, float& scale,
+        float& inverse_scale) {
+    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+    inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of_activation_quant(float product, float quotient) {
-    return minimum(maximum(product * quotient, -448.0f), 448.0f);                     // narrowed, line 8
+__device__ __forceinline__ float result_of_activation_quant(float product, float inverse_scale) {
+    return minimum(maximum(product * inverse_scale, -448.0f), 448.0f);                // narrowed, line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
 constexpr i32 largest_offset = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
@@ -140,10 +140,10 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
     block_sync();
     largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
 
-    // Phase 2 of 2: computes found, quotient; writes out_0, out_1.
-    float found;
-    float quotient;
-    found_and_quotient_of_activation_quant(largest, found, quotient);
+    // Phase 2 of 2: computes scale, inverse_scale; writes out_0, out_1.
+    float scale;
+    float inverse_scale;
+    scale_and_inverse_scale_of_activation_quant(largest, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -151,13 +151,13 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_activation_quant(product[v], quotient);
+            result_0[v] = result_of_activation_quant(product[v], inverse_scale);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
         store_lanes<LANES>(out_0_ptr, row * 8192 + column, result_0_raw);
     }
     if (thread == 0) {
-        store_narrowed(out_1_ptr, row, found);
+        store_narrowed(out_1_ptr, row, scale);
     }
 }

@@ -1,5 +1,5 @@
 // bias_dropout_add: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((x_dim0 * 8192 + 1023) // 1024), block 128.
+// Grid x_dim0 * 8, block 128.
 // Reads x_dim0 * 32768 + 16384 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -7,15 +7,15 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.i16.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i16.i64.bf16.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen.i16.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -39,38 +39,34 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* x_ptr,
-        i64 x_dim0_extent, i64 threshold, double keep_scale) {
-    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
-    const Index element_count = x_dim0 * 8192;
+fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* x_ptr, i64 threshold,
+        double keep_scale) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        const Index i0 = position / 8192;
-        const Index i1 = position - i0 * 8192;
-        bf16 x_raw[LANES];
-        bf16 bias_raw[LANES];
-        i16 random_raw[LANES];
-        bf16 residual_raw[LANES];
-        load_lanes<LANES>(x_raw, x_ptr, position);
-        load_lanes<LANES>(bias_raw, bias_ptr, i1);
-        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
-        load_lanes<LANES>(residual_raw, residual_ptr, position);
-        float x[LANES];
-        widen_vec(x_raw, x);
-        float bias[LANES];
-        widen_vec(bias_raw, bias);
-        i64 random[LANES];
-        widen_vec(random_raw, random);
-        float residual[LANES];
-        widen_vec(residual_raw, residual);
-        float result[LANES];
+    const Index i0 = position / 8192;
+    const Index i1 = position - i0 * 8192;
+    bf16 x_raw[LANES];
+    bf16 bias_raw[LANES];
+    i16 random_raw[LANES];
+    bf16 residual_raw[LANES];
+    load_lanes<LANES>(x_raw, x_ptr, position);
+    load_lanes<LANES>(bias_raw, bias_ptr, i1);
+    load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+    load_lanes<LANES>(residual_raw, residual_ptr, position);
+    float x[LANES];
+    widen_vec(x_raw, x);
+    float bias[LANES];
+    widen_vec(bias_raw, bias);
+    i64 random[LANES];
+    widen_vec(random_raw, random);
+    float residual[LANES];
+    widen_vec(residual_raw, residual);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold, keep_scale);
-        }
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(x_ptr, position, result_raw);
+    for (i32 v = 0; v < LANES; ++v) {
+        result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold, keep_scale);
     }
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(x_ptr, position, result_raw);
 }

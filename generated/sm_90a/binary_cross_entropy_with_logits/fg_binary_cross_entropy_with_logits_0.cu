@@ -1,6 +1,6 @@
 // binary_cross_entropy_with_logits_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
 // sm_90a.
-// Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 16 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 4.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -21,13 +21,13 @@
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
+#include "../primitives/narrow.float.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.bf16.float.cuh"
+#include "../primitives/store.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.bf16.float.cuh"
+#include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.

@@ -1,6 +1,6 @@
 // binary_cross_entropy_with_logits_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
 // sm_90a.
-// Grid 1, block 992, 256 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
+// Grid 1, block 992, 128 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
 // Reads input_dim0 * 4 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -8,19 +8,19 @@
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.bf16.float.cuh"
+#include "../primitives/load.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
-#include "../primitives/store.bf16.float.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/store.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.bf16.float.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
+#include "../primitives/widen.float.cuh"
+#include "../primitives/widen_vec.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

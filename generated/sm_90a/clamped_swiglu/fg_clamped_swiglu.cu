@@ -1,5 +1,5 @@
 // clamped_swiglu: pointwise, 4 elements per access, emitted by fusegen for sm_90a.
-// Grid ((gate_dim0 * 14336 + 511) // 512), block 128.
+// Grid gate_dim0 * 28, block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -7,13 +7,13 @@
 #include "../primitives/fast_exp.cuh"
 #include "../primitives/fast_reciprocal.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.float.cuh"
 #include "../primitives/minimum.float.cuh"
 #include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.8.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -43,28 +43,23 @@ constexpr i32 LANES = 4;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, i64 gate_dim0_extent, double limit, double scalar_1,
-        double alpha) {
-    const Index gate_dim0 = static_cast<Index>(gate_dim0_extent);
-    const Index element_count = gate_dim0 * 14336;
+fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, double limit, double scalar_1, double alpha) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        bf16 gate_in_turn_raw[LANES * 2];
-        load_lanes<8>(gate_in_turn_raw, gate_ptr, position * 2);
-        float gate_in_turn[LANES * 2];
-        widen_vec(gate_in_turn_raw, gate_in_turn);
-        float gate[LANES], gate_other[LANES];
+    bf16 gate_in_turn_raw[LANES * 2];
+    load_lanes<8>(gate_in_turn_raw, gate_ptr, position * 2);
+    float gate_in_turn[LANES * 2];
+    widen_vec(gate_in_turn_raw, gate_in_turn);
+    float gate[LANES], gate_other[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            gate[v] = gate_in_turn[v * 2];
-            gate_other[v] = gate_in_turn[v * 2 + 1];
-        }
-        float result[LANES];
-#pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = clamped_swiglu(gate[v], gate_other[v], limit, alpha, scalar_1);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, position, result_raw);
+    for (i32 v = 0; v < LANES; ++v) {
+        gate[v] = gate_in_turn[v * 2];
+        gate_other[v] = gate_in_turn[v * 2 + 1];
     }
+    float result[LANES];
+#pragma unroll
+    for (i32 v = 0; v < LANES; ++v) result[v] = clamped_swiglu(gate[v], gate_other[v], limit, alpha, scalar_1);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, position, result_raw);
 }

@@ -1,5 +1,5 @@
 // cross_entropy_0: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
-// Grid 8192, block 128, 64 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
+// Grid 8192, block 128, 32 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 524288000 bytes, writes 65536.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -17,13 +17,13 @@
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
+#include "../primitives/narrow.float.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.bf16.float.cuh"
+#include "../primitives/store.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.bf16.float.cuh"
+#include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -34,11 +34,12 @@ __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass
     mass = 0.0f;
 }
 
+// Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867
 __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass,
         float& peak, float& mass) {
-    const float chosen = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
+    const float rescale = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
     peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
+    mass = a_peak >= b_peak ? a_mass + b_mass * rescale : a_mass * rescale + b_mass;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
-constexpr i32 normalizer_mass_offset = 32;
+constexpr i32 normalizer_mass_offset = 16;
 
 // Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
 template <typename Scratch0, typename Scratch1>
@@ -79,7 +80,7 @@ __device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak,
     }
 }
 
-constexpr i32 BLOCKS_PER_SM = 1;  // at least, which limits the registers of a thread
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_mass_ptr, float* normalizer_peak_ptr) {

@@ -1,5 +1,5 @@
 // cross_entropy_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for sm_90a.
-// Grid 1, block 1024, 512 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
+// Grid 1, block 1024, 256 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 147456 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -11,17 +11,17 @@
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i64.bf16.float.cuh"
+#include "../primitives/load.bf16.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.4.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/nan_unless_finite.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.i64.bf16.float.cuh"
-#include "../primitives/store.i64.bf16.float.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/store.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
@@ -45,15 +45,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void elements_of_phase_1_of_cross_entropy_1(i64 ignore_index, i64 target, float input,
-        float normalizer_peak, float normalizer_mass, float& total_part, float& total_2_part) {
+        float normalizer_peak, float normalizer_mass, float& total_part, float& true_count_part) {
     const bool differs = target != ignore_index;                                      // line 14
     const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));
     total_part = differs ? -(input - normalizer_peak - logarithm) : 0.0f;
-    total_2_part = differs ? 1.0f : 0.0f;
+    true_count_part = differs ? 1.0f : 0.0f;
 }
 
-__device__ __forceinline__ float quotient_of_cross_entropy_1(float total, float total_2) {
-    return fast_divide(total, total_2);                                               // line 14
+__device__ __forceinline__ float quotient_of_cross_entropy_1(float total, float true_count) {
+    return fast_divide(total, true_count);                                            // line 14
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ constexpr i32 THREADS = 1024;  // per row
 constexpr i32 WARPS = 32;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 256;
+constexpr i32 true_count_offset = 128;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -93,13 +93,13 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
     const Index column_count = 8192;
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to total, total_2.
+    // Phase 1 of 2: reduces each row to total, true_count.
     float total_of[SUMS];
 #pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
-    float total_2_of[SUMS];
+    float true_count_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = sum_f32_identity();
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         i64 target_raw[LANES];
@@ -126,11 +126,11 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            float total_2_part;
+            float true_count_part;
             elements_of_phase_1_of_cross_entropy_1(ignore_index, target[v], input[v], normalizer_peak[v],
-                    normalizer_mass[v], total_part, total_2_part);
+                    normalizer_mass[v], total_part, true_count_part);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
+            true_count_of[v % SUMS] = sum_f32_combine(true_count_of[v % SUMS], true_count_part);
         }
     }
 #pragma unroll
@@ -142,17 +142,17 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
+        for (i32 k = 0; k < half; ++k) true_count_of[k] = sum_f32_combine(true_count_of[k], true_count_of[k + half]);
     }
-    float total_2 = total_2_of[0];
+    float true_count = true_count_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
-    row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
+    row_sum_f32_store_partial(true_count, shared_array<float>(true_count_offset));
     block_sync();
     total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
-    total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
+    true_count = row_sum_f32_combine_partials(shared_array<float>(true_count_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
-    const float quotient = quotient_of_cross_entropy_1(total, total_2);
+    const float quotient = quotient_of_cross_entropy_1(total, true_count);
     if (thread == 0) {
         store_narrowed(out_ptr, 0, quotient);
     }

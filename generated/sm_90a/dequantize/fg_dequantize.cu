@@ -1,22 +1,22 @@
 // dequantize: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((input_dim0 * 4096 + 1023) // 1024), block 128.
+// Grid input_dim0 * 4, block 128.
 // Reads input_dim0 * 4100 bytes, writes input_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.f8e4m3.bf16.float.cuh"
+#include "../primitives/load.float.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.8.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
-#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen_e4m3x2.cuh"
-#include "../primitives/widen.f8e4m3.bf16.float.cuh"
-#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+#include "../primitives/widen.f8e4m3.float.cuh"
+#include "../primitives/widen_vec.f8e4m3.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -37,24 +37,20 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr, i64 input_dim0_extent) {
-    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
-    const Index element_count = input_dim0 * 4096;
+fg_dequantize(const f8e4m3* input_ptr, const float* scale_ptr, bf16* out_ptr) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        const Index i0 = position / 4096;
-        f8e4m3 input_raw[LANES];
-        load_lanes<LANES>(input_raw, input_ptr, position);
-        const float scale_raw = load(scale_ptr, i0);
-        float input[LANES];
-        widen_vec(input_raw, input);
-        const float scale = widen(scale_raw);
-        float result[LANES];
+    const Index i0 = position / 4096;
+    f8e4m3 input_raw[LANES];
+    load_lanes<LANES>(input_raw, input_ptr, position);
+    const float scale_raw = load(scale_ptr, i0);
+    float input[LANES];
+    widen_vec(input_raw, input);
+    const float scale = widen(scale_raw);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = dequantize(input[v], scale);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, position, result_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) result[v] = dequantize(input[v], scale);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, position, result_raw);
 }

@@ -1,5 +1,5 @@
 // dropout: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
+// Grid input_dim0 * 8, block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -7,15 +7,15 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.i16.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i16.i64.bf16.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen.i16.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -38,26 +38,21 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 input_dim0_extent, i64 threshold,
-        double keep_scale) {
-    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
-    const Index element_count = input_dim0 * 8192;
+fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 threshold, double keep_scale) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        bf16 input_raw[LANES];
-        i16 random_raw[LANES];
-        load_lanes<LANES>(input_raw, input_ptr, position);
-        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
-        float input[LANES];
-        widen_vec(input_raw, input);
-        i64 random[LANES];
-        widen_vec(random_raw, random);
-        float result[LANES];
+    bf16 input_raw[LANES];
+    i16 random_raw[LANES];
+    load_lanes<LANES>(input_raw, input_ptr, position);
+    load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+    float input[LANES];
+    widen_vec(input_raw, input);
+    i64 random[LANES];
+    widen_vec(random_raw, random);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], threshold, keep_scale);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, position, result_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], threshold, keep_scale);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, position, result_raw);
 }

@@ -1,5 +1,5 @@
 // flash_attention: attention, emitted by fusegen for sm_90a.
-// Grid min(q_dim0 * q_dim1 * ((q_dim2 + 127) // 128), 132), block 384, 197632 bytes of shared memory.
+// Grid min(q_dim0 * q_dim1 * ((q_dim2 + 127) / 128), 132), block 384, 197632 bytes of shared memory.
 // Reads q_dim0 * q_dim1 * q_dim2 * 768 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"

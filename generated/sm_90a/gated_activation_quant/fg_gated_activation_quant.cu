@@ -1,5 +1,5 @@
 // gated_activation_quant: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid gate_dim0, block 512, 128 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
+// Grid gate_dim0, block 512, 64 bytes of shared memory: a row fits the registers of 512 threads, 32 elements per
 // thread.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 14340.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -12,26 +12,25 @@
 #include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.float.cuh"
 #include "../primitives/minimum.float.cuh"
-#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
-#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/narrow.f8e4m3.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.8.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.f8e4m3.bf16.float.cuh"
+#include "../primitives/store.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen_e4m3x2.cuh"
-#include "../primitives/widen.f8e4m3.bf16.float.cuh"
-#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+#include "../primitives/widen.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -40,9 +39,10 @@
 //   18: return of_one(quantized(activate(gate, activation) * up, granularity, quant_dtype, scale, group_size,
 //       scale_ue8m0))
 // quantized in quantization.py; its def is line 1:
-//   33: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+//   33: scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
 // narrowed in quantization.py; its def is line 1:
-//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+//    8: inverse_scale = 1.0 / scale.float()
+//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
 
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
@@ -54,20 +54,18 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 
 __device__ __forceinline__ void elements_of_phase_1_of_gated_activation_quant(float gate, float up,
         float& largest_part, float& product) {
-    const float product_2 = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;      // gated_activation_quant, line 18
-    largest_part = fabsf(product_2);                                                  // quantized, line 33
-    product = product_2;                                                              // gated_activation_quant, line 18
+    product = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                    // gated_activation_quant, line 18
+    largest_part = fabsf(product);                                                    // quantized, line 33
 }
 
-__device__ __forceinline__ void found_and_quotient_of_gated_activation_quant(float largest, float& found,
-        float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 33
-    found = found_2;
-    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 8
+__device__ __forceinline__ void scale_and_inverse_scale_of_gated_activation_quant(float largest, float& scale,
+        float& inverse_scale) {
+    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+    inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of_gated_activation_quant(float product, float quotient) {
-    return minimum(maximum(product * quotient, -448.0f), 448.0f);                     // narrowed, line 8
+__device__ __forceinline__ float result_of_gated_activation_quant(float product, float inverse_scale) {
+    return minimum(maximum(product * inverse_scale, -448.0f), 448.0f);                // narrowed, line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -149,10 +147,10 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
     block_sync();
     largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
 
-    // Phase 2 of 2: computes found, quotient; writes out_0, out_1.
-    float found;
-    float quotient;
-    found_and_quotient_of_gated_activation_quant(largest, found, quotient);
+    // Phase 2 of 2: computes scale, inverse_scale; writes out_0, out_1.
+    float scale;
+    float inverse_scale;
+    scale_and_inverse_scale_of_gated_activation_quant(largest, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -161,13 +159,13 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* out_
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_gated_activation_quant(product[v], quotient);
+            result_0[v] = result_of_gated_activation_quant(product[v], inverse_scale);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
         store_lanes<LANES>(out_0_ptr, row * 14336 + column, result_0_raw);
     }
     if (thread == 0) {
-        store_narrowed(out_1_ptr, row, found);
+        store_narrowed(out_1_ptr, row, scale);
     }
 }

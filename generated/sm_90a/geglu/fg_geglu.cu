@@ -1,5 +1,5 @@
 // geglu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((gate_dim0 * 14336 + 1023) // 1024), block 128.
+// Grid gate_dim0 * 14, block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -26,6 +26,7 @@
 // geglu in gated.py; its def is line 1:
 //    7: return gelu_of(gate, approximate) * up
 
+// gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 __device__ __forceinline__ float geglu(float gate, float up) {
     const float product = gate * (1.5957692f + 0.071354814f * (gate * gate));         // gelu_of, line 8
     return gate * fast_reciprocal(1.0f + fast_exp(-product)) * up;                    // geglu, line 7
@@ -40,25 +41,21 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_geglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr, i64 gate_dim0_extent) {
-    const Index gate_dim0 = static_cast<Index>(gate_dim0_extent);
-    const Index element_count = gate_dim0 * 14336;
+fg_geglu(const bf16* gate_ptr, const bf16* up_ptr, bf16* out_ptr) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        bf16 gate_raw[LANES];
-        bf16 up_raw[LANES];
-        load_lanes<LANES>(gate_raw, gate_ptr, position);
-        load_lanes<LANES>(up_raw, up_ptr, position);
-        float gate[LANES];
-        widen_vec(gate_raw, gate);
-        float up[LANES];
-        widen_vec(up_raw, up);
-        float result[LANES];
+    bf16 gate_raw[LANES];
+    bf16 up_raw[LANES];
+    load_lanes<LANES>(gate_raw, gate_ptr, position);
+    load_lanes<LANES>(up_raw, up_ptr, position);
+    float gate[LANES];
+    widen_vec(gate_raw, gate);
+    float up[LANES];
+    widen_vec(up_raw, up);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = geglu(gate[v], up[v]);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, position, result_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) result[v] = geglu(gate[v], up[v]);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, position, result_raw);
 }

@@ -1,5 +1,5 @@
 // gelu_dropout_add: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((x_dim0 * 8192 + 1023) // 1024), block 128.
+// Grid x_dim0 * 8, block 128.
 // Reads x_dim0 * 32768 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -9,15 +9,15 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.i16.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i16.i64.bf16.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen.i16.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -28,6 +28,7 @@
 // gelu_dropout_add in elementwise.py; its def is line 1:
 //   10: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
+// gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 threshold,
         float keep_scale) {
     const float product = x * (1.5957692f + 0.071354814f * (x * x));                  // gelu_of, line 8
@@ -46,32 +47,26 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr,
-        i64 x_dim0_extent, i64 threshold, double keep_scale) {
-    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
-    const Index element_count = x_dim0 * 8192;
+fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 threshold,
+        double keep_scale) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        bf16 x_raw[LANES];
-        i16 random_raw[LANES];
-        bf16 residual_raw[LANES];
-        load_lanes<LANES>(x_raw, x_ptr, position);
-        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
-        load_lanes<LANES>(residual_raw, residual_ptr, position);
-        float x[LANES];
-        widen_vec(x_raw, x);
-        i64 random[LANES];
-        widen_vec(random_raw, random);
-        float residual[LANES];
-        widen_vec(residual_raw, residual);
-        float result[LANES];
+    bf16 x_raw[LANES];
+    i16 random_raw[LANES];
+    bf16 residual_raw[LANES];
+    load_lanes<LANES>(x_raw, x_ptr, position);
+    load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+    load_lanes<LANES>(residual_raw, residual_ptr, position);
+    float x[LANES];
+    widen_vec(x_raw, x);
+    i64 random[LANES];
+    widen_vec(random_raw, random);
+    float residual[LANES];
+    widen_vec(residual_raw, residual);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold, keep_scale);
-        }
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, position, result_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold, keep_scale);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, position, result_raw);
 }

@@ -1,8 +1,8 @@
 // layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for
 // sm_90a.
-// Grid min(x_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
+// Grid min(x_dim0, 264), block 128, 65600 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
-// Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + 16384.
+// Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + min(x_dim0, 264) * 32768.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -15,7 +15,7 @@
 #include "../primitives/lane_id.cuh"
 #include "../primitives/launch_dependents.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/narrow.bf16.float.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
@@ -25,12 +25,12 @@
 #include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/widen.bf16.float.cuh"
+#include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -95,16 +95,16 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 32;
-constexpr i32 squares_offset = 64;
-constexpr i32 total_3_offset = 96;
-constexpr i32 x_offset = 128;
-constexpr i32 dy_offset = 32896;
+constexpr i32 total_2_offset = 16;
+constexpr i32 squares_offset = 32;
+constexpr i32 total_3_offset = 48;
+constexpr i32 x_offset = 64;
+constexpr i32 dy_offset = x_offset + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -129,8 +129,7 @@ constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a t
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr,
         float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 x_dim0_extent, double eps) {
-    const Index x_dim0 = static_cast<Index>(x_dim0_extent);
-    const Index row_count = x_dim0;
+    const Index row_count = static_cast<Index>(x_dim0_extent);
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
     constexpr i32 PARTS = 264;  // at most: every block has rows

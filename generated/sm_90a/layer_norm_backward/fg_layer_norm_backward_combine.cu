@@ -1,17 +1,17 @@
 // layer_norm_backward_combine: adds the partial column sums of all blocks, emitted by fusegen for sm_90a.
-// Grid 128, block 1024, 16384 bytes of shared memory.
-// Reads min(x_dim0, 264) * 16384 + min(x_dim0, 264) * 16384 bytes, writes 16384.
+// Grid 128, block 1024, 8192 bytes of shared memory.
+// Reads min(x_dim0, 264) * 32768 bytes, writes 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.bf16.float.cuh"
+#include "../primitives/load.float.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
-#include "../primitives/narrow.bf16.float.cuh"
-#include "../primitives/store.bf16.float.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/store.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
@@ -34,35 +34,29 @@ using Index = i32;
 
 constexpr i32 COLUMNS = 32;
 constexpr i32 ROWS = 32;
-constexpr i32 PARTS = 264;
+constexpr Index PARTS = 264;
 constexpr i32 column_total_offset = 0;  // in shared memory, in bytes
-constexpr i32 column_total_2_offset = 8192;
+constexpr i32 column_total_2_offset = column_total_offset + COLUMNS * ROWS * sizeof(float);
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * ROWS)
 fg_layer_norm_backward_combine(const float* partial_column_total_ptr, const float* partial_column_total_2_ptr,
         bf16* out_1_ptr, bf16* out_2_ptr, i64 x_dim0_extent) {
     const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     wait_for_previous();
-    const Index row_blocks = x_dim0;
-    const Index part_count = row_blocks < PARTS ? row_blocks : PARTS;  // the blocks that summed rows
-    const Index column_count = 4096;
+    const Index part_count = min(x_dim0, PARTS);  // the blocks that summed rows
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;
     const Index column = static_cast<Index>(block_id()) * COLUMNS + lane;
     auto column_total_shared = shared_array<float>(column_total_offset);
     float column_total = sum_f32_identity();
-    if (column < column_count) {
-        for (Index part = row; part < part_count; part += ROWS) {
-            column_total = sum_f32_combine(column_total, load(partial_column_total_ptr, part * 4096 + column));
-        }
+    for (Index part = row; part < part_count; part += ROWS) {
+        column_total = sum_f32_combine(column_total, load(partial_column_total_ptr, part * 4096 + column));
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
     auto column_total_2_shared = shared_array<float>(column_total_2_offset);
     float column_total_2 = sum_f32_identity();
-    if (column < column_count) {
-        for (Index part = row; part < part_count; part += ROWS) {
-            column_total_2 = sum_f32_combine(column_total_2, load(partial_column_total_2_ptr, part * 4096 + column));
-        }
+    for (Index part = row; part < part_count; part += ROWS) {
+        column_total_2 = sum_f32_combine(column_total_2, load(partial_column_total_2_ptr, part * 4096 + column));
     }
     shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
     // Tree reduction, which is more accurate than adding in turn.
@@ -78,7 +72,7 @@ fg_layer_norm_backward_combine(const float* partial_column_total_ptr, const floa
             shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
         }
     }
-    if (row > 0 || column >= column_count) return;
+    if (row > 0) return;
     store_narrowed(out_1_ptr, column, column_total);
     store_narrowed(out_2_ptr, column, column_total_2);
 }

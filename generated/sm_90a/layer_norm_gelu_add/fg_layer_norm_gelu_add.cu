@@ -1,5 +1,5 @@
 // layer_norm_gelu_add: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 256, 128 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
+// Grid x_dim0, block 256, 64 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
 // Reads x_dim0 * 32768 + 32768 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -54,6 +54,7 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu_add(float squares, floa
     return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);                              // layer_norm_gelu_add, line 9
 }
 
+// gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 __device__ __forceinline__ float result_of_layer_norm_gelu_add(float x, float mean, float rstd, float weight,
         float bias, float residual) {
     const float sum = (x - mean) * rstd * weight + bias;                              // layer_norm_gelu_add, line 9
@@ -70,9 +71,9 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 64;
+constexpr i32 squares_offset = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>

@@ -1,5 +1,5 @@
 // layer_norm_gelu_dropout_add: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 256, 128 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
+// Grid x_dim0, block 256, 64 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
 // Reads x_dim0 * 32768 + 32768 bytes, writes x_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -12,10 +12,10 @@
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.i16.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i16.i64.bf16.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/random_bits.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
@@ -25,7 +25,7 @@
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.i16.i64.bf16.cuh"
+#include "../primitives/widen.i16.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -64,6 +64,7 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squar
     return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);
 }
 
+// gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 __device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd,
         i32 threshold_i32, float keep_scale, float weight, float bias, i64 random, float residual) {
     // layer_norm_gelu_dropout_add, line 18
@@ -83,9 +84,9 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 64;
+constexpr i32 squares_offset = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>

@@ -1,14 +1,13 @@
-// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for
-// sm_90a.
-// Grid 1, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// layer_norm_invertible_backward_1_to_0: 2 kernels in one launch, emitted by fusegen for sm_90a.
+// Grid min(y_dim0, 264) + 1, block 128, 65600 bytes of shared memory. The blocks of each part follow those of the
+// previous part.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers.
+// Blocks: 1; a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory, emitted by
-// fusegen for sm_90a.
-// Grid min(y_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
-// registers hold the column sums.
-// Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory.
+// Blocks: min(y_dim0, 264); prefetches the next rows into shared memory; registers hold the column sums.
+// Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + min(y_dim0, 264) * 32768.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -20,9 +19,9 @@
 #include "../primitives/lane_id.cuh"
 #include "../primitives/launch_dependents.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.bool.bf16.float.cuh"
+#include "../primitives/load.float.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/narrow.bool.bf16.float.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
@@ -32,13 +31,13 @@
 #include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
-#include "../primitives/store.bool.bf16.float.cuh"
+#include "../primitives/store.bool.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.bool.bf16.float.cuh"
+#include "../primitives/widen.bf16.float.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 namespace layer_norm_invertible_backward_1 {
@@ -69,7 +68,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 any_offset = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_any_i32_combine_partials combines those of all warps.
@@ -180,14 +179,14 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 64;
-constexpr i32 dy_offset = 128;
-constexpr i32 y_offset = 32896;
+constexpr i32 total_2_offset = 32;
+constexpr i32 dy_offset = 64;
+constexpr i32 y_offset = dy_offset + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -210,8 +209,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
 __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr,
         const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_column_total_ptr,
         float* partial_column_total_2_ptr, i64 y_dim0_extent) {
-    const Index y_dim0 = static_cast<Index>(y_dim0_extent);
-    const Index row_count = y_dim0;
+    const Index row_count = static_cast<Index>(y_dim0_extent);
     const i32 thread = thread_id();
     // This block's share of the rows; its column sums become row `part` of the workspace.
     constexpr i32 PARTS = 264;  // at most: every block has rows
@@ -356,7 +354,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(128, 2)
+constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_invertible_backward_1_to_0(i64 layer_norm_invertible_backward_1_blocks, const bf16* weight_ptr,
         bool* out_3_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr,
         bf16* out_0_ptr, float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 y_dim0) {

@@ -1,5 +1,5 @@
 // layer_norm_linear_0: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 16384 bytes, writes x_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -65,9 +65,9 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 32;
+constexpr i32 squares_offset = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>

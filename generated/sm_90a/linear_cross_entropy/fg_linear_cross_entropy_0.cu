@@ -4,18 +4,15 @@
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/load.bool.i64.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.2.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/narrow.bool.i64.cuh"
 #include "../primitives/narrow_vec.cuh"
-#include "../primitives/store.bool.i64.cuh"
-#include "../primitives/store_vec.2.8.16.cuh"
+#include "../primitives/store_vec.8.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.bool.i64.cuh"
+#include "../primitives/widen.i64.cuh"
 #include "../primitives/widen_vec.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -41,23 +38,20 @@ constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 fg_linear_cross_entropy_0(const i64* target_ptr, i64* chosen_ptr, bool* differs_ptr, i64 ignore_index) {
-    const Index element_count = 4096;
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        i64 target_raw[LANES];
-        load_lanes<2>(target_raw, target_ptr, position);
-        i64 target[LANES];
-        widen_vec(target_raw, target);
-        i64 result[LANES];
-        bool result_2[LANES];
+    i64 target_raw[LANES];
+    load_lanes<2>(target_raw, target_ptr, position);
+    i64 target[LANES];
+    widen_vec(target_raw, target);
+    i64 result[LANES];
+    bool result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) linear_cross_entropy_0(target[v], ignore_index, result[v], result_2[v]);
-        i64 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<2>(chosen_ptr, position, result_raw);
-        bool result_2_raw[LANES];
-        narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(differs_ptr, position, result_2_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) linear_cross_entropy_0(target[v], ignore_index, result[v], result_2[v]);
+    i64 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<2>(chosen_ptr, position, result_raw);
+    bool result_2_raw[LANES];
+    narrow_vec(result_2, result_2_raw);
+    store_lanes<LANES>(differs_ptr, position, result_2_raw);
 }

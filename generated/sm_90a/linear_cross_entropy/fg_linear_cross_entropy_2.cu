@@ -1,5 +1,5 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid 1, block 512, 256 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
+// Grid 1, block 512, 128 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
 // Reads 12288 bytes, writes 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -13,9 +13,9 @@
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.bool.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.bool.bf16.cuh"
+#include "../primitives/store.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
@@ -38,13 +38,13 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void elements_of_phase_1_of_linear_cross_entropy_2(bool differs, float gathered,
-        float& total_part, float& total_2_part) {
-    total_part = differs ? 1.0f : 0.0f;                                               // line 14
-    total_2_part = differs ? -gathered : 0.0f;
+        float& true_count_part, float& total_part) {
+    true_count_part = differs ? 1.0f : 0.0f;                                          // line 14
+    total_part = differs ? -gathered : 0.0f;
 }
 
-__device__ __forceinline__ float quotient_of_linear_cross_entropy_2(float total_2, float total) {
-    return fast_divide(total_2, total);                                               // line 14
+__device__ __forceinline__ float quotient_of_linear_cross_entropy_2(float total, float true_count) {
+    return fast_divide(total, true_count);                                            // line 14
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -56,9 +56,9 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 1;  // vectors per thread
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 128;
+constexpr i32 CHUNKS = 1;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
+constexpr i32 true_count_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_offset = 64;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -81,7 +81,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf16* out_ptr) {
     const i32 thread = thread_id();
-    // Operands that all rows share are loaded together with the row.
     bool differs_raw[CHUNKS][LANES];
     bf16 gathered_raw[CHUNKS][LANES];
 #pragma unroll
@@ -91,13 +90,13 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
         load_lanes<LANES>(gathered_raw[c], gathered_ptr, column);
     }
 
-    // Phase 1 of 2: reduces each row to total, total_2.
+    // Phase 1 of 2: reduces each row to true_count, total.
+    float true_count_of[SUMS];
+#pragma unroll
+    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = sum_f32_identity();
     float total_of[SUMS];
 #pragma unroll
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
-    float total_2_of[SUMS];
-#pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         bool differs[LANES];
@@ -106,33 +105,33 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
         widen_vec(gathered_raw[c], gathered);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
+            float true_count_part;
             float total_part;
-            float total_2_part;
-            elements_of_phase_1_of_linear_cross_entropy_2(differs[v], gathered[v], total_part, total_2_part);
+            elements_of_phase_1_of_linear_cross_entropy_2(differs[v], gathered[v], true_count_part, total_part);
+            true_count_of[v % SUMS] = sum_f32_combine(true_count_of[v % SUMS], true_count_part);
             total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
         }
     }
+#pragma unroll
+    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (i32 k = 0; k < half; ++k) true_count_of[k] = sum_f32_combine(true_count_of[k], true_count_of[k + half]);
+    }
+    float true_count = true_count_of[0];
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
     }
     float total = total_of[0];
-#pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
-    }
-    float total_2 = total_2_of[0];
+    row_sum_f32_store_partial(true_count, shared_array<float>(true_count_offset));
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
-    row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
     block_sync();
+    true_count = row_sum_f32_combine_partials(shared_array<float>(true_count_offset));
     total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
-    total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
 
     // Phase 2 of 2: computes quotient; writes out.
-    const float quotient = quotient_of_linear_cross_entropy_2(total_2, total);
+    const float quotient = quotient_of_linear_cross_entropy_2(total, true_count);
     if (thread == 0) {
         store_narrowed(out_ptr, 0, quotient);
     }

@@ -1,6 +1,6 @@
 // linear_cross_entropy_rows_0_1: row reduction, 2 phases, rows read once, nothing of them held, emitted by fusegen for
 // sm_90a.
-// Grid block_rows_0, block 128, 64 bytes of shared memory: one phase alone needs the elements of a row, so that nothing
+// Grid block_rows_0, block 128, 32 bytes of shared memory: one phase alone needs the elements of a row, so that nothing
 // holds them.
 // Reads block_rows_0 * 64000 + min(block_rows_0, 4096) * 8 bytes, writes block_rows_0 * 2.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -23,8 +23,8 @@
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
-#include "../primitives/store.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
+#include "../primitives/store.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/wait_for_previous.cuh"
@@ -44,17 +44,18 @@ __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass
     mass = 0.0f;
 }
 
+// Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867
 __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass,
         float& peak, float& mass) {
-    const float chosen = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
+    const float rescale = a_peak == b_peak ? 1.0f : fast_exp(-fabsf(a_peak - b_peak));
     peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
+    mass = a_peak >= b_peak ? a_mass + b_mass * rescale : a_mass * rescale + b_mass;
 }
 
-__device__ __forceinline__ float difference_of_linear_cross_entropy_rows_0_1(float matmul_other, float normalizer_peak,
-        float normalizer_mass) {
+__device__ __forceinline__ float difference_of_linear_cross_entropy_rows_0_1(float matmul_at_index,
+        float normalizer_peak, float normalizer_mass) {
     const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));  // line 14
-    return matmul_other - normalizer_peak - logarithm;
+    return matmul_at_index - normalizer_peak - logarithm;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
-constexpr i32 normalizer_mass_offset = 32;
+constexpr i32 normalizer_mass_offset = 16;
 
 // Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
 template <typename Scratch0, typename Scratch1>
@@ -95,12 +96,12 @@ __device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak,
     }
 }
 
-constexpr i32 BLOCKS_PER_SM = 1;  // at least, which limits the registers of a thread
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, bf16* gathered_ptr,
-        i64 block_start_0_extent) {
-    const Index block_start_0 = static_cast<Index>(block_start_0_extent);
+        i64 block_start_0_offset) {
+    const Index block_start_0 = static_cast<Index>(block_start_0_offset);
     wait_for_previous();
     const Index column_count = 32000;
     const Index row = static_cast<Index>(block_id());
@@ -109,7 +110,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, 
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
-    const float matmul_other = widen(load(matmul_ptr, row * 32000 + value_at));
+    const float matmul_at_index = widen(load(matmul_ptr, row * 32000 + value_at));
     float normalizer_peak;
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);
@@ -145,7 +146,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, 
             shared_array<float>(normalizer_mass_offset));
 
     // Phase 2 of 2: computes difference; writes gathered.
-    const float difference = difference_of_linear_cross_entropy_rows_0_1(matmul_other, normalizer_peak,
+    const float difference = difference_of_linear_cross_entropy_rows_0_1(matmul_at_index, normalizer_peak,
             normalizer_mass);
     if (thread == 0) {
         store_narrowed(gathered_ptr, block_start_0 + row, difference);

@@ -1,5 +1,5 @@
 // linear_quant: matmul with epilogue, emitted by fusegen for sm_90a.
-// Grid min(((input_dim0 + 127) // 128) * 86, 132), block 384, 196688 bytes of shared memory.
+// Grid min(((input_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250500 bytes, writes input_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.f8e4m3.maps.cuh"
@@ -25,7 +25,7 @@
 #include "../primitives/mbarrier_init_fence.cuh"
 #include "../primitives/mbarrier_wait.cuh"
 #include "../primitives/minimum.i64.float.cuh"
-#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
+#include "../primitives/narrow.f8e4m3.bf16.cuh"
 #include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
 #include "../primitives/opaque.cuh"
 #include "../primitives/pack_bytes.cuh"
@@ -34,7 +34,7 @@
 #include "../primitives/raise_registers.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.8.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/tma_load_2d.cuh"
 #include "../primitives/tma_prefetch_map.cuh"
@@ -54,7 +54,7 @@
 //    3: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
 //    4: return x * factor, dtype, scale * factor
 // narrowed in quantization.py; its def is line 1:
-//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
 
 // Operands that the math loads.
 struct Operands {
@@ -62,12 +62,13 @@ struct Operands {
     const float* scale_ptr;
 };
 
+// gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 __device__ __forceinline__ float linear_quant_epilogue(float product, float bias, float scale) {
     const float sum = product + bias;                                                 // linear_quant, line 17
     const float product_2 = sum * (1.5957692f + 0.071354814f * (sum * sum));          // gelu_of, line 8
     const float factor = fabsf(scale) < 7.888609e-31f ? 1.8446744e+19f : 1.0f;        // _raised, line 3
     const float product_3 = sum * fast_reciprocal(1.0f + fast_exp(-product_2)) * factor;  // _raised, line 4
-    const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 8
+    const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 9
     return minimum(larger, 448.0f);
 }
 
@@ -142,7 +143,7 @@ constexpr i32 STAGES = 4;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 constexpr u32 STAGE_BYTES = (TILE_M + TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr i32 BLOCKS_PER_SM = 1;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least; without this number, ptxas allocates registers worse
 constexpr i32 SHARED_BYTES = 196688;  // that the launch reserves
 
 constexpr i32 COLUMNS = 16384;
@@ -278,10 +279,10 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 
 // Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 8-bit results shares a register.
-// INSIDE: no row or column lies outside of C.
+// INSIDE: no column lies outside of C.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, float (&y)[ACCUMULATORS / 2]) {
+        Tile tile, Place place, u32 (&y)[ACCUMULATORS / 2]) {
     constexpr i32 LAST_PAIR = COLUMNS - 2;
 #pragma unroll
     for (i32 held = 0; held < ACCUMULATORS; held += 2) {
@@ -295,7 +296,7 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Stores a slab of a result of 8 bits. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y(f8e4m3* out_ptr, const float (&y)[ACCUMULATORS / 2], Tile tile, Place place,
+__device__ __forceinline__ void scatter_y(f8e4m3* out_ptr, const u32 (&y)[ACCUMULATORS / 2], Tile tile, Place place,
         i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
@@ -304,7 +305,7 @@ __device__ __forceinline__ void scatter_y(f8e4m3* out_ptr, const float (&y)[ACCU
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) pairs[i] = y[(first / OCTET + i) * 2 + lower];
             quad_transpose(pairs);
             f8e4m3 octet[OCTET];
 #pragma unroll
@@ -322,8 +323,8 @@ __device__ __forceinline__ void scatter_y(f8e4m3* out_ptr, const float (&y)[ACCU
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
         f8e4m3* out_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    float y[ACCUMULATORS / 2];
-    if (tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS) {
+    u32 y[ACCUMULATORS / 2];
+    if (tile.col + TILE_N <= COLUMNS) {
         finish_tile<true>(accumulator, operands, tile, place, y);
     } else {
         finish_tile<false>(accumulator, operands, tile, place, y);
@@ -351,7 +352,7 @@ __device__ __forceinline__ void consume(const Operands& operands, f8e4m3* out_pt
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
             // Opaque: the compiler would compute addresses before the matmul, and these would take registers during it.
             const i32 thread = opaque(thread_id() % WARPGROUP);
-            const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
+            const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
             finish(accumulator[slab], operands, out_ptr, tile, place, rows);
         }
     }
@@ -369,8 +370,8 @@ __device__ __forceinline__ void initialise(SharedMemory& shared) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_linear_quant(
-    const __grid_constant__ TensorMap a_map,
-    const __grid_constant__ TensorMap b_map,
+    const __grid_constant__ TensorMap a_map,  // of input
+    const __grid_constant__ TensorMap b_map,  // of weight
     i64 rows, i64 depth,
     f8e4m3* out_ptr,
     const bf16* bias_ptr,

@@ -1,5 +1,5 @@
 // linear_rotary: matmul with epilogue, emitted by fusegen for sm_90a.
-// Grid min(((x_dim0 + 127) // 128) * 16, 132), block 384, 229440 bytes of shared memory.
+// Grid min(((x_dim0 + 127) / 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 16384 + 33554432 bytes, writes x_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
@@ -139,11 +139,10 @@ constexpr i32 STAGES = 4;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 constexpr u32 STAGE_BYTES = (TILE_M + TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr i32 BLOCKS_PER_SM = 1;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least; without this number, ptxas allocates registers worse
 constexpr i32 SHARED_BYTES = 229440;  // that the launch reserves
-constexpr i32 CHUNK_BUFFERS = 2;  // of a warpgroup, which hold a line per row of a slab of results
+constexpr i32 CHUNK_BUFFERS = 2;  // of a warpgroup, which take turns; each holds a line per row of a slab of results
 
-constexpr i32 COLUMNS = 4096;
 constexpr i32 WIDTH = 16;  // tiles per row of tiles
 
 struct SharedMemory {
@@ -263,16 +262,16 @@ __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
 }
 
 // Stores a slab of results of 16 bits with TMA, in chunks of a line per row; TMA clips at the borders of C.
-__device__ __forceinline__ void store_tile(const float (&words)[TILE_N / 4], const TensorMap& map,
-        SharedMemory& shared, Tile tile, Place place, i32 consumer) {
+__device__ __forceinline__ void store_tile(const u32 (&words)[TILE_N / 4], const TensorMap& map, SharedMemory& shared,
+        i32& buffer, Tile tile, Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);  // columns
     const bool leader = thread_id() % WARPGROUP == 0;
-    const i32 barrier = 1 + consumer;
+    const i32 barrier = 1 + consumer;  // 0 is that of block_sync
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += CHUNK) {
-        u8* chunk = shared.chunks[consumer][first / CHUNK % CHUNK_BUFFERS];
-        // The last chunk of the previous store may be in the buffer of the first chunk here; that store has completed.
-        if (leader) first == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
+        u8* chunk = shared.chunks[consumer][buffer];
+        buffer = (buffer + 1) % CHUNK_BUFFERS;
+        if (leader) tma_store_wait<CHUNK_BUFFERS - 1>();  // only the last store may be under way, from the other buffer
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
         for (i32 pair = 0; pair < CHUNK / 4; ++pair) {
@@ -298,10 +297,10 @@ __device__ __forceinline__ Index nearest(Index position, i64 last) {
 
 // Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: no row or column lies outside of C.
+// INSIDE: no row lies outside of C.
 template <bool INSIDE>
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        Tile tile, Place place, i64 rows, float (&y)[ACCUMULATORS / 2]) {
+        Tile tile, Place place, i64 rows, u32 (&y)[ACCUMULATORS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * OCTET, rows - 1);
@@ -315,29 +314,30 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Finishes and stores a slab.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        const TensorMap& y_map, SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
+        const TensorMap& y_map, SharedMemory& shared, i32& buffer, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    float y[ACCUMULATORS / 2];
-    if (tile.row + SLAB <= rows && tile.col + TILE_N <= COLUMNS) {
+    u32 y[ACCUMULATORS / 2];
+    if (tile.row + SLAB <= rows) {
         finish_tile<true>(accumulator, operands, tile, place, rows, y);
     } else {
         finish_tile<false>(accumulator, operands, tile, place, rows, y);
     }
-    store_tile(y, y_map, shared, tile, place, consumer);
+    store_tile(y, y_map, shared, buffer, tile, place, consumer);
 }
 
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
+    i32 buffer = 0;  // that the next chunk of results takes
     for (Tile tile; schedule.next(tile);) {
         float accumulator[ACCUMULATORS];
         multiply_tile(accumulator, shared, cursor, depth, consumer);
 
         tile.row += consumer * SLAB;
         const i32 thread = thread_id() % WARPGROUP;
-        const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
-        finish(accumulator, operands, y_map, shared, consumer, tile, place, rows);
+        const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
+        finish(accumulator, operands, y_map, shared, buffer, consumer, tile, place, rows);
     }
     tma_store_wait<0>();
 }
@@ -353,9 +353,9 @@ __device__ __forceinline__ void initialise(SharedMemory& shared) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_linear_rotary(
-    const __grid_constant__ TensorMap a_map,
-    const __grid_constant__ TensorMap b_map,
-    const __grid_constant__ TensorMap y_map,
+    const __grid_constant__ TensorMap a_map,  // of x
+    const __grid_constant__ TensorMap b_map,  // of weight
+    const __grid_constant__ TensorMap y_map,  // of out
     i64 rows, i64 depth,
     const bf16* cos_ptr,
     const bf16* sin_ptr) {

@@ -1,5 +1,5 @@
 // merge_heads_val: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((q_dim0 * q_dim1 * q_dim2 * 128 + 1023) // 1024), block 128.
+// Grid (q_dim0 * q_dim1 * q_dim2 * 128 + 1023) / 1024, block 128.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"

@@ -1,5 +1,5 @@
 // modulated_layer_norm: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0 * 4096, 528), block 192, 18528 bytes of shared memory: the shared memory of a block holds a row and
+// Grid min(x_dim0 * 4096, 528), block 192, 18496 bytes of shared memory: the shared memory of a block holds a row and
 // the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -80,8 +80,8 @@ constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memor
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 48;
-constexpr i32 x_offset = 96;
+constexpr i32 squares_offset = 32;
+constexpr i32 x_offset = 64;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>

@@ -1,5 +1,5 @@
 // modulated_rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0 * 4096, block 192, 48 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per
+// Grid x_dim0 * 4096, block 192, 32 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per
 // thread.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.

@@ -1,5 +1,5 @@
 // moe_router: row reduction, 9 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((logits_dim0 + 63) // 64), block 256: a row fits the registers of 4 threads, 16 elements per thread.
+// Grid (logits_dim0 + 63) / 64, block 256: a row fits the registers of 4 threads, 16 elements per thread.
 // Reads logits_dim0 * 128 bytes, writes logits_dim0 * 80.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -20,7 +20,7 @@
 #include "../primitives/store.i64.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
+#include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -41,9 +41,8 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
 
 __device__ __forceinline__ void elements_of_phase_1_of_moe_router(float logits, i64 coordinate, i64& smallest_part,
         i64& bits) {
-    const i64 bits_2 = sort_key(logits, coordinate) ^ -0x100000000LL;                 // line 30
-    smallest_part = bits_2;
-    bits = bits_2;
+    bits = sort_key(logits, coordinate) ^ ~0xFFFFFFFFLL;                              // line 30
+    smallest_part = bits;
 }
 
 __device__ __forceinline__ i64 shifted_of_moe_router(i64 smallest) {
@@ -58,15 +57,15 @@ __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 sm
         i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& product,
         float& product_2, float& product_3, float& product_4, float& product_5, float& product_6, float& product_7,
         float& product_8, i64& shifted_8) {
-    const float element = sorted_value(smallest ^ -0x100000000LL);                    // line 30
-    const float element_2 = sorted_value(smallest_2 ^ -0x100000000LL);
-    const float element_3 = sorted_value(smallest_3 ^ -0x100000000LL);
-    const float element_4 = sorted_value(smallest_4 ^ -0x100000000LL);
-    const float element_5 = sorted_value(smallest_5 ^ -0x100000000LL);
+    const float element = sorted_value(smallest ^ ~0xFFFFFFFFLL);                     // line 30
+    const float element_2 = sorted_value(smallest_2 ^ ~0xFFFFFFFFLL);
+    const float element_3 = sorted_value(smallest_3 ^ ~0xFFFFFFFFLL);
+    const float element_4 = sorted_value(smallest_4 ^ ~0xFFFFFFFFLL);
+    const float element_5 = sorted_value(smallest_5 ^ ~0xFFFFFFFFLL);
     const float larger = maximum(maximum(maximum(element, element_2), element_3), element_4);  // line 31
-    const float element_6 = sorted_value(smallest_6 ^ -0x100000000LL);                // line 30
-    const float element_7 = sorted_value(smallest_7 ^ -0x100000000LL);
-    const float element_8 = sorted_value(smallest_8 ^ -0x100000000LL);
+    const float element_6 = sorted_value(smallest_6 ^ ~0xFFFFFFFFLL);                 // line 30
+    const float element_7 = sorted_value(smallest_7 ^ ~0xFFFFFFFFLL);
+    const float element_8 = sorted_value(smallest_8 ^ ~0xFFFFFFFFLL);
     const float larger_2 = maximum(maximum(maximum(larger, element_5), element_6), element_7);  // line 31
     const float larger_3 = maximum(larger_2, element_8);
     const float exponential = fast_exp(element - larger_3);
@@ -112,8 +111,7 @@ constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a t
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
 fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logits_dim0_extent, double scale) {
-    const Index logits_dim0 = static_cast<Index>(logits_dim0_extent);
-    const Index row_count = logits_dim0;
+    const Index row_count = static_cast<Index>(logits_dim0_extent);
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
     // Threads without a row use the last row, with no columns.

@@ -1,5 +1,5 @@
 // poly_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid x_dim0, block 128, 96 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
+// Grid x_dim0, block 128, 48 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 8 bytes, writes x_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -57,10 +57,10 @@ __device__ __forceinline__ void values_of_row_of_poly_norm(float squares, float 
     rstd_3 = fast_rsqrt(squares_3 * (1.0f / 4096.0f) + eps);
 }
 
-__device__ __forceinline__ float result_of_poly_norm(float x, float weight, float rstd, float weight_1, float rstd_2,
+__device__ __forceinline__ float result_of_poly_norm(float x, float weight_0, float rstd, float weight_1, float rstd_2,
         float weight_2, float rstd_3, float bias) {
     const float product = x * x;                                                      // poly_norm, line 8
-    const float sum = weight * (product * x) * rstd + weight_1 * product * rstd_2;    // poly_norm, line 10
+    const float sum = weight_0 * (product * x) * rstd + weight_1 * product * rstd_2;  // poly_norm, line 10
     return sum + weight_2 * x * rstd_3 + bias;
 }
 
@@ -73,10 +73,10 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_2_offset = 32;
-constexpr i32 squares_3_offset = 64;
+constexpr i32 squares_2_offset = 16;
+constexpr i32 squares_3_offset = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -104,7 +104,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to squares, squares_2, squares_3.
-    const float weight = widen(load(weight_ptr, 0));
+    const float weight_0 = widen(load(weight_ptr, 0));
     const float weight_1 = widen(load(weight_ptr, 1));
     const float weight_2 = widen(load(weight_ptr, 2));
     const float bias = widen(load(bias_ptr, 0));
@@ -177,7 +177,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_poly_norm(x[v], weight, rstd, weight_1, rstd_2, weight_2, rstd_3, bias);
+            result_0[v] = result_of_poly_norm(x[v], weight_0, rstd, weight_1, rstd_2, weight_2, rstd_3, bias);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -1,9 +1,10 @@
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+// narrow() for arrays.
 template <i32 N, typename From, typename To>
 __device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
     for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
 }
+// Pairs of bf16: one instruction for two elements.
 template <i32 N>
 __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
 #pragma unroll

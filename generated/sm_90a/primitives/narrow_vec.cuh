@@ -1,4 +1,4 @@
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+// narrow() for arrays.
 template <i32 N, typename From, typename To>
 __device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll

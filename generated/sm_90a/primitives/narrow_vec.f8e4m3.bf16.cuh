@@ -1,9 +1,10 @@
-// narrow() for arrays; 16-bit floats are converted in pairs, one instruction for two elements.
+// narrow() for arrays.
 template <i32 N, typename From, typename To>
 __device__ __forceinline__ void narrow_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
     for (i32 k = 0; k < N; ++k) narrow(src[k], dst[k]);
 }
+// Pairs of bf16: one instruction for two elements.
 template <i32 N>
 __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]) {
 #pragma unroll
@@ -14,6 +15,7 @@ __device__ __forceinline__ void narrow_vec(const float (&src)[N], bf16 (&dst)[N]
     }
     if constexpr (N % 2 != 0) narrow(src[N - 1], dst[N - 1]);
 }
+// Pairs of f8e4m3: one instruction for two elements.
 template <i32 N>
 __device__ __forceinline__ void narrow_vec(const float (&src)[N], f8e4m3 (&dst)[N]) {
 #pragma unroll

@@ -4,7 +4,7 @@
 // `wgmma_advance` by bytes.
 __device__ __forceinline__ u64 wgmma_descriptor(const void* tile, u32 stride = 1024, u32 leading = 16) {
     constexpr u64 SWIZZLE_128B = 1ull << 62;
-    const u64 address = (shared_address(tile) & 0x3ffff) >> 4;
+    const u64 address = (shared_address(tile) & 0x3ffff) >> 4;  // 18 bits; all fields count units of 16 bytes
     return SWIZZLE_128B | u64(stride >> 4) << 32 | u64(leading >> 4) << 16 | address;
 }
 

@@ -1,9 +1,10 @@
-// widen() for arrays; pairs of bf16 take one instruction per element.
+// widen() for arrays.
 template <i32 N, typename From, typename To>
 __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll
     for (i32 k = 0; k < N; ++k) dst[k] = widen(src[k]);
 }
+// Pairs of bf16: one instruction per element, on a register that holds both.
 template <i32 N>
 __device__ __forceinline__ void widen_vec(const bf16 (&src)[N], float (&dst)[N]) {
 #pragma unroll

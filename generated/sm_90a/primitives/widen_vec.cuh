@@ -1,4 +1,4 @@
-// widen() for arrays; pairs of bf16 take one instruction per element.
+// widen() for arrays.
 template <i32 N, typename From, typename To>
 __device__ __forceinline__ void widen_vec(const From (&src)[N], To (&dst)[N]) {
 #pragma unroll

@@ -1,13 +1,13 @@
-// qk_norm_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) // 64), block 256: a row fits the registers of 4 threads, 32 elements per
-// thread.
+// qk_norm_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
+// Grid ((q_dim0 * q_dim1 * q_dim2 + 63) / 64) + ((k_dim1 * q_dim0 * q_dim2 + 31) / 32), block 256. The blocks of each
+// part follow those of the previous part.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// qk_norm_0: row reduction, 2 phases, rows read once into registers.
+// Blocks: (q_dim0 * q_dim1 * q_dim2 + 63) / 64; a row fits the registers of 4 threads, 32 elements per thread.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// qk_norm_1: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((k_dim1 * q_dim0 * q_dim2 + 31) // 32), block 256: a row fits the registers of 8 threads, 16 elements per
-// thread.
+// qk_norm_1: row reduction, 2 phases, rows read once into registers.
+// Blocks: (k_dim1 * q_dim0 * q_dim2 + 31) / 32; a row fits the registers of 8 threads, 16 elements per thread.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_rsqrt.cuh"
@@ -255,7 +255,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(256, 4)
+constexpr i32 THREADS = 256;  // per block of every part
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_qk_norm_0_to_1(i64 qk_norm_0_blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr,
         const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1,
         double eps) {

@@ -1,5 +1,5 @@
 // qkv_linear: matmul with epilogue, 1024 + 1024 + 4096 columns, 3 results, emitted by fusegen for sm_90a.
-// Grid min(((x_dim0 * x_dim1 + 127) // 128) * 24, 132), block 384, 229440 bytes of shared memory.
+// Grid min(((x_dim0 * x_dim1 + 127) / 128) * 24, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * x_dim1 * 8192 + 50331648 bytes, writes x_dim0 * x_dim1 * 12288.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
@@ -171,7 +171,7 @@ constexpr i32 STAGES = 4;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 constexpr u32 STAGE_BYTES = (TILE_M + TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr i32 BLOCKS_PER_SM = 1;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least; without this number, ptxas allocates registers worse
 constexpr i32 SHARED_BYTES = 229440;  // that the launch reserves
 
 // Parts of C lie side by side; each consists of whole tiles.
@@ -231,11 +231,11 @@ struct Schedule {
         const i32 col = within / group_height;
         i32 begin = 0;
         tile.part = 0;
-        if (col >= 4) {
+        if (col >= 4) {  // the first column of tiles of part 1
             tile.part = 1;
             begin = 4;
         }
-        if (col >= 8) {
+        if (col >= 8) {  // the first column of tiles of part 2
             tile.part = 2;
             begin = 8;
         }
@@ -305,8 +305,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
 // Applies the epilogue of part 0 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
-__device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS],
-        float (&y_0)[ACCUMULATORS / 2]) {
+__device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMULATORS], u32 (&y_0)[ACCUMULATORS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const float product[2] = {accumulator[held], accumulator[held + 1]};
@@ -318,7 +317,7 @@ __device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMUL
 
 // Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const float (&y_0)[ACCUMULATORS / 2],
+__device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const u32 (&y_0)[ACCUMULATORS / 2],
         const Operands& operands, Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
@@ -327,7 +326,7 @@ __device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const float (&y_0)[
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y_0[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) pairs[i] = y_0[(first / OCTET + i) * 2 + lower];
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
@@ -344,7 +343,7 @@ __device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const float (&y_0)[
 __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
         bf16* out_2_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    float y_0[ACCUMULATORS / 2];
+    u32 y_0[ACCUMULATORS / 2];
     finish_tile_0(accumulator, y_0);
     scatter_y_0(out_2_ptr, y_0, operands, tile, place, rows);
 }
@@ -352,8 +351,7 @@ __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS
 // Applies the epilogue of part 1 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
-__device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS],
-        float (&y_1)[ACCUMULATORS / 2]) {
+__device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMULATORS], u32 (&y_1)[ACCUMULATORS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const float product[2] = {accumulator[held], accumulator[held + 1]};
@@ -365,7 +363,7 @@ __device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMUL
 
 // Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const float (&y_1)[ACCUMULATORS / 2],
+__device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const u32 (&y_1)[ACCUMULATORS / 2],
         const Operands& operands, Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
@@ -374,7 +372,7 @@ __device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const float (&y_1)[
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y_1[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) pairs[i] = y_1[(first / OCTET + i) * 2 + lower];
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
@@ -391,7 +389,7 @@ __device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const float (&y_1)[
 __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
         bf16* out_1_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    float y_1[ACCUMULATORS / 2];
+    u32 y_1[ACCUMULATORS / 2];
     finish_tile_1(accumulator, y_1);
     scatter_y_1(out_1_ptr, y_1, operands, tile, place, rows);
 }
@@ -399,8 +397,7 @@ __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS
 // Applies the epilogue of part 2 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
 // Tiles hold whole heads, so the channel of a column does not depend on the tile.
-__device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS],
-        float (&y_2)[ACCUMULATORS / 2]) {
+__device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMULATORS], u32 (&y_2)[ACCUMULATORS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < ACCUMULATORS; held += 2) {
         const float product[2] = {accumulator[held], accumulator[held + 1]};
@@ -412,7 +409,7 @@ __device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMUL
 
 // Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const float (&y_2)[ACCUMULATORS / 2],
+__device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const u32 (&y_2)[ACCUMULATORS / 2],
         const Operands& operands, Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
@@ -421,7 +418,7 @@ __device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const float (&y_2)[
         for (i32 lower = 0; lower < 2; ++lower) {
             u32 pairs[QUAD];
 #pragma unroll
-            for (i32 i = 0; i < QUAD; ++i) memcpy(&pairs[i], &y_2[(first / OCTET + i) * 2 + lower], sizeof(pairs[i]));
+            for (i32 i = 0; i < QUAD; ++i) pairs[i] = y_2[(first / OCTET + i) * 2 + lower];
             quad_transpose(pairs);
             bf16 octet[OCTET];
             memcpy(octet, pairs, sizeof(octet));
@@ -438,7 +435,7 @@ __device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const float (&y_2)[
 __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
         bf16* out_0_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    float y_2[ACCUMULATORS / 2];
+    u32 y_2[ACCUMULATORS / 2];
     finish_tile_2(accumulator, y_2);
     scatter_y_2(out_0_ptr, y_2, operands, tile, place, rows);
 }
@@ -453,7 +450,7 @@ __device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_pt
 
         tile.row += consumer * SLAB;
         const i32 thread = thread_id() % WARPGROUP;
-        const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
+        const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
         if (tile.part == 0) finish_0(accumulator, operands, out_2_ptr, tile, place, rows);
         if (tile.part == 1) finish_1(accumulator, operands, out_1_ptr, tile, place, rows);
         if (tile.part == 2) finish_2(accumulator, operands, out_0_ptr, tile, place, rows);
@@ -471,10 +468,10 @@ __device__ __forceinline__ void initialise(SharedMemory& shared) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_qkv_linear(
-    const __grid_constant__ TensorMap a_map,
-    const __grid_constant__ TensorMap b_map_0,
-    const __grid_constant__ TensorMap b_map_1,
-    const __grid_constant__ TensorMap b_map_2,
+    const __grid_constant__ TensorMap a_map,  // of x
+    const __grid_constant__ TensorMap b_map_0,  // of weight
+    const __grid_constant__ TensorMap b_map_1,  // of weight
+    const __grid_constant__ TensorMap b_map_2,  // of weight
     i64 rows, i64 depth,
     bf16* out_2_ptr,
     bf16* out_1_ptr,

@@ -1,5 +1,5 @@
 // relu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((input_dim0 * 8192 + 1023) // 1024), block 128.
+// Grid input_dim0 * 8, block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -36,21 +36,17 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_relu(const bf16* input_ptr, bf16* out_ptr, i64 input_dim0_extent) {
-    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
-    const Index element_count = input_dim0 * 8192;
+fg_relu(const bf16* input_ptr, bf16* out_ptr) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        bf16 input_raw[LANES];
-        load_lanes<LANES>(input_raw, input_ptr, position);
-        float input[LANES];
-        widen_vec(input_raw, input);
-        float result[LANES];
+    bf16 input_raw[LANES];
+    load_lanes<LANES>(input_raw, input_ptr, position);
+    float input[LANES];
+    widen_vec(input_raw, input);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = relu(input[v]);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, position, result_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) result[v] = relu(input[v]);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, position, result_raw);
 }

@@ -1,5 +1,5 @@
 // rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 16 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -60,7 +60,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.

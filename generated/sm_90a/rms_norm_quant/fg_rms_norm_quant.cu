@@ -1,5 +1,5 @@
 // rms_norm_quant: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 4100.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -11,26 +11,25 @@
 #include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
 #include "../primitives/vector_width.cuh"
-#include "../primitives/load_vec.8.16.cuh"
+#include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.float.cuh"
 #include "../primitives/minimum.float.cuh"
-#include "../primitives/narrow.f8e4m3.bf16.float.cuh"
-#include "../primitives/narrow_vec.f8e4m3.bf16.cuh"
+#include "../primitives/narrow.f8e4m3.float.cuh"
+#include "../primitives/narrow_vec.f8e4m3.cuh"
 #include "../primitives/shared_array.cuh"
 #include "../primitives/shared_load.cuh"
 #include "../primitives/shared_store.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/store_vec.8.16.cuh"
+#include "../primitives/store_vec.8.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/store.f8e4m3.bf16.float.cuh"
+#include "../primitives/store.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen_e4m3x2.cuh"
-#include "../primitives/widen.f8e4m3.bf16.float.cuh"
-#include "../primitives/widen_vec.f8e4m3.bf16.cuh"
+#include "../primitives/widen.bf16.cuh"
+#include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -38,9 +37,10 @@
 // rms_normalized in normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 // quantized in quantization.py; its def is line 1:
-//   33: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
+//   33: scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
 // narrowed in quantization.py; its def is line 1:
-//    8: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+//    8: inverse_scale = 1.0 / scale.float()
+//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
 
 __device__ __forceinline__ float sum_f32_identity() {
     return 0.0f;
@@ -70,14 +70,14 @@ __device__ __forceinline__ float elements_of_phase_2_of_rms_norm_quant(float inp
     return fabsf(input * rstd * weight);                                              // quantized, line 33
 }
 
-__device__ __forceinline__ void found_and_quotient_of_rms_norm_quant(float largest, float& found, float& quotient) {
-    const float found_2 = maximum(largest, 1e-10f) * (1.0f / 448.0f);                 // quantized, line 33
-    found = found_2;
-    quotient = fast_divide(1.0f, found_2);                                            // narrowed, line 8
+__device__ __forceinline__ void scale_and_inverse_scale_of_rms_norm_quant(float largest, float& scale,
+        float& inverse_scale) {
+    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+    inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of_rms_norm_quant(float input, float weight, float rstd, float quotient) {
-    return minimum(maximum(input * rstd * weight * quotient, -448.0f), 448.0f);       // narrowed, line 8
+__device__ __forceinline__ float result_of_rms_norm_quant(float input, float weight, float rstd, float inverse_scale) {
+    return minimum(maximum(input * rstd * weight * inverse_scale, -448.0f), 448.0f);  // narrowed, line 9
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -89,9 +89,9 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 largest_offset = 32;
+constexpr i32 largest_offset = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -199,10 +199,10 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
     block_sync();
     largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
 
-    // Phase 3 of 3: computes found, quotient; writes out_0, out_1.
-    float found;
-    float quotient;
-    found_and_quotient_of_rms_norm_quant(largest, found, quotient);
+    // Phase 3 of 3: computes scale, inverse_scale; writes out_0, out_1.
+    float scale;
+    float inverse_scale;
+    scale_and_inverse_scale_of_rms_norm_quant(largest, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -213,13 +213,13 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* out_0_p
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_rms_norm_quant(input[v], weight[v], rstd, quotient);
+            result_0[v] = result_of_rms_norm_quant(input[v], weight[v], rstd, inverse_scale);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
         store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
-        store_narrowed(out_1_ptr, row, found);
+        store_narrowed(out_1_ptr, row, scale);
     }
 }

@@ -1,11 +1,13 @@
-// rotary_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((q_dim0 * q_dim1 * q_dim2 * 64 + 1023) // 1024), block 128.
+// rotary_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
+// Grid ((q_dim0 * q_dim1 * q_dim2 * 64 + 1023) / 1024) + ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) / 1024), block 128.
+// The blocks of each part follow those of the previous part.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// rotary_0: pointwise, 8 elements per access.
+// Blocks: (q_dim0 * q_dim1 * q_dim2 * 64 + 1023) / 1024.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + q_dim2 * 512 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// rotary_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) // 1024), block 128.
+// rotary_1: pointwise, 8 elements per access.
+// Blocks: (k_dim1 * q_dim0 * q_dim2 * 64 + 1023) / 1024.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -97,7 +99,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_rotary_0_to_1(i64 rotary_0_blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim2,
         i64 q_dim0, i64 q_dim1, i64 k_dim1) {
     i32 block = block_id();

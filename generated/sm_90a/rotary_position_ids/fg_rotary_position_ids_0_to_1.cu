@@ -1,21 +1,21 @@
-// rotary_position_ids_0: pointwise, 8 elements per access, 4 accesses per thread along i1, emitted by fusegen for
-// sm_90a.
-// Grid ((((q_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
+// rotary_position_ids_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
+// Grid ((q_dim1 + 3) / 4) * q_dim0 * 256 + ((k_dim1 + 3) / 4) * q_dim0 * 256, block 128. The blocks of each part follow
+// those of the previous part.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// rotary_position_ids_0: pointwise, 8 elements per access, 4 accesses per thread along i1.
+// Blocks: ((q_dim1 + 3) / 4) * q_dim0 * 256.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// rotary_position_ids_1: pointwise, 8 elements per access, 4 accesses per thread along i1, emitted by fusegen for
-// sm_90a.
-// Grid ((((k_dim1 + 3) // 4) * q_dim0 * 262144 + 1023) // 1024), block 128.
+// rotary_position_ids_1: pointwise, 8 elements per access, 4 accesses per thread along i1.
+// Blocks: ((k_dim1 + 3) / 4) * q_dim0 * 256.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i64.bf16.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/power_of.cuh"
 #include "../primitives/store_vec.16.cuh"
@@ -23,7 +23,6 @@
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/wrap_mul.cuh"
 
 namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
@@ -39,7 +38,7 @@ namespace rotary_position_ids_0 {
 
 __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& cosine,
         float& sine) {
-    const float exponents = static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f;   // _cos_sin, line 34
+    const float exponents = static_cast<float>(coordinate * 2LL) / 128.0f;            // _cos_sin, line 34
     // _cos_sin, line 35
     const float quotient = 1.0f / power_of(13.287712f, 2.8238148e-07f /* log2 of 10000 */, exponents);
     const float angles = static_cast<float>(position_ids) * quotient;                 // _cos_sin, line 47
@@ -66,9 +65,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
         i64 q_dim1_extent, i64 q_dim0_extent) {
     const Index q_dim1 = static_cast<Index>(q_dim1_extent);
     const Index q_dim0 = static_cast<Index>(q_dim0_extent);
-    const Index element_count = ((q_dim1 + 3) / 4) * q_dim0 * 262144;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
-    if (position + LANES > element_count) return;
     const Index i3_outer = position / 64;
     const Index i3 = position - i3_outer * 64;
     const Index i2_outer = i3_outer / 4096;
@@ -123,7 +120,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(128, 1)
+constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_rotary_position_ids_0_to_1(i64 rotary_position_ids_0_blocks, const bf16* q_ptr, const i64* position_ids_ptr,
         bf16* out_0_ptr, const bf16* k_ptr, bf16* out_1_ptr, i64 q_dim1, i64 q_dim0, i64 k_dim1) {
     i32 block = block_id();

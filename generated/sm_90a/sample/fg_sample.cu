@@ -1,6 +1,6 @@
 // sample: row reduction, 3 phases, rows read once into shared memory, each split over a cluster of 2 blocks, emitted by
 // fusegen for sm_90a.
-// Grid min(logits_dim0, 66) * 2, block 672, 67920 bytes of shared memory: the shared memory of a cluster of 2 blocks
+// Grid min(logits_dim0, 66) * 2, block 672, 66576 bytes of shared memory: the shared memory of a cluster of 2 blocks
 // holds a row and the next ones, which are prefetched.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -17,7 +17,7 @@
 #include "../primitives/copy_async_wait.cuh"
 #include "../primitives/infinity.cuh"
 #include "../primitives/lane_id.cuh"
-#include "../primitives/load.i64.bf16.float.cuh"
+#include "../primitives/load.i64.bf16.cuh"
 #include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/mbarrier_expect.cuh"
 #include "../primitives/mbarrier_init.cuh"
@@ -29,12 +29,12 @@
 #include "../primitives/shared_load_vec.cuh"
 #include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/narrow.i64.bf16.float.cuh"
-#include "../primitives/store.i64.bf16.float.cuh"
+#include "../primitives/narrow.i64.float.cuh"
+#include "../primitives/store.i64.float.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/warp_id.cuh"
-#include "../primitives/widen.i64.bf16.float.cuh"
+#include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 #include "../primitives/wrap_add.cuh"
 #include "../primitives/wrap_mul.cuh"
@@ -73,11 +73,12 @@ __device__ __forceinline__ void normalizer_f32_identity(float& peak, float& mass
     mass = 0.0f;
 }
 
+// Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867
 __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mass, float b_peak, float b_mass,
         float& peak, float& mass) {
-    const float chosen = a_peak == b_peak ? 1.0f : expf(-fabsf(a_peak - b_peak));
+    const float rescale = a_peak == b_peak ? 1.0f : expf(-fabsf(a_peak - b_peak));
     peak = maximum(a_peak, b_peak);
-    mass = a_peak >= b_peak ? a_mass + b_mass * chosen : a_mass * chosen + b_mass;
+    mass = a_peak >= b_peak ? a_mass + b_mass * rescale : a_mass * rescale + b_mass;
 }
 
 __device__ __forceinline__ float amax_f32_identity() {
@@ -90,21 +91,19 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 
 __device__ __forceinline__ void values_of_row_of_sample(float temperature, i64 seeds, bool& is_at_least,
         float& chosen_2, i64& bits) {
-    const bool is_at_least_2 = temperature >= 1e-30f;                                 // sample, line 32
+    is_at_least = temperature >= 1e-30f;                                              // sample, line 32
     const i64 sum = wrap_add(seeds, -7046029254386353131LL);                          // _exponential, line 3
     const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
     const i64 product = wrap_mul(bits_2, -4658895280553007687LL);
     const i64 bits_3 = product ^ (shift_right(product, 27LL) & 0x1FFFFFFFFFLL);       // _mixed, line 4
     const i64 product_2 = wrap_mul(bits_3, -7723592293110705685LL);
-    is_at_least = is_at_least_2;                                                      // sample, line 32
-    chosen_2 = is_at_least_2 ? temperature : 1.0f;
+    chosen_2 = is_at_least ? temperature : 1.0f;                                      // sample, line 32
     bits = product_2 ^ (shift_right(product_2, 31LL) & 0x1FFFFFFFFLL);                // _mixed, line 5
 }
 
 __device__ __forceinline__ float elements_of_phase_1_of_sample(bool is_at_least, float chosen_2, i64 bits,
         float logits, i64 coordinate) {
-    // _exponential, line 3
-    const i64 sum = wrap_add(bits, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));
+    const i64 sum = wrap_add(bits, wrap_mul(coordinate + 1LL, -7046029254386353131LL));  // _exponential, line 3
     const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
     const i64 x = wrap_mul(bits_2, -4658895280553007687LL);
     const i64 bits_3 = x ^ (shift_right(x, 27LL) & 0x1FFFFFFFFFLL);                   // _mixed, line 4
@@ -138,12 +137,12 @@ constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memor
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
 constexpr i32 place_values_offset = 0;  // in shared memory, in bytes
-constexpr i32 place_indices_offset = 672;
-constexpr i32 normalizer_peak_offset = 1344;
-constexpr i32 normalizer_mass_offset = 2016;
-constexpr i32 chosen_offset = 2688;
-constexpr i32 logits_offset = 3360;
-constexpr i32 arrived_offset = 67872;
+constexpr i32 place_indices_offset = 336;
+constexpr i32 normalizer_peak_offset = 1008;
+constexpr i32 normalizer_mass_offset = 1344;
+constexpr i32 chosen_offset = 1680;
+constexpr i32 logits_offset = 2016;
+constexpr i32 arrived_offset = 66528;
 
 // Index of this warp within the row.
 __device__ __forceinline__ i32 warp_of_row() {
@@ -161,7 +160,6 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
     mbarrier_wait_cluster(arrived, parity);
     if (thread_id() == 0) mbarrier_expect(arrived, WARPS * sizeof(float));  // for the row after next
     value = amax_f32_identity();
-#pragma unroll
     for (i32 warp = lane_id(); warp < WARPS; warp += 32) value = amax_f32_combine(value, shared_load(scratch, warp));
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
@@ -222,13 +220,12 @@ __device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scr
     }
 }
 
-constexpr i32 BLOCKS_PER_SM = 1;  // at least, which limits the registers of a thread
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr,
         i64 logits_dim0_extent) {
-    const Index logits_dim0 = static_cast<Index>(logits_dim0_extent);
-    const Index row_count = logits_dim0;
+    const Index row_count = static_cast<Index>(logits_dim0_extent);
     const Index column_count = 32000;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
     // two mbarriers per reduction, for the bytes that warps send

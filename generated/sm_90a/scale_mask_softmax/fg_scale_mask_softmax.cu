@@ -1,6 +1,5 @@
 // scale_mask_softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((scores_dim0 * scores_dim1 * 1024 + 7) // 8), block 256: a row fits the registers of 32 threads, 32 elements
-// per thread.
+// Grid scores_dim0 * scores_dim1 * 128, block 256: a row fits the registers of 32 threads, 32 elements per thread.
 // Reads scores_dim0 * 2048 + scores_dim0 * scores_dim1 * 2097152 bytes, writes scores_dim0 * scores_dim1 * 2097152.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -51,9 +50,8 @@ __device__ __forceinline__ float elements_of_phase_1_of_scale_mask_softmax(float
 
 __device__ __forceinline__ void elements_of_phase_2_of_scale_mask_softmax(float scores, float mask, float scale,
         float largest, float& total_part, float& exponential) {
-    const float exponential_2 = fast_exp(scores * scale + mask - largest);            // line 25
-    total_part = exponential_2;
-    exponential = exponential_2;
+    exponential = fast_exp(scores * scale + mask - largest);                          // line 25
+    total_part = exponential;
 }
 
 __device__ __forceinline__ float result_of_scale_mask_softmax(float exponential, float total) {
@@ -69,7 +67,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 32;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 ROWS = 8;  // per block at a time
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 1024 columns are a row
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_amax_f32(float value) {

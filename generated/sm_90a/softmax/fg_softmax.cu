@@ -1,5 +1,5 @@
 // softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid input_dim0, block 128, 64 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
+// Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -52,9 +52,8 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 
 __device__ __forceinline__ void elements_of_phase_2_of_softmax(float input, float largest, float& total_part,
         float& exponential) {
-    const float exponential_2 = fast_exp(input - largest);                            // line 6
-    total_part = exponential_2;
-    exponential = exponential_2;
+    exponential = fast_exp(input - largest);                                          // line 6
+    total_part = exponential;
 }
 
 __device__ __forceinline__ float result_of_softmax(float exponential, float total) {
@@ -70,9 +69,9 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 largest_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_offset = 32;
+constexpr i32 total_offset = 16;
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>

@@ -1,23 +1,23 @@
-// split_rotary_cache_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid 8192, block 128.
+// split_rotary_cache_0_to_2: 3 kernels in one launch, emitted by fusegen for sm_90a.
+// Grid 14336, block 128. The blocks of each part follow those of the previous part.
+// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// split_rotary_cache_0: pointwise, 8 elements per access.
+// Blocks: 8192.
 // Reads 35651584 bytes, writes 33554432.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// split_rotary_cache_1: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid 2048, block 128.
+// split_rotary_cache_1: pointwise, 8 elements per access.
+// Blocks: 2048.
 // Reads 10518528 bytes, writes 8388608.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// split_rotary_cache_2: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
-// Grid 4096, block 128.
+// split_rotary_cache_2: pointwise, 8 elements per access.
+// Blocks: 4096.
 // Reads 8421376 bytes, writes 8388608.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
-#include "../primitives/load.i64.bf16.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
+#include "../primitives/narrow.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
@@ -51,54 +51,51 @@ constexpr i32 THREADS = 128;
 
 __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
         bf16* out_ptr) {
-    const Index element_count = 8388608;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / 32;
-        const Index i1 = i2_outer - i0 * 32;
-        bf16 qkv_raw[LANES];
-        bf16 cos_val_raw[LANES];
-        bf16 qkv_other_raw[LANES];
-        bf16 sin_val_raw[LANES];
-        bf16 cos_other_raw[LANES];
-        bf16 sin_other_raw[LANES];
-        load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3);
-        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
-        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
-        float qkv[LANES];
-        widen_vec(qkv_raw, qkv);
-        float cos_val[LANES];
-        widen_vec(cos_val_raw, cos_val);
-        float qkv_other[LANES];
-        widen_vec(qkv_other_raw, qkv_other);
-        float sin_val[LANES];
-        widen_vec(sin_val_raw, sin_val);
-        float cos_other[LANES];
-        widen_vec(cos_other_raw, cos_other);
-        float sin_other[LANES];
-        widen_vec(sin_other_raw, sin_other);
-        float result[LANES];
-        float result_2[LANES];
+    const Index i3_outer = position / 64;
+    const Index i3 = position - i3_outer * 64;
+    const Index i2_outer = i3_outer / 4096;
+    const Index i2 = i3_outer - i2_outer * 4096;
+    const Index i0 = i2_outer / 32;
+    const Index i1 = i2_outer - i0 * 32;
+    bf16 qkv_raw[LANES];
+    bf16 cos_val_raw[LANES];
+    bf16 qkv_other_raw[LANES];
+    bf16 sin_val_raw[LANES];
+    bf16 cos_other_raw[LANES];
+    bf16 sin_other_raw[LANES];
+    load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3);
+    load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
+    load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
+    load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
+    load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
+    load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+    float qkv[LANES];
+    widen_vec(qkv_raw, qkv);
+    float cos_val[LANES];
+    widen_vec(cos_val_raw, cos_val);
+    float qkv_other[LANES];
+    widen_vec(qkv_other_raw, qkv_other);
+    float sin_val[LANES];
+    widen_vec(sin_val_raw, sin_val);
+    float cos_other[LANES];
+    widen_vec(cos_other_raw, cos_other);
+    float sin_other[LANES];
+    widen_vec(sin_other_raw, sin_other);
+    float result[LANES];
+    float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            split_rotary_cache_0(qkv[v], cos_val[v], qkv_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
-                    result_2[v]);
-        }
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
-        bf16 result_2_raw[LANES];
-        narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
+    for (i32 v = 0; v < LANES; ++v) {
+        split_rotary_cache_0(qkv[v], cos_val[v], qkv_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
+                result_2[v]);
     }
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
+    bf16 result_2_raw[LANES];
+    narrow_vec(result_2, result_2_raw);
+    store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
 }
 }  // namespace split_rotary_cache_0
 
@@ -127,56 +124,53 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
         const i64* slots_ptr, bf16* k_cache_ptr, i64 k_cache_dim0_extent, i64 k_cache_dim1_extent) {
     const Index k_cache_dim0 = static_cast<Index>(k_cache_dim0_extent);
     const Index k_cache_dim1 = static_cast<Index>(k_cache_dim1_extent);
-    const Index element_count = 2097152;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        const Index i3_outer = position / 64;
-        const Index i3 = position - i3_outer * 64;
-        const Index i2_outer = i3_outer / 4096;
-        const Index i2 = i3_outer - i2_outer * 4096;
-        const Index i0 = i2_outer / 8;
-        const Index i1 = i2_outer - i0 * 8;
-        const Index k_cache_at = wrapped_index(widen(load(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1,
-                "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
-        bf16 qkv_raw[LANES];
-        bf16 cos_val_raw[LANES];
-        bf16 qkv_other_raw[LANES];
-        bf16 sin_val_raw[LANES];
-        bf16 cos_other_raw[LANES];
-        bf16 sin_other_raw[LANES];
-        load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4096);
-        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4160);
-        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
-        float qkv[LANES];
-        widen_vec(qkv_raw, qkv);
-        float cos_val[LANES];
-        widen_vec(cos_val_raw, cos_val);
-        float qkv_other[LANES];
-        widen_vec(qkv_other_raw, qkv_other);
-        float sin_val[LANES];
-        widen_vec(sin_val_raw, sin_val);
-        float cos_other[LANES];
-        widen_vec(cos_other_raw, cos_other);
-        float sin_other[LANES];
-        widen_vec(sin_other_raw, sin_other);
-        float result[LANES];
-        float result_2[LANES];
+    const Index i3_outer = position / 64;
+    const Index i3 = position - i3_outer * 64;
+    const Index i2_outer = i3_outer / 4096;
+    const Index i2 = i3_outer - i2_outer * 4096;
+    const Index i0 = i2_outer / 8;
+    const Index i1 = i2_outer - i0 * 8;
+    const Index k_cache_at = wrapped_index(widen(load(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1,
+            "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
+    bf16 qkv_raw[LANES];
+    bf16 cos_val_raw[LANES];
+    bf16 qkv_other_raw[LANES];
+    bf16 sin_val_raw[LANES];
+    bf16 cos_other_raw[LANES];
+    bf16 sin_other_raw[LANES];
+    load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4096);
+    load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
+    load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4160);
+    load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
+    load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
+    load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+    float qkv[LANES];
+    widen_vec(qkv_raw, qkv);
+    float cos_val[LANES];
+    widen_vec(cos_val_raw, cos_val);
+    float qkv_other[LANES];
+    widen_vec(qkv_other_raw, qkv_other);
+    float sin_val[LANES];
+    widen_vec(sin_val_raw, sin_val);
+    float cos_other[LANES];
+    widen_vec(cos_other_raw, cos_other);
+    float sin_other[LANES];
+    widen_vec(sin_other_raw, sin_other);
+    float result[LANES];
+    float result_2[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) {
-            split_rotary_cache_1(qkv[v], cos_val[v], qkv_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
-                    result_2[v]);
-        }
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3, result_raw);
-        bf16 result_2_raw[LANES];
-        narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
+    for (i32 v = 0; v < LANES; ++v) {
+        split_rotary_cache_1(qkv[v], cos_val[v], qkv_other[v], sin_val[v], cos_other[v], sin_other[v], result[v],
+                result_2[v]);
     }
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3, result_raw);
+    bf16 result_2_raw[LANES];
+    narrow_vec(result_2, result_2_raw);
+    store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
 }
 }  // namespace split_rotary_cache_1
 
@@ -203,32 +197,32 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* s
         i64 k_cache_dim0_extent, i64 k_cache_dim1_extent) {
     const Index k_cache_dim0 = static_cast<Index>(k_cache_dim0_extent);
     const Index k_cache_dim1 = static_cast<Index>(k_cache_dim1_extent);
-    const Index element_count = 4194304;
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
 
-    if (position + LANES <= element_count) {
-        const Index i0 = position / 1024;
-        const Index i2 = position - i0 * 1024;
-        const Index v_cache_at = wrapped_index(widen(load(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1,
-                "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
-        bf16 qkv_raw[LANES];
-        load_lanes<LANES>(qkv_raw, qkv_ptr, i0 * 6144 + i2 + 5120);
-        float qkv[LANES];
-        widen_vec(qkv_raw, qkv);
-        float result[LANES];
+    const Index i0 = position / 1024;
+    const Index i2 = position - i0 * 1024;
+    const Index v_cache_at = wrapped_index(widen(load(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1,
+            "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
+    bf16 qkv_raw[LANES];
+    load_lanes<LANES>(qkv_raw, qkv_ptr, i0 * 6144 + i2 + 5120);
+    float qkv[LANES];
+    widen_vec(qkv_raw, qkv);
+    float result[LANES];
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) result[v] = split_rotary_cache_2(qkv[v]);
-        bf16 result_raw[LANES];
-        narrow_vec(result, result_raw);
-        store_lanes<LANES>(v_cache_ptr, v_cache_at * 1024 + i2, result_raw);
-    }
+    for (i32 v = 0; v < LANES; ++v) result[v] = split_rotary_cache_2(qkv[v]);
+    bf16 result_raw[LANES];
+    narrow_vec(result, result_raw);
+    store_lanes<LANES>(v_cache_ptr, v_cache_at * 1024 + i2, result_raw);
 }
 }  // namespace split_rotary_cache_2
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-extern "C" __global__ void __launch_bounds__(128, 8)
+constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_split_rotary_cache_0_to_2(i64 split_rotary_cache_0_blocks, i64 split_rotary_cache_1_blocks, const bf16* qkv_ptr,
         const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr,
         bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {

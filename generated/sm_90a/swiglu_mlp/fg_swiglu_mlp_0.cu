@@ -1,5 +1,5 @@
 // swiglu_mlp_0: matmul with epilogue, two matmuls per tile, emitted by fusegen for sm_90a.
-// Grid min(((x_dim0 + 127) // 128) * 224, 132), block 384, 229488 bytes of shared memory.
+// Grid min(((x_dim0 + 127) / 128) * 224, 132), block 384, 229488 bytes of shared memory.
 // Reads x_dim0 * 8192 + 234881024 bytes, writes x_dim0 * 28672.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.maps.cuh"
@@ -42,15 +42,17 @@
 // gated_linear in linear.py; its def is line 1:
 //    6: return function(projected(x, gate)) * projected(x, up)
 
-__device__ __forceinline__ float swiglu_mlp_0_epilogue(float second, float product) {
-    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 6
+__device__ __forceinline__ float swiglu_mlp_0_epilogue(float gate_weight_product, float up_weight_product) {
+    const float product = gate_weight_product * fast_reciprocal(1.0f + fast_exp(-gate_weight_product));  // line 6
+    return product * up_weight_product;
 }
 
 // Finishes two neighbouring columns of a row.
-__device__ __forceinline__ void epilogue(const float (&second)[2], const float (&product)[2], bf16 (&out)[2]) {
+__device__ __forceinline__ void epilogue(const float (&gate_weight_product)[2], const float (&up_weight_product)[2],
+                                         bf16 (&out)[2]) {
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = swiglu_mlp_0_epilogue(second[v], product[v]);
+    for (i32 v = 0; v < 2; ++v) result[v] = swiglu_mlp_0_epilogue(gate_weight_product[v], up_weight_product[v]);
     narrow_vec(result, out);
 }
 
@@ -82,7 +84,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_bf16(float (&d)[64], u64 a, u64
         : "l"(a), "l"(b), "r"(accumulate));
 }
 
-using Index = i32;
 constexpr i32 WARP = 32, WARPGROUP = 4 * WARP;
 constexpr i32 QUAD = 4;   // lanes of a warp that hold the columns of a row
 constexpr i32 OCTET = 8;  // columns of an n8 fragment; rows between a thread's two; lines of a swizzle atom
@@ -97,22 +98,22 @@ constexpr i32 SLABS = 2;  // of a tile
 constexpr i32 TILE_M = SLAB * SLABS;
 constexpr i32 TILE_N = 64;
 constexpr i32 TILE_K = LINE_BYTES / sizeof(bf16);
-constexpr i32 PRODUCTS = 2;  // matrices B that are multiplied by the same A
+constexpr i32 PRODUCTS = 2;  // matrices B that are multiplied by the same A: up_weight, gate_weight
 constexpr i32 RESULTS = TILE_N / 2;  // accumulators of a thread per slab and product
 constexpr i32 ACCUMULATORS = PRODUCTS * RESULTS;
 constexpr i32 STAGES = 6;
 constexpr i32 GROUP = 8;  // rows of tiles in one swizzle group, for reuse in L2
 constexpr u32 STAGE_BYTES = (TILE_M + PRODUCTS * TILE_N) * LINE_BYTES;
 constexpr i32 THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr i32 BLOCKS_PER_SM = 1;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least; without this number, ptxas allocates registers worse
 constexpr i32 SHARED_BYTES = 229488;  // that the launch reserves
-constexpr i32 CHUNK_BUFFERS = 2;  // of a warpgroup, which hold a line per row of a slab of results
+constexpr i32 CHUNK_BUFFERS = 2;  // of a warpgroup, which take turns; each holds a line per row of a slab of results
 
 constexpr i32 WIDTH = 224;  // tiles per row of tiles
 
 struct SharedMemory {
     bf16 a[STAGES][TILE_M * TILE_K];
-    bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];
+    bf16 b[STAGES][PRODUCTS * TILE_N * TILE_K];  // a tile of up_weight, then one of gate_weight
     u8 chunks[CONSUMERS][CHUNK_BUFFERS][SLAB_BYTES];
     u64 full[STAGES];   // mbarriers: TMA has filled a stage
     u64 empty[STAGES];  // mbarriers: the warps that multiply it have released a stage
@@ -172,8 +173,8 @@ struct Schedule {
 };
 
 // The producer thread keeps the ring full across tiles: the loads of the next tile run during the epilogue.
-__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& second_b_map,
-        SharedMemory& shared, Schedule schedule, i32 depth) {
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& up_weight_map,
+        const TensorMap& gate_weight_map, SharedMemory& shared, Schedule schedule, i32 depth) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
         for (i32 k = 0; k < depth; k += TILE_K, cursor.advance()) {
@@ -182,8 +183,8 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
             mbarrier_wait(&shared.empty[stage], cursor.parity ^ 1);
             mbarrier_expect(full, STAGE_BYTES);
             tma_load_2d(shared.a[stage], a_map, full, k, tile.row);
-            tma_load_2d(shared.b[stage], b_map, full, k, tile.col);
-            tma_load_2d(shared.b[stage] + TILE_N * TILE_K, second_b_map, full, k, tile.col);
+            tma_load_2d(shared.b[stage], up_weight_map, full, k, tile.col);
+            tma_load_2d(shared.b[stage] + TILE_N * TILE_K, gate_weight_map, full, k, tile.col);
         }
     }
 }
@@ -240,52 +241,50 @@ __device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
 }
 
 // Stores a slab of results of 16 bits with TMA, in chunks of a line per row; TMA clips at the borders of C.
-__device__ __forceinline__ void store_tile(const float (&words)[TILE_N / 4], const TensorMap& map,
-        SharedMemory& shared, Tile tile, Place place, i32 consumer) {
+__device__ __forceinline__ void store_tile(const u32 (&words)[TILE_N / 4], const TensorMap& map, SharedMemory& shared,
+        i32& buffer, Tile tile, Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);  // columns
+    static_assert(CHUNK == TILE_N, "a slab is one chunk");
     const bool leader = thread_id() % WARPGROUP == 0;
-    const i32 barrier = 1 + consumer;
+    const i32 barrier = 1 + consumer;  // 0 is that of block_sync
+    u8* chunk = shared.chunks[consumer][buffer];
+    buffer = (buffer + 1) % CHUNK_BUFFERS;
+    if (leader) tma_store_wait<CHUNK_BUFFERS - 1>();  // only the last store may be under way, from the other buffer
+    named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
-    for (i32 first = 0; first < TILE_N; first += CHUNK) {
-        u8* chunk = shared.chunks[consumer][first / CHUNK % CHUNK_BUFFERS];
-        // The last chunk of the previous store may be in the buffer of the first chunk here; that store has completed.
-        if (leader) first == 0 ? tma_store_wait<0>() : tma_store_wait<CHUNK_BUFFERS - 1>();
-        named_barrier_sync(barrier, WARPGROUP);
-#pragma unroll
-        for (i32 pair = 0; pair < CHUNK / 4; ++pair) {
-            const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(bf16);
-            const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * OCTET, byte);
-            store_shared_words(address, words[first / 4 + pair]);
-        }
-        fence_proxy_async();
-        named_barrier_sync(barrier, WARPGROUP);
-        if (leader) {
-            tma_store_2d(map, chunk, tile.col + first, tile.row);
-            tma_store_commit();
-        }
+    for (i32 pair = 0; pair < CHUNK / 4; ++pair) {
+        const u32 byte = (place.col + pair / 2 * OCTET) * sizeof(bf16);
+        const u32 address = chunk_address(shared_address(chunk), place.row + pair % 2 * OCTET, byte);
+        store_shared_words(address, words[pair]);
+    }
+    fence_proxy_async();
+    named_barrier_sync(barrier, WARPGROUP);
+    if (leader) {
+        tma_store_2d(map, chunk, tile.col, tile.row);
+        tma_store_commit();
     }
 }
 
 // Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], float (&y)[RESULTS / 2]) {
+__device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], u32 (&y)[RESULTS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < RESULTS; held += 2) {
-        const float second[2] = {accumulator[RESULTS + held], accumulator[RESULTS + held + 1]};
-        const float product[2] = {accumulator[held], accumulator[held + 1]};
+        const float gate_weight_product[2] = {accumulator[RESULTS + held], accumulator[RESULTS + held + 1]};
+        const float up_weight_product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
-        epilogue(second, product, y_pair);
+        epilogue(gate_weight_product, up_weight_product, y_pair);
         y[held / 2] = pack_pair(y_pair);
     }
 }
 
 // Finishes and stores a slab.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const TensorMap& y_map,
-        SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
+        SharedMemory& shared, i32& buffer, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
-    float y[RESULTS / 2];
+    u32 y[RESULTS / 2];
     finish_tile(accumulator, y);
-    store_tile(y, y_map, shared, tile, place, consumer);
+    store_tile(y, y_map, shared, buffer, tile, place, consumer);
 }
 
 // Computes every second tile of this block. A warpgroup multiplies while the other one applies its epilogue: it waits
@@ -294,6 +293,7 @@ __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS],
 __device__ __forceinline__ void consume(const TensorMap& y_map, SharedMemory& shared, Schedule schedule, i64 rows,
         i32 depth, i32 consumer) {
     Cursor cursor;
+    i32 buffer = 0;  // that the next chunk of results takes
     const i32 steps = (depth + TILE_K - 1) / TILE_K;
     schedule.index += consumer * schedule.stride;
     schedule.stride *= CONSUMERS;
@@ -308,8 +308,8 @@ __device__ __forceinline__ void consume(const TensorMap& y_map, SharedMemory& sh
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {
             // Opaque: the compiler would compute addresses before the matmul, and these would take registers during it.
             const i32 thread = opaque(thread_id() % WARPGROUP);
-            const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};
-            finish(accumulator[slab], y_map, shared, consumer, tile, place, rows);
+            const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
+            finish(accumulator[slab], y_map, shared, buffer, consumer, tile, place, rows);
         }
     }
     tma_store_wait<0>();
@@ -327,18 +327,18 @@ __device__ __forceinline__ void initialise(SharedMemory& shared) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_swiglu_mlp_0(
-    const __grid_constant__ TensorMap a_map,
-    const __grid_constant__ TensorMap b_map,
-    const __grid_constant__ TensorMap second_b_map,
-    const __grid_constant__ TensorMap y_map,
+    const __grid_constant__ TensorMap a_map,  // of x
+    const __grid_constant__ TensorMap up_weight_map,
+    const __grid_constant__ TensorMap gate_weight_map,
+    const __grid_constant__ TensorMap y_map,  // of product
     i64 rows, i64 depth) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const Schedule schedule(rows);
 
     if (thread_id() == 0) {
         tma_prefetch_map(a_map);
-        tma_prefetch_map(b_map);
-        tma_prefetch_map(second_b_map);
+        tma_prefetch_map(up_weight_map);
+        tma_prefetch_map(gate_weight_map);
         initialise(shared);
     }
     block_sync();
@@ -347,7 +347,7 @@ fg_swiglu_mlp_0(
     if (warpgroup == CONSUMERS) {
         lower_registers<24>();
         if (thread_id() == CONSUMERS * WARPGROUP) {
-            produce(a_map, b_map, second_b_map, shared, schedule, static_cast<i32>(depth));
+            produce(a_map, up_weight_map, gate_weight_map, shared, schedule, static_cast<i32>(depth));
         }
     } else {
         raise_registers<240>();

@@ -1,5 +1,5 @@
 // topk: row reduction, 9 phases, rows read once into registers, emitted by fusegen for sm_90a.
-// Grid ((input_dim0 + 63) // 64), block 256: a row fits the registers of 4 threads, 16 elements per thread.
+// Grid (input_dim0 + 63) / 64, block 256: a row fits the registers of 4 threads, 16 elements per thread.
 // Reads input_dim0 * 128 bytes, writes input_dim0 * 80.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
@@ -17,7 +17,7 @@
 #include "../primitives/store.i64.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
+#include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -36,14 +36,13 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
 
 __device__ __forceinline__ void elements_of_phase_1_of_topk(float input, i64 coordinate, i64& smallest_part,
         i64& bits) {
-    const i64 bits_2 = sort_key(input, coordinate) ^ -0x100000000LL;                  // line 7
-    smallest_part = bits_2;
-    bits = bits_2;
+    bits = sort_key(input, coordinate) ^ ~0xFFFFFFFFLL;                               // line 7
+    smallest_part = bits;
 }
 
 __device__ __forceinline__ void shifted_and_element_of_topk(i64 smallest, i64& shifted, float& element) {
     shifted = shift_right(smallest & 0xFFFFFFFFLL, 1LL);                              // line 7
-    element = sorted_value(smallest ^ -0x100000000LL);
+    element = sorted_value(smallest ^ ~0xFFFFFFFFLL);
 }
 
 __device__ __forceinline__ i64 chosen_of_topk(i64 bits, i64 smallest) {
@@ -72,8 +71,7 @@ constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a t
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
 fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_extent) {
-    const Index input_dim0 = static_cast<Index>(input_dim0_extent);
-    const Index row_count = input_dim0;
+    const Index row_count = static_cast<Index>(input_dim0_extent);
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
     // Threads without a row use the last row, with no columns.

@@ -2,5 +2,8 @@
 __device__ __forceinline__ void narrow(float value, bf16& out) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(value));
 }
-__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
-__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
+__device__ __forceinline__ void narrow(float value, f8e4m3& out) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
+    out.bits = static_cast<u8>(pair);
+}

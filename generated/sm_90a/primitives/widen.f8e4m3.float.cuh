@@ -1,6 +1,7 @@
 // Storage type to compute type: 16-bit floats to float, integers to i64; float, double and bool stay. Always exact.
-__device__ __forceinline__ float widen(bf16 x) {
-    return __uint_as_float(static_cast<u32>(x.bits) << 16);
+__device__ __forceinline__ float widen(f8e4m3 x) {
+    float result, unused;
+    widen_e4m3x2(x.bits, result, unused);
+    return result;
 }
 __device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }

@@ -3,4 +3,3 @@ __device__ __forceinline__ float widen(bf16 x) {
     return __uint_as_float(static_cast<u32>(x.bits) << 16);
 }
 __device__ __forceinline__ i64 widen(i16 x) { return x; }
-__device__ __forceinline__ i64 widen(i64 x) { return x; }

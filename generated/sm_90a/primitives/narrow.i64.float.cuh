@@ -1,0 +1,3 @@
+// Compute type to storage type: floats round to nearest even and keep NaN, integers wrap.
+__device__ __forceinline__ void narrow(float value, float& out) { out = value; }
+__device__ __forceinline__ void narrow(i64 value, i64& out) { out = value; }
