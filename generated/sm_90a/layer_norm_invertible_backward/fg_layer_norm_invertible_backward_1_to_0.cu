@@ -183,9 +183,9 @@ constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 409
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 32;
-constexpr i32 dy_offset = 64;
+constexpr i32 total_offset = 65536;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 65568;
+constexpr i32 dy_offset = 0;
 constexpr i32 y_offset = dy_offset + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.

@@ -79,9 +79,9 @@ constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 32;
-constexpr i32 x_offset = 64;
+constexpr i32 total_offset = 18432;  // in shared memory, in bytes
+constexpr i32 squares_offset = 18464;
+constexpr i32 x_offset = 0;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>

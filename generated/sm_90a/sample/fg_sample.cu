@@ -136,12 +136,12 @@ constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
-constexpr i32 place_values_offset = 0;  // in shared memory, in bytes
-constexpr i32 place_indices_offset = 336;
-constexpr i32 normalizer_peak_offset = 1008;
-constexpr i32 normalizer_mass_offset = 1344;
-constexpr i32 chosen_offset = 1680;
-constexpr i32 logits_offset = 2016;
+constexpr i32 place_values_offset = 64512;  // in shared memory, in bytes
+constexpr i32 place_indices_offset = 64848;
+constexpr i32 normalizer_peak_offset = 65520;
+constexpr i32 normalizer_mass_offset = 65856;
+constexpr i32 chosen_offset = 66192;
+constexpr i32 logits_offset = 0;
 constexpr i32 arrived_offset = 66528;
 
 // Index of this warp within the row.
