@@ -168,9 +168,9 @@ def test_a_record_of_other_kernels_is_stale(tmp_path: Path) -> None:
     (path,) = store([row()], tmp_path, WHERE)
     cases = read(path)["bf16"].cases
     digest = cases["canonical"].sources[0]
-    of_same_text = [name for name, case in cases.items() if digest in case.sources]
+    names = [name for name, case in cases.items() if digest in case.sources]
     _changed(path, digest, "0" * 32)
-    assert problems(GELU, HOPPER, tmp_path) == [f"sm_90a gelu bf16: the case {name!r} launches other kernels" for name in of_same_text]
+    assert problems(GELU, HOPPER, tmp_path) == [f"sm_90a gelu bf16: the case {name!r} launches other kernels" for name in names]
 
 
 def test_a_record_of_kernels_that_were_launched_otherwise_is_stale(tmp_path: Path) -> None:
