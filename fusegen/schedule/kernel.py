@@ -61,8 +61,8 @@ def arrange_shared_arrays(
     aligned = [-(-size // _ALIGNMENT) * _ALIGNMENT for group in groups for size in group]
     offsets = tuple(accumulate((0, *aligned, *barriers)))
     ends = tuple(accumulate(map(len, groups)))
-    first, second, third, fourth = (offsets[end - len(group) : end] for end, group in zip(ends, groups, strict=True))
-    return SharedArrays(second, third, fourth, first, offsets[ends[-1] : -1], offsets[-1])
+    of_staged, of_scratch, of_ordered, of_sums = (offsets[end - len(group) : end] for end, group in zip(ends, groups, strict=True))
+    return SharedArrays(of_scratch, of_ordered, of_sums, of_staged, offsets[ends[-1] : -1], offsets[-1])
 
 
 @dataclass(frozen=True)
