@@ -53,10 +53,11 @@ def table_of_all() -> str:
     parts = [
         "# All fusions",
         "The prebuilt fusions: torch eager → fusegen. Launches and bytes are those of one call at canonical sizes in bfloat16 for"
-        f" `{TARGET}`, as `fusegen explain NAME --target {TARGET}` counts them. Torch eager runs the declaration; its figures are a"
-        " lower bound. *Speed-up* compares with the fastest other implementation in the stored runs, of calls and training steps,"
-        " from the worst case to the best; below 1 is a loss. Each name leads to its section, with a picture, all times and the"
-        " texts. [The catalogue](catalogue.md) has examples, [Measured](measured.md) all stored cases.",
+        f" `{TARGET}`, as `fusegen explain NAME --target {TARGET}` counts them; a loop over blocks is one launch. Torch eager runs"
+        " the declaration; its figures are a lower bound. *Speed-up* compares with the fastest other implementation, in calls and"
+        " training steps, from the worst case to the best; below 1 is a loss. The cases are those of the newest stored run of each"
+        " GPU that has the variant. Each name leads to its section, with a picture, all times and the texts."
+        " [The catalogue](catalogue.md) has examples, [Measured](measured.md) all stored cases.",
         _raw("<style>td, th { white-space: nowrap } table { font-size: 0.85em }</style>"),
         _table(titles, rows),
     ]

@@ -32,7 +32,7 @@ from tests.unit import bench_records, compatibility
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
+DOCUMENTS = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
 
 _LONG = ("docs/trainers.md",)  # it trains by three libraries; test_trainers.py has the same steps for the gate
 _MOST_LINES = 150  # of the README
@@ -238,16 +238,20 @@ def test_pictures_load_nothing() -> None:
         assert not _OUTSIDE.findall(text), path.name
 
 
-def test_the_commands_of_the_tasks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "count"), [("docs/tasks.md", 5), ("docs/start.md", 1)])
+def test_the_commands_of_a_page_run(
+    name: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On the file that the page begins with."""
-    text = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     source = re.search(_PYTHON, text, re.MULTILINE | re.DOTALL)
     assert source
     (tmp_path / "mine.py").write_text(source["code"], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    blocks = re.findall(rf"^<!-- run by tests/unit/{Path(__file__).name} -->\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
     codes = {line: main(shlex.split(line)[1:]) for line in lines}
-    assert set(codes.values()) == {0} and len(codes) == 5, (codes, capsys.readouterr().err)
+    assert set(codes.values()) == {0} and len(codes) == count, (codes, capsys.readouterr().err)
 
 
 # Places that documents name.

@@ -2,11 +2,13 @@
 
 `test_docs.py` runs blocks of ``python`` and makes the output that is shown. The blocks of a section in another language run here,
 in order and in one folder that has the files they name. ``<!-- run by FILE -->`` above a block names the file that
-runs it, and ``<!-- not run: REASON -->`` gives the reason why nothing does.
+runs it, and ``<!-- not run: REASON -->`` gives the reason why nothing does. A parser of Markdown finds all blocks: one
+that this file's pattern misses fails.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import runpy
@@ -22,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from markdown_it import MarkdownIt
 from torch import nn
 
 from fusegen.cli.main import main
@@ -30,7 +33,7 @@ from tests.unit.test_docs import DOCUMENTS, ROOT
 _FENCE = re.compile(r"^(?P<mark> *<!--[^\n]*-->)?\n(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
 _RUN_BY = re.compile(r"run by (tests/unit/\w+\.py|\.ci/run)")
 _NOT_RUN = re.compile(r"not run: (\w.*)")
-_IN_OTHER_TESTS = ("shown", "into", "then runs")  # comments of test_docs.py and test_adding.py
+_IN_OTHER_TESTS = re.compile(r"<!-- (shown( \w+)?: |into \S+ (before|after): |then runs -->)")  # test_docs.py and test_adding.py
 
 _HEAD = """
 from typing import Annotated
@@ -107,7 +110,7 @@ class Block:
 
     @property
     def is_elsewhere(self) -> bool:
-        return bool(_RUN_BY.search(self.mark) or _NOT_RUN.search(self.mark)) or any(word in self.mark for word in _IN_OTHER_TESTS)
+        return bool(_RUN_BY.search(self.mark) or _NOT_RUN.search(self.mark)) or bool(_IN_OTHER_TESTS.search(self.mark))
 
 
 def blocks(name: str) -> list[Block]:
@@ -189,15 +192,31 @@ def command(line: str) -> None:
         assert done.returncode == 0, line + done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", [*DOCUMENTS, "CONTRIBUTING.md"])
 def test_every_block_runs_or_says_why_not(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    count = len(re.findall(r"^ *```", text, re.MULTILINE)) // 2 - len(re.findall(r"^```python$", text, re.MULTILINE))
-    found = blocks(name)
-    assert count == len(found), f"{name} has {count} blocks, of which {len(found)} are recognized"
-    for block in found:
+    parsed = [token for token in MarkdownIt().parse(text) if token.type in ("fence", "code_block")]
+    codes = [textwrap.dedent(fence["code"]) for fence in _FENCE.finditer(text)]
+    for token, code in itertools.zip_longest(parsed, codes):
+        where = f"{name}:{token.map[0] + 1}" if token and token.map else name
+        assert token and textwrap.dedent(token.content) == code, f"{where}: write the block between lines of three backticks"
+    assert not re.search("<(pre|code)", text), f"{name} has code in HTML, which nothing runs"
+    for block in blocks(name):
         where = f"{name}:{block.line}"
         runs = block.language in ("sh", "console", "toml", "py")
         assert runs or block.is_elsewhere, f"{where} is not run; add a line above it: <!-- not run: REASON -->"
         if by := _RUN_BY.search(block.mark):
             assert Path(name).name in (ROOT / by[1]).read_text(encoding="utf-8"), f"{where}: {by[1]} does not name the document"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_everything_shown_has_an_end(name: str) -> None:
+    """Otherwise nothing compares it with what comes out."""
+    marks = re.findall(r"^ *<!-- (shown|end)\b", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    assert marks == ["shown", "end"] * (len(marks) // 2)
+
+
+def test_docstrings_have_no_blocks_of_code() -> None:
+    """The site shows docstrings, and nothing would run the code in them."""
+    code = re.compile(r"^\s*(>>> |```)|::$", re.MULTILINE)
+    assert not [str(path) for path in (ROOT / "fusegen").rglob("*.py") if code.search(path.read_text(encoding="utf-8"))]

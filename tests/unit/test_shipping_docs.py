@@ -115,6 +115,8 @@ def test_the_cpp_program_calls_the_operator(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "mine.py").write_text(block("A folder of kernels", "py"))
     build(tmp_path, "Operators that run without fusegen", monkeypatch)
     assert not [path for path, content in files(tmp_path / "built").items() if str(Path(torch.__file__).parent).encode() in content]
+    inputs = "import torch; x, bias = torch.ones(8, 4096, requires_grad=True), torch.ones(4096)"
+    run(sys.executable, "-c", f"{inputs}\n{block('Operators that run without fusegen', 'py')}")  # in the build's folder
     (tmp_path / "main.cpp").write_text(block("A C++ program", "cpp"))
     (tmp_path / "CMakeLists.txt").write_text(block("A C++ program", "cmake"))
     cmake(tmp_path, tmp_path / "program", torch.utils.cmake_prefix_path)
