@@ -60,7 +60,6 @@ NAVIGATION = {
         "docs/memory.md",
         "docs/profiling.md",
         "docs/promises.md",
-        "docs/architecture.md",
     ),
     "Use": (
         "docs/modules.md",
@@ -75,7 +74,13 @@ NAVIGATION = {
     "Ship": ("docs/shipping.md", "docs/clusters.md", "docs/security.md"),
     "Measured": ("measured", "docs/benchmarks.md"),
     "Reference": ("api", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
-    "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
+    "Contribute": (
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/adding-an-operation.md",
+        "docs/adding-a-spec.md",
+        "docs/adding-a-family.md",
+    ),
 }
 """The pages of each section: files of the repository, and names of generated pages."""
 
@@ -93,6 +98,7 @@ SETTINGS: dict[str, Any] = {
     "html_static_path": [str(ROOT / "docs" / "site.css")],
     "html_css_files": ["site.css"],
     "html_show_sphinx": False,
+    "html_search_scorer": str(ROOT / "docs" / "search.js"),
     "html_show_search_summary": False,  # it fetches pages, which a browser refuses for files
     "myst_heading_anchors": 4,
     "myst_enable_extensions": {"alert"},
