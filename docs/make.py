@@ -41,7 +41,7 @@ from fusegen.errors import TraceError
 from fusegen.families.roofline import PEAKS
 from fusegen.ir.infer import Operand, result_dtype
 from fusegen.ir.ops import DtypeRule, Family, Op
-from fusegen.specs import FAMILIES
+from fusegen.specs import FAMILIES, find, is_prebuilt
 from fusegen.trace.registry import CREATORS, HANDLERS, name_of
 
 NAVIGATION = {
@@ -60,7 +60,6 @@ NAVIGATION = {
         "docs/memory.md",
         "docs/profiling.md",
         "docs/promises.md",
-        "docs/architecture.md",
     ),
     "Use": (
         "docs/modules.md",
@@ -75,7 +74,13 @@ NAVIGATION = {
     "Ship": ("docs/shipping.md", "docs/clusters.md", "docs/security.md"),
     "Measured": ("measured", "docs/benchmarks.md"),
     "Reference": ("api", "docs/command-line.md", "options", "docs/glossary.md", "CHANGELOG.md"),
-    "Contribute": ("CONTRIBUTING.md", "docs/adding-an-operation.md", "docs/adding-a-spec.md", "docs/adding-a-family.md"),
+    "Contribute": (
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/adding-an-operation.md",
+        "docs/adding-a-spec.md",
+        "docs/adding-a-family.md",
+    ),
 }
 """The pages of each section: files of the repository, and names of generated pages."""
 
@@ -93,6 +98,7 @@ SETTINGS: dict[str, Any] = {
     "html_static_path": [str(ROOT / "docs" / "site.css")],
     "html_css_files": ["site.css"],
     "html_show_sphinx": False,
+    "html_search_scorer": str(ROOT / "docs" / "search.js"),
     "html_show_search_summary": False,  # it fetches pages, which a browser refuses for files
     "myst_heading_anchors": 4,
     "myst_enable_extensions": {"alert"},
@@ -338,10 +344,9 @@ def _result(op: Op, dtype: DType) -> str:
 # Measurements.
 
 COLUMNS = (
-    "case", "speed-up", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "TB/s", "TFLOP/s", "FLOP/byte", "group", "GPU",
-    "date", "fusegen", "commit",
+    "case", "speed-up", "shape", "dtype", "fusegen µs", "fastest peer", "its µs", "TB/s", "TFLOP/s", "FLOP/byte", "family", "group",
+    "GPU", "date", "fusegen", "commit",
 )  # fmt: skip
-"""The page shows the columns up to the date; CSV and JSON have all."""
 
 PLOTS = ROOT / "docs" / "measured.html"
 """The script of the table and the plots. In it, COLUMNS, ROWS and PEAKS stand for JSON."""
@@ -361,6 +366,7 @@ def measured() -> str:
         " loss. A run measures the kernels of its *date*; newer ones may take other times."
         " [Benchmarks](benchmarks.md) has the method, and host times. The filters apply to the plots and the table.",
         '<p class="choices"></p>',
+        '<p><output class="count"></output></p>',
         "## Speed-up",
         "A mark for each shape and dtype of a case that another implementation computes too; losses are triangles. A pointer or the"
         " arrow keys show its figures.",
@@ -371,9 +377,8 @@ def measured() -> str:
         " their TB/s.",
         '<div class="plot roofline"></div>',
         "## All cases",
-        "A click on a column's title sorts. `fusegen bench CASE --group GROUP` measures a case on your GPU; the tip of each row has"
-        " its command, and the version and commit of its run.",
-        '<p><output class="count"></output> · all as <a href="measured.csv">CSV</a>, <a href="measured.json">JSON</a></p>',
+        "A click on a column's title sorts, a second one reverses. `fusegen bench CASE --group GROUP` measures a case on your GPU.",
+        '<p>All as <a href="measured.csv">CSV</a>, <a href="measured.json">JSON</a></p>',
         '<div class="measured" tabindex="0"><table></table></div>',
         f"```{{raw}} html\n{script}```",
         "## Runs",
@@ -401,7 +406,8 @@ def _figures(run: Environment, row: TimedCase) -> tuple[str | float | None, ...]
     speedup = None if found.speedup is None else round(found.speedup, 2)
     rates = (round(amount / found.ours / 1e6, 2) if found.ours and amount else None for amount in (row.bytes, row.flops))
     intensity = round(row.flops / row.bytes) if row.flops and row.bytes else None
-    case = row.case, speedup, row.shape, row.dtype, ours, found.peer or None, theirs, *rates, intensity, row.group
+    family = find(row.case.partition(":")[0]).family if is_prebuilt(row.case) else None
+    case = row.case, speedup, row.shape, row.dtype, ours, found.peer or None, theirs, *rates, intensity, family, row.group
     return *case, run.device, run.date[:10], run.fusegen, run.short_commit
 
 

@@ -53,14 +53,20 @@ def comparisons(stages: Stages, units: Sequence[Unit]) -> list[Comparison]:
     """Returns the work of the whole call, and of each step if there are several.
 
     An operation of torch counts for the step that computes its source line; of several such steps, for one that multiplies matrices
-    if the operation does, else for another one.
+    if the operation does, else for another one. If a line runs several times, as that of a norm that two layers call, its steps
+    count in turn.
     """
     eager, steps = stages.eager(), [unit for unit in units if not unit.is_inner]
     families = {unit.number: _families(unit) for unit in steps}
-    owned: dict[int, list[OperationCost]] = {}
+    runs: dict[tuple[object, str], list[OperationCost]] = {}
     for cost in eager.costs if eager else ():
-        if owners := _owners(cost, families):
-            owned.setdefault(owners[-1], []).append(cost)
+        runs.setdefault((cost.place, cost.name), []).append(cost)
+    owned: dict[int, list[OperationCost]] = {}
+    for same in runs.values():
+        owners = _owners(same[0], families)
+        for turn, cost in enumerate(same if owners else ()):
+            owner = owners[turn * len(owners) // len(same)] if len(same) >= len(owners) else owners[-1]
+            owned.setdefault(owner, []).append(cost)
     rows = [
         Comparison(unit, unit.name, _fused(unit, stages.sizes), _eager(owned.get(unit.number, ())) if eager else None)
         for unit in steps

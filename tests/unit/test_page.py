@@ -246,6 +246,16 @@ def test_traffic_is_that_of_explain_beside_eager() -> None:
     assert [bar.rpartition(" · ")[2] for bar in bars if bar.startswith("eager")] == ["6 launches", "2 launches", "4 launches"]
 
 
+def test_each_step_of_a_line_that_runs_twice_has_its_own_operations_of_eager() -> None:
+    def twice(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
+        return norm(norm(x, gain) @ weight, gain)
+
+    text = Page(lowered(twice, meta(64, 512), meta(512), meta(512, 512)).html())
+    bars = [e.text for e in text.elements if "bar" in e.attributes.get("class", "").split()]
+    launches = [bar.rpartition(" · ")[2] for bar in bars if bar.startswith("eager")]
+    assert launches == ["17 launches", "8 launches", "1 launch", "8 launches"]
+
+
 def test_a_page_without_eager_says_so() -> None:
     low = fg.kernel(gated).backward.lower(*CASES[gated], target="sm_90a")
     assert "Those of torch eager are unknown" in low.html()

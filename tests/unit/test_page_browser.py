@@ -74,6 +74,8 @@ def test_the_pages_are_legible(browser: webdriver.Chrome, address: str, model_ad
         assert browser.execute_script("return document.scrollingElement.scrollWidth <= window.innerWidth")
         faint = [text for text in shown_texts(browser) if text.contrast < LEAST_CONTRAST or text.size < LEAST_PIXELS]
         assert faint == []
+        # a font that no style defines would be the browser's own, with serifs
+        assert "sans-serif" in browser.execute_script("return getComputedStyle(document.body).fontFamily")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 from selenium import webdriver
@@ -75,6 +76,26 @@ def test_plots_have_the_cases_that_the_filters_leave(browser: webdriver.Chrome, 
     assert marks(".roofline .mark") == sum("swiglu" in row["case"] for row in rows if row["TFLOP/s"])
 
 
+def test_the_table_sorts_by_key_and_filters_by_text_of_any_case(browser: webdriver.Chrome, site: Path) -> None:
+    open_page(browser, (site / "measured.html").as_uri(), DESK)
+
+    def column(number: int) -> list[str]:
+        cells = f"[...document.querySelectorAll('.measured tbody tr')].map(row => row.cells[{number}].textContent)"
+        return list(browser.execute_script(f"return {cells}"))
+
+    titles = browser.find_elements("css selector", ".measured th button")
+    shape, peer = (next(i for i, title in enumerate(titles) if title.text == name) for name in ("shape", "fastest peer"))
+    titles[shape].send_keys(Keys.ENTER)
+    rows = [int(each.partition("x")[0]) for each in column(shape)]
+    assert rows == sorted(rows) and browser.switch_to.active_element == titles[shape]
+    for key in (Keys.ENTER, Keys.SPACE):  # ascending, then descending
+        titles[peer].send_keys(key)
+        known = [each != "–" for each in column(peer)]
+        assert known == sorted(known, reverse=True) and len(set(known)) == 2
+    browser.find_element("css selector", ".choices input").send_keys("SwiGLU")
+    assert column(0) and all("swiglu" in each for each in column(0))
+
+
 @pytest.mark.parametrize("name", ["speedups", "roofline"])
 def test_keys_read_the_marks_of_a_plot(browser: webdriver.Chrome, site: Path, name: str) -> None:
     open_page(browser, (site / "measured.html").as_uri(), PHONE)
@@ -89,11 +110,22 @@ def test_keys_read_the_marks_of_a_plot(browser: webdriver.Chrome, site: Path, na
     assert not tip.is_displayed()
 
 
-def test_the_search_finds_a_word(browser: webdriver.Chrome, site: Path) -> None:
-    open_page(browser, (site / "search.html").as_uri() + "?q=checkpointing", DESK)
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("checkpointing", "training.html#checkpointing"),  # the title of a section
+        ("attention", "attention.html"),  # the title of a page, and of a section in others
+        ("layer norm", "normalization.html#layer-norm"),
+        ("dynamic shapes", "patching.html"),  # in no title of a user's page, in some of contributors
+    ],
+)
+def test_the_search_shows_pages_of_users_with_the_words_in_a_title_first(
+    browser: webdriver.Chrome, site: Path, query: str, first: str
+) -> None:
+    open_page(browser, (site / "search.html").as_uri() + f"?q={quote_plus(query)}", DESK)
     end = time.monotonic() + _LONGEST_SEARCH
     found: list[str] = []
     while not found and time.monotonic() < end:
         found = browser.execute_script("return [...document.querySelectorAll('#search-results li a')].map(a => a.href)")
-    assert any("/training.html" in link for link in found)
+    assert found and Path(found[0]).name == first
     assert browser.get_log("browser") == []
