@@ -66,7 +66,7 @@ class Source:
     @property
     def kernel_text(self) -> str:
         """Math and pipeline, without the shared primitives."""
-        return f"{self.math}\n{self.pipeline}"
+        return f"{self.math}\n{self.pipeline}" if self.math else self.pipeline
 
     @property
     def digest(self) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
+from fusegen.ir.reductions import ABOVE_ALL_KEYS
 from fusegen.schedule.math import Approximations, MathFunction, MathParameter
 from fusegen.schedule.names import identifier
 from fusegen.schedule.terms import FusedOp, Leaf, Term, noun
@@ -447,6 +448,8 @@ class Language:
         if dtype in (DType.INT64, DType.INT32):
             suffix = "LL" if dtype is DType.INT64 else ""
             number = int(text == "True") if text in ("True", "False") else int(text)
+            if number == ABOVE_ALL_KEYS:
+                return Text("above_all_keys()")
             if number == -(2**63):  # C++ parses the sign separately, and the positive number does not fit
                 return Text(f"(-{2**63 - 1}LL - 1)")
             return _signed(f"{_digits(number)}{suffix}")

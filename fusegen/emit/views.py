@@ -11,6 +11,7 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.emit.environment import c_text, condition_text
 from fusegen.ir.index_map import Bounds
+from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS, TRUTH
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.program.names import ascii_name
@@ -438,12 +439,14 @@ class ReductionView:
         components: variables and their types.
         pivot_sums: the state as sums about a pivot, or None.
         symmetric: False if two lanes that exchange states end with states that differ in rounding.
+        zero: the literal with which a sum of floats begins, which needs no functions; else empty.
     """
 
     kind: str
     components: tuple[tuple[str, str], ...]
     pivot_sums: PivotSumsView | None
     symmetric: bool
+    zero: str = ""
 
     @property
     def single(self) -> bool:
@@ -463,10 +466,15 @@ class ReductionView:
         """Applies a pattern to each component's variable."""
         return [pattern.format(name) for name, _ in self.components]
 
+    @property
+    def identity(self) -> str:
+        """The value of a state of one component without elements."""
+        return self.zero or f"{self.kind}_identity()"
+
     def start(self, into: str = "{}") -> str:
         """Prints the statement that initializes the state; `into` is the pattern of its variables."""
-        targets, function = self.of(into), f"{self.kind}_identity"
-        return f"{targets[0]} = {function}();" if self.single else f"{function}({', '.join(targets)});"
+        targets = self.of(into)
+        return f"{targets[0]} = {self.identity};" if self.single else f"{self.kind}_identity({', '.join(targets)});"
 
     def combined(self, other: str | Sequence[str], into: str = "{}", base: str | None = None) -> str:
         """Prints the statement that combines two states and stores the result in ``into``.
@@ -474,7 +482,10 @@ class ReductionView:
         The first state is ``base``, or ``into`` itself. The second one is ``other``: a pattern, or one expression per component.
         """
         targets, function = self.of(into), f"{self.kind}_combine"
-        operands = ", ".join([*self.of(base or into), *(self.of(other) if isinstance(other, str) else other)])
+        first, second = self.of(base or into), self.of(other) if isinstance(other, str) else other
+        if self.zero:
+            return f"{targets[0]} += {second[0]};" if first == targets else f"{targets[0]} = {first[0]} + {second[0]};"
+        operands = ", ".join([*first, *second])
         return f"{targets[0]} = {function}({operands});" if self.single else f"{function}({operands}, {', '.join(targets)});"
 
 
@@ -495,7 +506,7 @@ def _named(reduction: Reduction, names: Sequence[str]) -> ReductionView:
         rest = tuple(name for component, name in of.items() if component != rule.count)
         pivot_sums = PivotSumsView(kind, types[0], of[rule.pivot], of[rule.count], rest, tuple(names), rule.sums)
     symmetric = rule is not None or REDUCTIONS[reduction.op].symmetric
-    return ReductionView(kind, tuple(zip(names, types, strict=True)), pivot_sums, symmetric)
+    return ReductionView(kind, tuple(zip(names, types, strict=True)), pivot_sums, symmetric, _zero(reduction))
 
 
 def _variables(reduction: Reduction) -> list[str]:
@@ -509,10 +520,16 @@ def reduction_functions(reductions: Iterable[Reduction]) -> list[MathFunction]:
 
 
 def _functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
+    if _zero(reduction):
+        return ()
     identity = identity_function(f"{kind}_identity", reduction.op, reduction.dtype)
     if reduction.pivot_sums is not None:
         return identity, *pivot_sum_functions(kind, reduction)
     return identity, combine_function(f"{kind}_combine", reduction.op, reduction.dtype, fast=reduction.fast)
+
+
+def _zero(reduction: Reduction) -> str:
+    return {DType.FLOAT32: "0.0f", DType.FLOAT64: "0.0"}.get(reduction.dtype, "") if reduction.op is Op.SUM else ""
 
 
 def _stem(reduction: Reduction) -> str:

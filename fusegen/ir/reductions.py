@@ -128,6 +128,9 @@ class Monoid:
 SHORT_ROW = 4096
 """The row length up to which a kernel computes top-k for a small k by repeated reductions."""
 
+ABOVE_ALL_KEYS = 0x7F800002 << 32
+"""Greater than all values of `Op.SORT_KEY`, and exact in float64."""
+
 _ZERO, _ONE = ("0.0", "0"), ("1.0", "1")
 _LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
 

@@ -92,6 +92,9 @@ class _Hoist:
         if user_name.isidentifier() and user_name not in self.hoisted.values():
             return user_name
         name = dict(node.attrs).get("name") if node.op is not Op.SCALAR else None
+        operand = self.graph.nodes[node.args[0]] if node.op is Op.NEG else node
+        if node.op is Op.NEG and operand.op is Op.SCALAR and str(operand.attr("name")).isidentifier():
+            name = f"minus_{operand.attr('name')}"
         numbered = (f"{name or 'scalar'}_{number}" for number in count(1))
         free = next(n for n in chain([str(name)] if name else [], numbered) if _folded(n) not in self.used_names)
         self.used_names.add(_folded(free))

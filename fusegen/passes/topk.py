@@ -13,7 +13,7 @@ from functools import reduce
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.reductions import SHORT_ROW, operation_of
+from fusegen.ir.reductions import ABOVE_ALL_KEYS, SHORT_ROW, operation_of
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
 
@@ -31,8 +31,6 @@ _HIGH = -(1 << 32)
 """The value bits of a key. Inverting them reverses the order of values, but not of indices."""
 
 _LOW = (1 << 32) - 1
-_ABOVE = 0x7F800002 << 32
-"""Greater than all keys, and exact in float64."""
 
 _EXTREMES = (Op.MAX, Op.MIN)
 
@@ -68,7 +66,7 @@ def topk_as_reductions(x: Value) -> Value | None:
     keys = _keys(rows, descending=descending)
     keys_found: list[Value] = []
     for _ in range(count):
-        remaining = keys if not keys_found else (keys > keys_found[-1]).where(keys, _ABOVE)
+        remaining = keys if not keys_found else (keys > keys_found[-1]).where(keys, ABOVE_ALL_KEYS)
         keys_found.append(remaining.reduce(Op.AMIN, (len(x.node.shape) - 1,)))
     first = keys_found[0] if count == 1 else keys_found[0].apply(Op.CONCAT, *keys_found[1:], dim=len(x.node.shape) - 1)
     return _index(first) if x.node.attr("result") else _value(first, x.dtype, descending=descending)

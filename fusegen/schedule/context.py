@@ -70,7 +70,7 @@ class Context:
     bodies: Bodies = field(default_factory=dict)
     candidates: tuple[Plan, ...] = field(init=False, default=())
     names: Namer = field(init=False)
-    _named: set[int] = field(init=False, default_factory=set)  # buffers that a read is named after
+    _named: dict[int, Index] = field(init=False, default_factory=dict)  # the offset of the read that is named after a buffer
 
     def __post_init__(self) -> None:
         scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
@@ -155,8 +155,10 @@ class Context:
             name = f"{name}_{number}"  # an element of several, at a fixed place
         elif read.buffer in self._named:
             is_indexed = sympy.sympify(read.offset).has(LoadedIndex, CheckedIndex)
-            name = f"{name}_at_index" if is_indexed else f"{name}_other"  # e.g. the other half of a row
-        self._named.add(read.buffer)
+            is_neighbor = literal(sympy.sympify(read.offset) - self._named[read.buffer]) == 1
+            relation = "at_index" if is_indexed else "neighbor" if is_neighbor else "other"  # e.g. the other half of a row
+            name = f"{name}_{relation}"
+        self._named.setdefault(read.buffer, read.offset)
         return self.names.take(name)
 
     def traffic(self, besides: Collection[int] = ()) -> Traffic:

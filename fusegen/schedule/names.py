@@ -45,11 +45,11 @@ _PIPELINES = """
 """Names that pipelines use."""
 
 _PRIMITIVES = """
-    and_or argument bit_cast block_count block_id block_sync byte_to_float bytes_to_bf16x2 ceil_f32 ceil_f64 checked_index
-    checked_index_by_trap choose cluster_arrive cluster_load cluster_push cluster_rank cluster_size cluster_sync cluster_wait
-    copy_async copy_async_commit copy_async_some copy_async_wait cos_f32 cos_f64 cos_reduced counter_advance counter_leave
-    counter_wait cvt_bf16x2 cvt_f16x2 cvt_f16x4_f8e4m3 cvt_f16x4_f8e5m2 cvt_f16x4_i8 double_bits double_from_bits each_chunk
-    erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_below exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64 expm1_reduced
+    above_all_keys and_or argument bit_cast block_count block_id block_sync byte_to_float bytes_to_bf16x2 ceil_f32 ceil_f64
+    checked_index checked_index_by_trap choose cluster_arrive cluster_load cluster_push cluster_rank cluster_size cluster_sync
+    cluster_wait copy_async copy_async_commit copy_async_some copy_async_wait cos_f32 cos_f64 cos_reduced counter_advance
+    counter_leave counter_wait cvt_bf16x2 cvt_f16x2 cvt_f16x4_f8e4m3 cvt_f16x4_f8e5m2 cvt_f16x4_i8 double_bits double_from_bits
+    each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_below exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64 expm1_reduced
     f8e4m3_to_float f8e5m2_to_float fast_cos fast_divide fast_exp fast_exp2 fast_expm1 fast_log fast_log1p fast_log2
     fast_one_plus_erf fast_reciprocal fast_rsqrt fast_sin fast_sqrt fast_tanh fence_proxy_async float_bits float_from_bits
     float_to_bfloat float_to_f8e4m3 float_to_f8e5m2 float_to_half floor_divide floor_f32 floor_f64 half_to_float infinity

@@ -95,6 +95,8 @@ def noun(terms: Sequence[Term], position: int) -> str:
             operand = terms[operand.args[0]]
         source = str(operand.payload) if operand.op is Leaf.SCALAR and operand.payload else "as"
         return "is_nonzero" if term.payload is DType.BOOL else f"{source}_{term.payload.short}"
+    if term.op in (Op.MAXIMUM, Op.MINIMUM) and any(terms[a].op in (Leaf.CONSTANT, Leaf.SCALAR) for a in term.args):
+        return "clamped"
     return NOUNS.get(term.op) or f"{term.op.row.name}_value"  # functions have the names of operations
 
 

@@ -121,7 +121,7 @@ def test_no_function_gives_what_it_is_given() -> None:
         with case(name):
             for source in sources(name):
                 functions = re.findall(r" \w+\(([^)]*)\) \{\n(.*?)\n\}", source.math, re.DOTALL)
-                assert functions
+                assert functions or not source.math
                 for parameters, body in functions:
                     given = {p.split()[-1] for p in parameters.split(",") if p and "&" not in p}
                     assert given.isdisjoint(re.findall(r"^    (?:return|\w+ =) (\w+);", body, re.MULTILINE))
@@ -188,7 +188,7 @@ def test_a_value_of_a_line_whose_last_is_of_another_kernel() -> None:
     arguments = (torch.empty(s, device="meta", dtype=torch.bfloat16) for s in ((512, 256), (1, 256)))
     low = fg.kernel(space["f"]).lower(*arguments, target="sm_90a")
     (name,) = re.findall(r"const float (\w+) = (\w+)_of_f_0", low.sources[0].pipeline)
-    assert name == ("larger", "larger")
+    assert name == ("clamped", "clamped")
 
 
 class Exponential(torch.nn.Module):

@@ -270,10 +270,12 @@ def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointe
 
 
 def _map_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """Returns the additional template variables of warpgroups: the names of all tensor maps, and of their tensors."""
+    """Returns the additional template variables of warpgroups: the names of all tensor maps, and of their tensors; True if the
+    buffers of chunks take turns across the slabs of a tile, as a result has an odd number of chunks of 128 bytes a row."""
     maps = [m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map))]
     maps = ["a_map", *maps, *(m for pair in _pairs(launch.kernel, body)[1:] for m in pair.maps)]
-    return {"all_maps": list(zip(maps, body.mapped, strict=True))}
+    chunks = [-(-body.plan.tile_n * r.registers // 64) for v in views for r in v.results if r.map]
+    return {"all_maps": list(zip(maps, body.mapped, strict=True)), "carries_buffer": any(count % 2 for count in chunks)}
 
 
 def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
