@@ -179,7 +179,7 @@ class _Writer:
         self.language = language
         self.names = {position: name for position, name in function.leaves}
         self.variables = dict(function.variables)
-        self.uses = Counter(a for term in function.terms for a in set(term.args))
+        self.uses = Counter(a for term in function.terms for a in term.args)
         for result in function.results:
             self.uses[result.term] += 1
         self.lines: list[_Line] = []
