@@ -262,9 +262,8 @@ class _Writer:
             return text
         is_unnamed_cast = term.op is Op.CAST and position not in self.named
         if is_unnamed_cast and isinstance(term.payload, DType) and term.payload in _AT_MOST_32_BITS:
-            text = Text(self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload))
-            if term.payload is DType.INT32:
-                return text
+            # C++ compares and converts shorter integers as int.
+            return Text(self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload))
         return Text(f"static_cast<i32>({text.text})")
 
     def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
