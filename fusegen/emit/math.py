@@ -401,7 +401,10 @@ COMMON: dict[Op, Spelling] = {
     Op.LEFT_SHIFT: function("shift_left", 2),
     Op.RIGHT_SHIFT: function("shift_right", 2),
     Op.SORT_KEY: function("sort_key", 2),
+    Op.DESCENDING_KEY: function("descending_key", 2),
     Op.SORTED_VALUE: function("sorted_value"),
+    Op.DESCENDING_VALUE: function("descending_value"),
+    Op.KEY_INDEX: function("key_index"),
 }
 """Spellings that all languages share, for every type."""
 
