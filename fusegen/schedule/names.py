@@ -33,7 +33,7 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    AHEAD BLOCK CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
+    AHEAD BLOCK at CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
     SLOTS SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
     column_outer copied count counter counters end exists failed fetch first_column first_left first_row group groups inside
     is_first is_half last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count
