@@ -239,6 +239,8 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
     word = (TRUTH if reduced.dtype is DType.BOOL else NOUNS).get(graph.nodes[node].op, graph.nodes[node].op.row.name)
     source = graph.nodes[reduced.args[1]] if reduced.op is Op.WHERE else reduced
+    if word == "largest" and reduced.op is Op.ABS:
+        word = "amax"
     if source.op in (Op.SORT_KEY, Op.DESCENDING_KEY):
         word = f"{word}_key"
     if word == "total":
