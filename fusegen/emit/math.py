@@ -179,7 +179,7 @@ class _Writer:
         self.language = language
         self.names = {position: name for position, name in function.leaves}
         self.variables = dict(function.variables)
-        self.uses = Counter(a for term in function.terms for a in set(term.args))
+        self.uses = Counter(a for term in function.terms for a in term.args)
         for result in function.results:
             self.uses[result.term] += 1
         self.lines: list[_Line] = []
@@ -262,9 +262,8 @@ class _Writer:
             return text
         is_unnamed_cast = term.op is Op.CAST and position not in self.named
         if is_unnamed_cast and isinstance(term.payload, DType) and term.payload in _AT_MOST_32_BITS:
-            text = Text(self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload))
-            if term.payload is DType.INT32:
-                return text
+            # C++ compares and converts shorter integers as int.
+            return Text(self.language.wrapped(self.texts[term.args[0]], self._operand_dtype(term), term.payload))
         return Text(f"static_cast<i32>({text.text})")
 
     def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
@@ -402,7 +401,10 @@ COMMON: dict[Op, Spelling] = {
     Op.LEFT_SHIFT: function("shift_left", 2),
     Op.RIGHT_SHIFT: function("shift_right", 2),
     Op.SORT_KEY: function("sort_key", 2),
+    Op.DESCENDING_KEY: function("descending_key", 2),
     Op.SORTED_VALUE: function("sorted_value"),
+    Op.DESCENDING_VALUE: function("descending_value"),
+    Op.KEY_INDEX: function("key_index"),
 }
 """Spellings that all languages share, for every type."""
 

@@ -81,7 +81,7 @@ def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DTy
         return [DType.BOOL] * len(operands)
     if op.row.result is DtypeRule.BOOL:
         return [operand_dtype(op, operands).compute] * len(operands)
-    if op in (Op.SORT_KEY, Op.SORTED_VALUE):
+    if op in (Op.SORT_KEY, Op.DESCENDING_KEY, Op.SORTED_VALUE, Op.DESCENDING_VALUE, Op.KEY_INDEX):
         return [o.dtype.compute for o in operands]
     return [dtype.compute] * len(operands)
 

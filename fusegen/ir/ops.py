@@ -163,10 +163,13 @@ class Op(Enum):
     LEFT_SHIFT = OpRow("bitwise_left_shift", Family.POINTWISE, 2, DtypeRule.PROMOTE)
     RIGHT_SHIFT = OpRow("bitwise_right_shift", Family.POINTWISE, 2, DtypeRule.PROMOTE)
     WHERE = OpRow("where", Family.POINTWISE, 3, DtypeRule.PROMOTE)
-    # (x, index): an integer key that orders float32 numbers (NaN greatest, -0 as 0), ties by an index below 2^31; SORTED_VALUE
-    # recovers x.
+    # (x, index): an integer key that orders float32 numbers (NaN greatest, -0 as 0), ties by an index below 2^31. DESCENDING_KEY
+    # reverses the order of values, but not of indices. The values and the index are recovered from keys.
     SORT_KEY = OpRow("sort_key", Family.POINTWISE, 2, DtypeRule.EXPLICIT)
+    DESCENDING_KEY = OpRow("descending_key", Family.POINTWISE, 2, DtypeRule.EXPLICIT)
     SORTED_VALUE = OpRow("sorted_value", Family.POINTWISE, 1, DtypeRule.EXPLICIT)
+    DESCENDING_VALUE = OpRow("descending_value", Family.POINTWISE, 1, DtypeRule.EXPLICIT)
+    KEY_INDEX = OpRow("key_index", Family.POINTWISE, 1, DtypeRule.EXPLICIT)
     COPY = OpRow("copy", Family.POINTWISE, 1, DtypeRule.SAME)  # a copy of its operand, before a write changes it
 
     # Pointwise compositions.
@@ -334,7 +337,10 @@ NOUNS = {
     Op.BITWISE_XOR: "bits",
     Op.RIGHT_SHIFT: "shifted",
     Op.SORT_KEY: "key_of_element",
+    Op.DESCENDING_KEY: "key_of_element",
     Op.SORTED_VALUE: "element",
+    Op.DESCENDING_VALUE: "element",
+    Op.KEY_INDEX: "element_index",
     Op.FLOOR: "floored",
     Op.ROUND: "rounded",
     Op.SUM: "total",

@@ -270,6 +270,10 @@ def _sorted_value(key: Tensor, **_: DType) -> Tensor:
     return bits.int().view(torch.float32)
 
 
+_HIGH = -(1 << 32)
+"""The value bits of a key. Inverting them reverses the order of values, but not of indices."""
+
+
 def _gather(x: Tensor, index: Tensor, dim: int, wraps: bool) -> Tensor:
     return x.gather(dim, torch.where(index < 0, index + x.shape[dim], index) if wraps else index)
 
@@ -436,7 +440,10 @@ RULES: dict[Op, OracleRule] = {
     Op.RIGHT_SHIFT: torch.bitwise_right_shift,
     Op.WHERE: torch.where,
     Op.SORT_KEY: _sort_key,
+    Op.DESCENDING_KEY: lambda x, index, **_: _sort_key(x, index) ^ _HIGH,
     Op.SORTED_VALUE: _sorted_value,
+    Op.DESCENDING_VALUE: lambda key, **_: _sorted_value(key ^ _HIGH),
+    Op.KEY_INDEX: lambda key, **_: (key & ~_HIGH) >> 1,
     Op.COPY: lambda x, **role: x.clone(),
     Op.RECIPROCAL: torch.reciprocal,
     Op.SQUARE: torch.square,

@@ -110,8 +110,18 @@ def _one_plus_tanh(x: Value) -> Value | None:
     if b.is_constant(1.0):
         a, b = b, a
     if a.is_constant(1.0) and b.node.op is Op.TANH:
-        return 2.0 * (2.0 * b.arg(0)).apply(Op.SIGMOID)
+        return 2.0 * _doubled(b.noted("1 + tanh(u) as 2 sigmoid(2u).").arg(0)).apply(Op.SIGMOID)
     return None
+
+
+def _doubled(x: Value) -> Value:
+    """Returns 2x; the constant factor of a product is doubled, which is exact."""
+    if x.node.op is Op.MUL:
+        for factor, factored in ((x.arg(0), x.arg(1)), (x.arg(1), x.arg(0))):
+            is_scale = factor.node.op is Op.CONSTANT and factor.node.weak and _is_moderate(abs(float(factor.node.number)))
+            if is_scale and not factored.node.weak and factored.dtype is x.dtype:
+                return 2.0 * float(factor.node.number) * factored
+    return 2.0 * x
 
 
 def _one_plus_erf(x: Value) -> Value | None:

@@ -133,7 +133,7 @@ class Context:
         stream = None
         if spec.role is Role.RANDOM and spec.node is not None:
             stream = int(str(self.graph.nodes[spec.node].attr("stream")))
-        return Pointer(buffer, ascii_name(f"{spec.name}_ptr"), spec.dtype, writable, stream)
+        return Pointer(buffer, ascii_name(f"{self.memory.seeds.get(buffer, spec.name)}_ptr"), spec.dtype, writable, stream)
 
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, vec: int, bounds: Sequence[Bounds] = ()

@@ -54,6 +54,7 @@ class Memory:
         self.graph = graph
         self.groups = groups
         self.reads: dict[int, int] = {}
+        self.seeds: dict[int, str] = {}  # names of the pointers to random keys, by buffer
         self.results: list[int] = []
         self._specs: list[BufferSpec] = []
         self._writes: dict[int, list[tuple[int, int]]] = {}  # value to (buffer, node that it holds)
@@ -63,6 +64,7 @@ class Memory:
                 self.reads[position] = self._add_node(position, str(node.attr("name")), node.dtype, Role.INPUT)
             elif node.op is Op.RANDOM:
                 self.reads[position] = self._add_node(position, "random", node.dtype, Role.RANDOM)
+                self.seeds[self.reads[position]] = self._names.take("seed")
         for put in graph.puts:
             self.reads[put] = self.reads[first_version(graph, put)]
             self._record_write(self.reads[put], put)

@@ -33,7 +33,7 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    AHEAD BLOCK CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
+    AHEAD BLOCK at CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
     SLOTS SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
     column_outer copied count counter counters end exists failed fetch first_column first_left first_row group groups inside
     is_first is_half last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count
@@ -48,25 +48,26 @@ _PRIMITIVES = """
     above_all_keys and_or argument bit_cast block_count block_id block_sync byte_to_float bytes_to_bf16x2 ceil_f32 ceil_f64
     checked_index checked_index_by_trap choose cluster_arrive cluster_load cluster_push cluster_rank cluster_size cluster_sync
     cluster_wait copy_async copy_async_commit copy_async_some copy_async_wait cos_f32 cos_f64 cos_reduced counter_advance
-    counter_leave counter_wait cvt_bf16x2 cvt_f16x2 cvt_f16x4_f8e4m3 cvt_f16x4_f8e5m2 cvt_f16x4_i8 double_bits double_from_bits
-    each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_below exp_f32 exp_f64 exp_reduce expm1_f32 expm1_f64 expm1_reduced
-    f8e4m3_to_float f8e5m2_to_float fast_cos fast_divide fast_exp fast_exp2 fast_expm1 fast_log fast_log1p fast_log2
-    fast_one_plus_erf fast_reciprocal fast_rsqrt fast_sin fast_sqrt fast_tanh fence_proxy_async float_bits float_from_bits
-    float_to_bfloat float_to_f8e4m3 float_to_f8e5m2 float_to_half floor_divide floor_f32 floor_f64 half_to_float infinity
-    integer_power lane_id launch_dependents ldmatrix ldmatrix_transposed load load_lanes load_part load_stream load_vec
-    load_wide load_wide_if load_window log1p_f32 log1p_f64 log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64
-    log_reduce lower_registers maximum mbarrier_arrive mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait
-    mbarrier_wait_cluster minimum mma_m16n8k16_bf16 mma_m16n8k16_f16 mul_bf16x2 mul_f16x2 multiply_add named_barrier_sync
-    nan_unless_finite narrow narrow_checked narrow_vec nearest_integer none_failed opaque pack_bytes pack_pair permute_bytes
-    philox pow_f32 pow_f64 power_of power_of_two prefetch_l2 quad_transpose quarter_turns quiet_nan raise_registers random_bits
-    random_pairs random_wide reduced_angle refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3
-    round_f8e5m2 rsqrt_f32 rsqrt_f64 safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec
-    shared_store shared_store_vec shift_left shift_right shuffle shuffle_up shuffle_xor shuffle_xor_among sign_of sin_f32
-    sin_f64 sin_reduced small_to_float sort_key sorted_value sqrt_f32 sqrt_f64 store store_lanes store_narrowed store_part
-    store_shared_words store_vec sub_bf16x2 sub_f16x2 tanh_by_exp tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d
-    tma_prefetch_map tma_store_2d tma_store_commit tma_store_wait trap_index trunc_f32 trunc_f64 types vector_width
-    wait_for_previous warp_id warp_sync wgmma wgmma_commit wgmma_descriptor wgmma_fence wgmma_wait widen widen_e4m3x2 widen_vec
-    wrap_abs wrap_add wrap_mul wrap_neg wrap_sub wrapped_index wrapped_index_by_trap
+    counter_leave counter_wait cvt_bf16x2 cvt_f16x2 cvt_f16x4_f8e4m3 cvt_f16x4_f8e5m2 cvt_f16x4_i8 descending_key
+    descending_value double_bits double_from_bits each_chunk erf_f32 erf_f64 exp2_double exp2_f32 exp2_f64 exp_below exp_f32
+    exp_f64 exp_reduce expm1_f32 expm1_f64 expm1_reduced f8e4m3_to_float f8e5m2_to_float fast_cos fast_divide fast_exp
+    fast_exp2 fast_expm1 fast_log fast_log1p fast_log2 fast_one_plus_erf fast_reciprocal fast_rsqrt fast_sin fast_sqrt
+    fast_tanh fence_proxy_async float_bits float_from_bits float_to_bfloat float_to_f8e4m3 float_to_f8e5m2 float_to_half
+    floor_divide floor_f32 floor_f64 half_to_float infinity integer_power key_index lane_id launch_dependents ldmatrix
+    ldmatrix_transposed load load_lanes load_part load_stream load_vec load_wide load_wide_if load_window log1p_f32 log1p_f64
+    log1p_tail log2_f32 log2_f64 log2_magnitude log_f32 log_f64 log_reduce lower_registers maximum mbarrier_arrive
+    mbarrier_expect mbarrier_init mbarrier_init_fence mbarrier_wait mbarrier_wait_cluster minimum mma_m16n8k16_bf16
+    mma_m16n8k16_f16 mul_bf16x2 mul_f16x2 multiply_add named_barrier_sync nan_unless_finite narrow narrow_checked narrow_vec
+    nearest_integer none_failed opaque pack_bytes pack_pair permute_bytes philox pow_f32 pow_f64 power_of power_of_two
+    prefetch_l2 quad_transpose quarter_turns quiet_nan raise_registers random_bits random_pairs random_wide reduced_angle
+    refuse_index remainder_floor rint_f32 rint_f64 round_bf16 round_f16 round_f8e4m3 round_f8e5m2 rsqrt_f32 rsqrt_f64
+    safe_divisor scale_by_power shared_address shared_array shared_load shared_load_vec shared_store shared_store_vec
+    shift_left shift_right shuffle shuffle_up shuffle_xor shuffle_xor_among sign_of sin_f32 sin_f64 sin_reduced small_to_float
+    sort_key sorted_value sqrt_f32 sqrt_f64 store store_lanes store_narrowed store_part store_shared_words store_vec sub_bf16x2
+    sub_f16x2 tanh_by_exp tanh_f32 tanh_f64 thread_id tma_load_2d tma_load_4d tma_prefetch_map tma_store_2d tma_store_commit
+    tma_store_wait trap_index trunc_f32 trunc_f64 types vector_width wait_for_previous warp_id warp_sync wgmma wgmma_commit
+    wgmma_descriptor wgmma_fence wgmma_wait widen widen_e4m3x2 widen_vec wrap_abs wrap_add wrap_mul wrap_neg wrap_sub
+    wrapped_index wrapped_index_by_trap
 """
 """Names of the primitives of all languages; a test compares them with the templates."""
 

@@ -221,7 +221,7 @@ def find_circle(edges: dict[str, list[str]]) -> list[str] | None:
 # Operations.
 
 PRIMITIVES = [op for op in Op if op.family is Family.POINTWISE and op.is_primitive and op is not Op.CAST]
-OF_ROWS = (Op.SORT_KEY, Op.SORTED_VALUE)
+OF_ROWS = (Op.SORT_KEY, Op.DESCENDING_KEY, Op.SORTED_VALUE, Op.DESCENDING_VALUE, Op.KEY_INDEX)
 """Primitives that the compiler applies to the elements of rows alone."""
 
 

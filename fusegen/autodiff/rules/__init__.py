@@ -12,7 +12,8 @@ from fusegen.autodiff.rules.compositions import COMPOSITIONS
 from fusegen.autodiff.rules.primitives import LIBRARY, POINTWISE, REDUCTIONS, GradientRule
 from fusegen.ir.ops import Op
 
-_OF_ROWS = (Op.SORTED, Op.SORT_KEY, Op.SORTED_VALUE, Op.MOMENTS, Op.NORMALIZER)
+_OF_KEYS = (Op.SORTED, Op.SORT_KEY, Op.DESCENDING_KEY, Op.SORTED_VALUE, Op.DESCENDING_VALUE, Op.KEY_INDEX)
+_OF_ROWS = (*_OF_KEYS, Op.MOMENTS, Op.NORMALIZER)
 CREATED_LATER = frozenset({*_OF_ROWS, Op.ONE_PLUS_ERF, Op.EXP_BELOW, Op.ATTENTION_BACKWARD, Op.BLOCKS, Op.RUN_SUM})
 """Operations that the compiler creates after differentiation."""
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import sympy
+
 from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import LinearIndex, c_text, render
-from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment, read_by
+from fusegen.emit.views import LANE, FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment, read_by
 from fusegen.families.pointwise.plan import HoistedMath, PointwiseBody, TileBody
-from fusegen.ir.symbolic import Axes, Modulo, literal, product
+from fusegen.ir.symbolic import Axes, Index, Modulo, literal, product
 from fusegen.schedule.access import Access
+from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
+
+_AT = sympy.Symbol("at", integer=True, nonnegative=True)
+"""The offset of the first read in a loop, from which others are at a fixed distance."""
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
@@ -56,7 +62,17 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
 def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
-    threads = body.threads
+    threads, accesses = body.threads, [*body.reads, *body.writes]
+    base = sympy.sympify(accesses[0].offset)
+
+    def near(index: Index) -> Index:
+        """Returns an offset in elements from the first read, if it is a number besides the lane's."""
+        distance = sympy.expand(sympy.sympify(index) - base)
+        return _AT + distance if distance.free_symbols <= {LANE} else index
+
+    in_turn = [near(access.offset) for access in accesses]
+    is_shared = sum(sympy.sympify(offset).has(_AT) for offset in in_turn) > 1 and not base.has(LoadedIndex, CheckedIndex)
+    local = replace(offsets, linear=near) if is_shared else offsets
     return render(
         "cuda/pointwise_repeated.cu.jinja",
         **head(launch),
@@ -66,10 +82,11 @@ def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, 
         axis=hoisted.axis.name,
         chunk=threads.symbols[0].name,
         extent=c_text(body.axes.extents[0]),
+        at=f"const Index {_AT} = {offsets.text(base)};",
         first_reads=[fragment(a, offsets, lane_axis) for a in hoisted.reads],
         first_call=None if hoisted.call is None else call_view(hoisted.call, offsets, lane_axis),
-        reads=[fragment(a, offsets, lane_axis) for a in body.reads],
-        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        reads=[fragment(a, local, lane_axis) for a in body.reads],
+        writes=[fragment(a, local, lane_axis) for a in body.writes],
         call=None if body.call is None else call_view(body.call, offsets, lane_axis),
         plan=body.plan,
         is_exact=body.is_exact,

@@ -238,6 +238,11 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
     reduced = graph.nodes[graph.nodes[node].args[0]]
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
     word = (TRUTH if reduced.dtype is DType.BOOL else NOUNS).get(graph.nodes[node].op, graph.nodes[node].op.row.name)
+    source = graph.nodes[reduced.args[1]] if reduced.op is Op.WHERE else reduced
+    if word == "largest" and reduced.op is Op.ABS:
+        word = "amax"
+    if source.op in (Op.SORT_KEY, Op.DESCENDING_KEY):
+        word = f"{word}_key"
     if word == "total":
         word = "squares" if is_of_squares else "true_count" if _is_truth(graph, graph.nodes[node].args[0]) else word
     return graph.variables.get(node) or (f"column_{word}" if over_rows else word)

@@ -152,7 +152,9 @@ def _dropout_factor(input: TracedTensor, mask: TracedTensor, steps: Any) -> Trac
     tracer = input._tracer
     scale = tracer.lift(_named(_scale(steps), "keep_scale"))
     choices = (mask._position, scale._position, tracer.lift(0.0)._position)
-    return tracer.value(tracer.builder.add_node(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), location()))
+    note = "An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold."
+    place = (at := location()) and replace(at, note=note)
+    return tracer.value(tracer.builder.add_node(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), place))
 
 
 def _dropping_values(p: Any) -> Any:
