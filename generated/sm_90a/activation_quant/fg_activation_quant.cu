@@ -52,16 +52,15 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
-__device__ __forceinline__ void elements_of_phase_1_of_activation_quant(float input, float& largest_part,
-        float& product) {
+__device__ __forceinline__ void elements_of_phase_1_of_activation_quant(float input, float& amax_part, float& product) {
     const float product_2 = input * (1.5957692f + 0.071354814f * (input * input));    // gelu_of, line 8
     product = input * fast_reciprocal(1.0f + fast_exp(-product_2));
-    largest_part = fabsf(product);                                                    // quantized, line 33
+    amax_part = fabsf(product);                                                       // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_activation_quant(float largest, float& scale,
+__device__ __forceinline__ void scale_and_inverse_scale_of_activation_quant(float amax, float& scale,
         float& inverse_scale) {
-    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+    scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
@@ -79,7 +78,7 @@ constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
-constexpr i32 largest_offset = 0;  // in shared memory, in bytes
+constexpr i32 amax_offset = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -106,7 +105,7 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to largest; stores product for later phases.
+    // Phase 1 of 2: reduces each row to amax; stores product for later phases.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -114,9 +113,9 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
         load_lanes<LANES>(input_raw[c], input_ptr, row * 8192 + column);
     }
     float product_kept[CHUNKS][LANES];
-    float largest_of[SUMS];
+    float amax_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
@@ -124,26 +123,26 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
         float product[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            float largest_part;
-            elements_of_phase_1_of_activation_quant(input[v], largest_part, product[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
+            float amax_part;
+            elements_of_phase_1_of_activation_quant(input[v], amax_part, product[v]);
+            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
             product_kept[c][v] = product[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float largest = largest_of[0];
-    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
+    float amax = amax_of[0];
+    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
     block_sync();
-    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
 
     // Phase 2 of 2: computes scale, inverse_scale; writes out_0, out_1.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_activation_quant(largest, scale, inverse_scale);
+    scale_and_inverse_scale_of_activation_quant(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

@@ -32,14 +32,6 @@
 // add_layer_norm in normalization.py; its def is line 1:
 //   21: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_1_of_add_layer_norm(float x, float residual, float& total_part,
         float& result_1) {
     const float sum = x + residual;                                                   // summed, line 4
@@ -52,7 +44,8 @@ __device__ __forceinline__ float mean_of_add_layer_norm(float total) {
 }
 
 __device__ __forceinline__ float squared_deviation_of_add_layer_norm(float x, float residual, float mean) {
-    return (x + residual - mean) * (x + residual - mean);                             // add_layer_norm, line 21
+    const float difference = x + residual - mean;                                     // add_layer_norm, line 21
+    return difference * difference;
 }
 
 __device__ __forceinline__ float rstd_of_add_layer_norm(float squares, float eps) {
@@ -81,7 +74,7 @@ constexpr i32 squares_offset = 16;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -91,7 +84,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -114,7 +107,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
     }
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -127,7 +120,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
             elements_of_phase_1_of_add_layer_norm(x[v], residual[v], total_part, result_1[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_of[v % SUMS] += total_part;
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
@@ -136,7 +129,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -147,7 +140,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
     const float mean = mean_of_add_layer_norm(total);
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -157,13 +150,13 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));

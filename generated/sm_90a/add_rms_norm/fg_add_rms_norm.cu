@@ -32,14 +32,6 @@
 // rms_normalized in normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_1_of_add_rms_norm(float x, float residual, float& squares_part,
         float& result_1) {
     const float sum = x + residual;                                                   // summed, line 4
@@ -71,7 +63,7 @@ constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -81,7 +73,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -104,7 +96,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
     }
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -117,7 +109,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
             elements_of_phase_1_of_add_rms_norm(x[v], residual[v], squares_part, result_1[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
@@ -126,7 +118,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));

@@ -43,14 +43,6 @@
 //    8: inverse_scale = 1.0 / scale.float()
 //    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
 }
@@ -75,16 +67,16 @@ __device__ __forceinline__ float elements_of_phase_2_of_add_rms_norm_quant(float
     return fabsf((x + residual) * rstd * weight);                                     // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_add_rms_norm_quant(float largest, float& scale,
+__device__ __forceinline__ void scale_and_inverse_scale_of_add_rms_norm_quant(float amax, float& scale,
         float& inverse_scale) {
-    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+    scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
 __device__ __forceinline__ float result_of_add_rms_norm_quant(float x, float residual, float weight, float rstd,
         float inverse_scale) {
-    const float larger = maximum((x + residual) * rstd * weight * inverse_scale, -448.0f);  // narrowed, line 9
-    return minimum(larger, 448.0f);
+    const float clamped = maximum((x + residual) * rstd * weight * inverse_scale, -448.0f);  // narrowed, line 9
+    return minimum(clamped, 448.0f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -98,13 +90,13 @@ constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 largest_offset = 16;
+constexpr i32 amax_offset = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -114,7 +106,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -155,7 +147,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
     }
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -168,7 +160,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
             elements_of_phase_1_of_add_rms_norm_quant(x[v], residual[v], squares_part, result_2[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
@@ -177,14 +169,14 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
     squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
-    // Phase 2 of 3: computes rstd; reduces each row to largest.
+    // Phase 2 of 3: computes rstd; reduces each row to amax.
     const float rstd = rstd_of_add_rms_norm_quant(squares, eps);
     bf16 weight_raw[CHUNKS][LANES];
 #pragma unroll
@@ -192,9 +184,9 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
-    float largest_of[SUMS];
+    float amax_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -205,24 +197,24 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(weight_raw[c], weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = elements_of_phase_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
+            const float amax_part = elements_of_phase_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
+            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float largest = largest_of[0];
-    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
+    float amax = amax_of[0];
+    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
     block_sync();
-    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
 
     // Phase 3 of 3: computes scale, inverse_scale; writes out_0, out_1.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_add_rms_norm_quant(largest, scale, inverse_scale);
+    scale_and_inverse_scale_of_add_rms_norm_quant(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

@@ -24,10 +24,11 @@
 // bias_dropout_add_ in elementwise.py; its def is line 1:
 //    9: return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
 
+// An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold.
 __device__ __forceinline__ float bias_dropout_add(float x, float bias, i64 random, float residual, i64 threshold,
         float keep_scale) {
-    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 9
-    return (x + bias) * (is_at_least ? keep_scale : 0.0f) + residual;
+    const float chosen = static_cast<i32>(random) >= static_cast<i16>(threshold) ? keep_scale : 0.0f;  // line 9
+    return (x + bias) * chosen + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* x_ptr, i64 threshold,
+fg_bias_dropout_add(const bf16* bias_ptr, const i64* seed_ptr, const bf16* residual_ptr, bf16* x_ptr, i64 threshold,
         double keep_scale) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -51,7 +52,7 @@ fg_bias_dropout_add(const bf16* bias_ptr, const i64* random_ptr, const bf16* res
     bf16 residual_raw[LANES];
     load_lanes<LANES>(x_raw, x_ptr, position);
     load_lanes<LANES>(bias_raw, bias_ptr, i1);
-    load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+    load_lanes<LANES>(random_raw, random_bits(seed_ptr, 0), position);
     load_lanes<LANES>(residual_raw, residual_ptr, position);
     float x[LANES];
     widen_vec(x_raw, x);

@@ -36,14 +36,6 @@
 // binary_cross_entropy_with_logits in loss.py; its def is line 1:
 //    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float negative_of_binary_cross_entropy_with_logits_0(float target, float input) {
     const float logarithm = fast_log1p(fast_exp(-fabsf(input)));                      // line 8
     const float product = (1.0f - target) * (minimum(-input, 0.0f) - logarithm);
@@ -66,7 +58,7 @@ constexpr i32 total_offset = 0;  // in shared memory, in bytes
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -76,7 +68,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -98,7 +90,7 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
     }
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float target[LANES];
@@ -108,13 +100,13 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float total_part = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_of[v % SUMS] += total_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));

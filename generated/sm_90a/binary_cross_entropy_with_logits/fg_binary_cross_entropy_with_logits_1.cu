@@ -28,14 +28,6 @@
 // binary_cross_entropy_with_logits in loss.py; its def is line 1:
 //    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float quotient_of_binary_cross_entropy_with_logits_1(float total_2, i64 coordinate) {
     return fast_divide(total_2, static_cast<float>(coordinate));                      // line 8
 }
@@ -57,7 +49,7 @@ constexpr i32 total_2_offset = 0;  // in shared memory, in bytes
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -65,10 +57,10 @@ __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch s
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % COMBINING_LANES;
-    float value = sum_f32_identity();
+    float value = 0.0f;
     if (warp < WARPS) value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -82,7 +74,7 @@ fg_binary_cross_entropy_with_logits_1(const float* total_ptr, bf16* out_ptr, i64
     // Phase 1 of 2: reduces each row to total_2.
     float total_2_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -94,7 +86,7 @@ fg_binary_cross_entropy_with_logits_1(const float* total_ptr, bf16* out_ptr, i64
         widen_vec(total_raw, total);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total[v]);
+            total_2_of[v % SUMS] += total[v];
         }
     }
     float total_2 = total_2_of[0];

@@ -27,11 +27,11 @@
 //   15: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
 //   16: return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
-__device__ __forceinline__ float clamped_swiglu(float gate, float gate_other, float limit, float alpha,
-        float scalar_1) {
-    const float smaller = minimum(gate, limit);                                       // line 15
-    const float product = smaller * fast_reciprocal(1.0f + fast_exp(-(alpha * smaller)));  // line 16
-    return product * (minimum(maximum(gate_other, scalar_1), limit) + 1.0f);
+__device__ __forceinline__ float clamped_swiglu(float gate, float gate_neighbor, float limit, float alpha,
+        float minus_limit) {
+    const float clamped = minimum(gate, limit);                                       // line 15
+    const float product = clamped * fast_reciprocal(1.0f + fast_exp(-(alpha * clamped)));  // line 16
+    return product * (minimum(maximum(gate_neighbor, minus_limit), limit) + 1.0f);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -43,22 +43,22 @@ constexpr i32 LANES = 4;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, double limit, double scalar_1, double alpha) {
+fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, double limit, double minus_limit, double alpha) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
     bf16 gate_in_turn_raw[LANES * 2];
     load_lanes<8>(gate_in_turn_raw, gate_ptr, position * 2);
     float gate_in_turn[LANES * 2];
     widen_vec(gate_in_turn_raw, gate_in_turn);
-    float gate[LANES], gate_other[LANES];
+    float gate[LANES], gate_neighbor[LANES];
 #pragma unroll
     for (i32 v = 0; v < LANES; ++v) {
         gate[v] = gate_in_turn[v * 2];
-        gate_other[v] = gate_in_turn[v * 2 + 1];
+        gate_neighbor[v] = gate_in_turn[v * 2 + 1];
     }
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = clamped_swiglu(gate[v], gate_other[v], limit, alpha, scalar_1);
+    for (i32 v = 0; v < LANES; ++v) result[v] = clamped_swiglu(gate[v], gate_neighbor[v], limit, alpha, minus_limit);
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);

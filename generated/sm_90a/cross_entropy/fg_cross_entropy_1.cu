@@ -36,14 +36,6 @@
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_1_of_cross_entropy_1(i64 ignore_index, i64 target, float input,
         float normalizer_peak, float normalizer_mass, float& total_part, float& true_count_part) {
     const bool differs = target != ignore_index;                                      // line 14
@@ -72,7 +64,7 @@ constexpr i32 true_count_offset = 128;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -82,7 +74,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -96,10 +88,10 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
     // Phase 1 of 2: reduces each row to total, true_count.
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
     float true_count_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = 0.0f;
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         i64 target_raw[LANES];
@@ -129,20 +121,20 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
             float true_count_part;
             elements_of_phase_1_of_cross_entropy_1(ignore_index, target[v], input[v], normalizer_peak[v],
                     normalizer_mass[v], total_part, true_count_part);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
-            true_count_of[v % SUMS] = sum_f32_combine(true_count_of[v % SUMS], true_count_part);
+            total_of[v % SUMS] += total_part;
+            true_count_of[v % SUMS] += true_count_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) true_count_of[k] = sum_f32_combine(true_count_of[k], true_count_of[k + half]);
+        for (i32 k = 0; k < half; ++k) true_count_of[k] += true_count_of[k + half];
     }
     float true_count = true_count_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));

@@ -24,9 +24,10 @@
 // dropout in elementwise.py; its def is line 1:
 //    6: return fg.dropout(input, p, training, seed=seed)
 
+// An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold.
 __device__ __forceinline__ float dropout(float input, i64 random, i64 threshold, float keep_scale) {
-    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));  // line 6
-    return input * (is_at_least ? keep_scale : 0.0f);
+    const float chosen = static_cast<i32>(random) >= static_cast<i16>(threshold) ? keep_scale : 0.0f;  // line 6
+    return input * chosen;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -38,13 +39,13 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_dropout(const bf16* input_ptr, const i64* random_ptr, bf16* out_ptr, i64 threshold, double keep_scale) {
+fg_dropout(const bf16* input_ptr, const i64* seed_ptr, bf16* out_ptr, i64 threshold, double keep_scale) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
     bf16 input_raw[LANES];
     i16 random_raw[LANES];
     load_lanes<LANES>(input_raw, input_ptr, position);
-    load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+    load_lanes<LANES>(random_raw, random_bits(seed_ptr, 0), position);
     float input[LANES];
     widen_vec(input_raw, input);
     i64 random[LANES];

@@ -29,13 +29,13 @@
 //   10: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
+// An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold.
 __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 threshold,
         float keep_scale) {
     const float product = x * (1.5957692f + 0.071354814f * (x * x));                  // gelu_of, line 8
     // gelu_dropout_add, line 10
-    const bool is_at_least = static_cast<i32>(random) >= static_cast<i32>(static_cast<i16>(threshold));
-    const float product_2 = x * fast_reciprocal(1.0f + fast_exp(-product));           // gelu_of, line 8
-    return product_2 * (is_at_least ? keep_scale : 0.0f) + residual;                  // gelu_dropout_add, line 10
+    const float chosen = static_cast<i32>(random) >= static_cast<i16>(threshold) ? keep_scale : 0.0f;
+    return x * fast_reciprocal(1.0f + fast_exp(-product)) * chosen + residual;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 threshold,
+fg_gelu_dropout_add(const bf16* x_ptr, const i64* seed_ptr, const bf16* residual_ptr, bf16* out_ptr, i64 threshold,
         double keep_scale) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
@@ -55,7 +55,7 @@ fg_gelu_dropout_add(const bf16* x_ptr, const i64* random_ptr, const bf16* residu
     i16 random_raw[LANES];
     bf16 residual_raw[LANES];
     load_lanes<LANES>(x_raw, x_ptr, position);
-    load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), position);
+    load_lanes<LANES>(random_raw, random_bits(seed_ptr, 0), position);
     load_lanes<LANES>(residual_raw, residual_ptr, position);
     float x[LANES];
     widen_vec(x_raw, x);

@@ -24,8 +24,9 @@
 // gelu_new in elementwise.py; its def is line 1:
 //    6: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
+// 1 + tanh(u) as 2 sigmoid(2u).
 __device__ __forceinline__ float gelu_new(float x) {
-    const float product = 2.0f * (0.7978846f * (x + 0.044715f * (x * x * x)));        // line 6
+    const float product = 1.5957692f * (x + 0.044715f * (x * x * x));                 // line 6
     return x * fast_reciprocal(1.0f + fast_exp(-product));
 }
 

@@ -1,6 +1,6 @@
 // layer_norm_backward: row and column reduction, 4 phases, rows read once into shared memory, emitted by fusegen for
 // sm_90a.
-// Grid min(x_dim0, 264), block 128, 65600 bytes of shared memory: prefetches the next rows into shared memory;
+// Grid min(x_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + min(x_dim0, 264) * 32768.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -44,14 +44,6 @@
 // _input_gradient in normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float elements_of_phase_1_of_layer_norm_backward(float dy, float weight) {
     return dy * weight;                                                               // layer_norm_backward, line 11
 }
@@ -63,7 +55,8 @@ __device__ __forceinline__ void mean_and_mean_2_of_layer_norm_backward(float tot
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_backward(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // layer_norm_backward, line 9
+    const float centered = x - mean;                                                  // layer_norm_backward, line 8
+    return centered * centered;                                                       // layer_norm_backward, line 9
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_backward(float squares, float eps) {
@@ -99,18 +92,18 @@ constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 409
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 65536;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 65552;
-constexpr i32 squares_offset = 65568;
-constexpr i32 total_3_offset = 65584;
-constexpr i32 x_offset = 0;
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 16;
+constexpr i32 squares_offset = 32;
+constexpr i32 total_3_offset = 48;
+constexpr i32 x_offset = 128;
 constexpr i32 dy_offset = x_offset + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -120,7 +113,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -138,13 +131,13 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
+        for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = 0.0f;
     }
     float column_total[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
+        for (i32 v = 0; v < LANES; ++v) column_total[c][v] = 0.0f;
     }
     auto x_staged = shared_array<bf16>(x_offset);
     auto dy_staged = shared_array<bf16>(dy_offset);
@@ -175,10 +168,10 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         // Phase 1 of 4: reduces each row to total, total_2; accumulates column_total_2 of each column.
         float total_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
         float total_2_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -194,21 +187,21 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
                 const float total_2_part = elements_of_phase_1_of_layer_norm_backward(dy[v], weight[v]);
-                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
-                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
-                column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
+                total_of[v % SUMS] += x[v];
+                total_2_of[v % SUMS] += total_2_part;
+                column_total_2[c][v] += dy[v];
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+            for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
         float total = total_of[0];
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
+            for (i32 k = 0; k < half; ++k) total_2_of[k] += total_2_of[k + half];
         }
         float total_2 = total_2_of[0];
         row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -223,7 +216,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         mean_and_mean_2_of_layer_norm_backward(total, total_2, mean, mean_2);
         float squares_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float x[LANES];
@@ -233,13 +226,13 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
                 const float squares_part = squared_deviation_of_layer_norm_backward(x[v], mean);
-                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+                squares_of[v % SUMS] += squares_part;
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+            for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
         }
         float squares = squares_of[0];
         row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
@@ -250,7 +243,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         const float rstd = rstd_of_layer_norm_backward(squares, eps);
         float total_3_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -269,14 +262,14 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
                 float column_total_part;
                 elements_of_phase_3_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part,
                         column_total_part);
-                total_3_of[v % SUMS] = sum_f32_combine(total_3_of[v % SUMS], total_3_part);
-                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
+                total_3_of[v % SUMS] += total_3_part;
+                column_total[c][v] += column_total_part;
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) total_3_of[k] = sum_f32_combine(total_3_of[k], total_3_of[k + half]);
+            for (i32 k = 0; k < half; ++k) total_3_of[k] += total_3_of[k + half];
         }
         float total_3 = total_3_of[0];
         row_sum_f32_store_partial(total_3, shared_array<float>(total_3_offset));

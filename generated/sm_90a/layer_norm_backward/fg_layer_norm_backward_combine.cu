@@ -17,17 +17,6 @@
 #include "../primitives/wait_for_previous.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Math
-// ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
@@ -48,15 +37,15 @@ fg_layer_norm_backward_combine(const float* partial_column_total_ptr, const floa
     const i32 row = thread_id() / COLUMNS;
     const Index column = static_cast<Index>(block_id()) * COLUMNS + lane;
     auto column_total_shared = shared_array<float>(column_total_offset);
-    float column_total = sum_f32_identity();
+    float column_total = 0.0f;
     for (Index part = row; part < part_count; part += ROWS) {
-        column_total = sum_f32_combine(column_total, load(partial_column_total_ptr, part * 4096 + column));
+        column_total += load(partial_column_total_ptr, part * 4096 + column);
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
     auto column_total_2_shared = shared_array<float>(column_total_2_offset);
-    float column_total_2 = sum_f32_identity();
+    float column_total_2 = 0.0f;
     for (Index part = row; part < part_count; part += ROWS) {
-        column_total_2 = sum_f32_combine(column_total_2, load(partial_column_total_2_ptr, part * 4096 + column));
+        column_total_2 += load(partial_column_total_2_ptr, part * 4096 + column);
     }
     shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
     // Tree reduction, which is more accurate than adding in turn.
@@ -64,11 +53,9 @@ fg_layer_norm_backward_combine(const float* partial_column_total_ptr, const floa
     for (i32 half = ROWS / 2; half > 0; half /= 2) {
         block_sync();
         if (row < half) {
-            column_total = sum_f32_combine(column_total,
-                    shared_load(column_total_shared, (row + half) * COLUMNS + lane));
+            column_total += shared_load(column_total_shared, (row + half) * COLUMNS + lane);
             shared_store(column_total_shared, row * COLUMNS + lane, column_total);
-            column_total_2 = sum_f32_combine(column_total_2,
-                    shared_load(column_total_2_shared, (row + half) * COLUMNS + lane));
+            column_total_2 += shared_load(column_total_2_shared, (row + half) * COLUMNS + lane);
             shared_store(column_total_2_shared, row * COLUMNS + lane, column_total_2);
         }
     }

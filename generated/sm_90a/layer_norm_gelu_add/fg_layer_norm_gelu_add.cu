@@ -34,20 +34,13 @@
 // gelu_of in elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float mean_of_layer_norm_gelu_add(float total) {
     return total * (1.0f / 8192.0f);                                                  // layer_norm_gelu_add, line 9
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_add(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // layer_norm_gelu_add, line 9
+    const float difference = x - mean;                                                // layer_norm_gelu_add, line 9
+    return difference * difference;
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_gelu_add(float squares, float eps) {
@@ -79,7 +72,7 @@ constexpr i32 squares_offset = 32;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -89,7 +82,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -112,20 +105,20 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
     }
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+            total_of[v % SUMS] += x[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -136,7 +129,7 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
     const float mean = mean_of_layer_norm_gelu_add(total);
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -144,13 +137,13 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = squared_deviation_of_layer_norm_gelu_add(x[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));

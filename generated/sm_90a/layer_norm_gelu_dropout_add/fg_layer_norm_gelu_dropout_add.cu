@@ -37,16 +37,8 @@
 // gelu_of in elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ i32 threshold_i32_of_layer_norm_gelu_dropout_add(i64 threshold) {
-    return static_cast<i32>(static_cast<i16>(threshold));
+    return static_cast<i16>(threshold);
 }
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total) {
@@ -56,7 +48,8 @@ __device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_dropout_add(float x, float mean) {
     // layer_norm_gelu_dropout_add, line 18
-    return (x - mean) * (x - mean);
+    const float difference = x - mean;
+    return difference * difference;
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squares, float eps) {
@@ -65,6 +58,7 @@ __device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squar
 }
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
+// An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold.
 __device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd,
         i32 threshold_i32, float keep_scale, float weight, float bias, i64 random, float residual) {
     // layer_norm_gelu_dropout_add, line 18
@@ -92,7 +86,7 @@ constexpr i32 squares_offset = 32;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -102,14 +96,14 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* random_ptr,
+fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const i64* seed_ptr,
         const bf16* residual_ptr, bf16* out_ptr, double eps, i64 threshold, double keep_scale) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -126,20 +120,20 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
     }
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+            total_of[v % SUMS] += x[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -150,7 +144,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
     const float mean = mean_of_layer_norm_gelu_dropout_add(total);
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -158,13 +152,13 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = squared_deviation_of_layer_norm_gelu_dropout_add(x[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
@@ -181,7 +175,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         bf16 bias_raw[LANES];
         load_lanes<LANES>(bias_raw, bias_ptr, column);
         i16 random_raw[LANES];
-        load_lanes<LANES>(random_raw, random_bits(random_ptr, 0), row * 8192 + column);
+        load_lanes<LANES>(random_raw, random_bits(seed_ptr, 0), row * 8192 + column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];

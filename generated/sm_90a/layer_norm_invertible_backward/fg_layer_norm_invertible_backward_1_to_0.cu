@@ -1,5 +1,5 @@
 // layer_norm_invertible_backward_1_to_0: 2 kernels in one launch, emitted by fusegen for sm_90a.
-// Grid min(y_dim0, 264) + 1, block 128, 65600 bytes of shared memory. The blocks of each part follow those of the
+// Grid min(y_dim0, 264) + 1, block 128, 65664 bytes of shared memory. The blocks of each part follow those of the
 // previous part.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 // layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers.
@@ -138,14 +138,6 @@ namespace layer_norm_invertible_backward_0 {
 // _input_gradient in normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_backward_0(float dy, float weight,
         float y, float bias, float& total_part, float& total_2_part, float& column_total_part) {
     // layer_norm_invertible_backward, line 17
@@ -183,16 +175,16 @@ constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 409
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 65536;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 65568;
-constexpr i32 dy_offset = 0;
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 total_2_offset = 32;
+constexpr i32 dy_offset = 128;
 constexpr i32 y_offset = dy_offset + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -202,7 +194,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -218,13 +210,13 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) column_total[c][v] = sum_f32_identity();
+        for (i32 v = 0; v < LANES; ++v) column_total[c][v] = 0.0f;
     }
     float column_total_2[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-        for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = sum_f32_identity();
+        for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = 0.0f;
     }
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     auto dy_staged = shared_array<bf16>(dy_offset);
@@ -259,10 +251,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
         const float rstd = widen(load(rstd_ptr, row));
         float total_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
         float total_2_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -284,22 +276,22 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
                 float column_total_part;
                 elements_of_phase_1_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part,
                         total_2_part, column_total_part);
-                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
-                total_2_of[v % SUMS] = sum_f32_combine(total_2_of[v % SUMS], total_2_part);
-                column_total[c][v] = sum_f32_combine(column_total[c][v], column_total_part);
-                column_total_2[c][v] = sum_f32_combine(column_total_2[c][v], dy[v]);
+                total_of[v % SUMS] += total_part;
+                total_2_of[v % SUMS] += total_2_part;
+                column_total[c][v] += column_total_part;
+                column_total_2[c][v] += dy[v];
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+            for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
         float total = total_of[0];
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) total_2_of[k] = sum_f32_combine(total_2_of[k], total_2_of[k + half]);
+            for (i32 k = 0; k < half; ++k) total_2_of[k] += total_2_of[k + half];
         }
         float total_2 = total_2_of[0];
         row_sum_f32_store_partial(total, shared_array<float>(total_offset) + turn * WARPS);

@@ -248,7 +248,7 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[SLABS][ACCUMU
 
 // Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
 // by the line number, which also avoids bank conflicts.
-__device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
+__device__ __forceinline__ u32 chunk_address(u32 chunk, u32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % OCTET << 4));
 }
 
@@ -308,7 +308,6 @@ __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS],
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
-    i32 buffer = 0;  // that the next chunk of results takes
     const i32 steps = (depth + TILE_K - 1) / TILE_K;
     schedule.index += consumer * schedule.stride;
     schedule.stride *= CONSUMERS;
@@ -318,6 +317,8 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         float accumulator[SLABS][ACCUMULATORS];
         mbarrier_wait(&shared.turns[consumer], turn);
         multiply_tile(accumulator, shared, cursor, depth, consumer);
+        i32 buffer = 0;  // that the next chunk of results takes
+        tma_store_wait<0>();  // the previous tile may have left its last chunk in the same buffer
 
 #pragma unroll
         for (i32 slab = 0; slab < SLABS; ++slab, tile.row += SLAB) {

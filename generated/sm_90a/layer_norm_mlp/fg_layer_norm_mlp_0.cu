@@ -32,20 +32,13 @@
 //   28: normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias,
 //       eps)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float mean_of_layer_norm_mlp_0(float total) {
     return total * (1.0f / 4096.0f);                                                  // line 28
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_mlp_0(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 28
+    const float difference = x - mean;                                                // line 28
+    return difference * difference;
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_mlp_0(float squares, float eps) {
@@ -74,7 +67,7 @@ constexpr i32 squares_offset = 16;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -84,7 +77,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -105,20 +98,20 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
     }
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+            total_of[v % SUMS] += x[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -129,7 +122,7 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
     const float mean = mean_of_layer_norm_mlp_0(total);
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -137,13 +130,13 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = squared_deviation_of_layer_norm_mlp_0(x[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));

@@ -256,20 +256,19 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
 
 // Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
 // by the line number, which also avoids bank conflicts.
-__device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
+__device__ __forceinline__ u32 chunk_address(u32 chunk, u32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % OCTET << 4));
 }
 
 // Stores a slab of results of 16 bits with TMA, in chunks of a line per row; TMA clips at the borders of C.
 __device__ __forceinline__ void store_tile(const u32 (&words)[TILE_N / 4], const TensorMap& map, SharedMemory& shared,
-        i32& buffer, Tile tile, Place place, i32 consumer) {
+        Tile tile, Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);  // columns
     const bool leader = thread_id() % WARPGROUP == 0;
     const i32 barrier = 1 + consumer;  // 0 is that of block_sync
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += CHUNK) {
-        u8* chunk = shared.chunks[consumer][buffer];
-        buffer = (buffer + 1) % CHUNK_BUFFERS;
+        u8* chunk = shared.chunks[consumer][first / CHUNK % CHUNK_BUFFERS];
         if (leader) tma_store_wait<CHUNK_BUFFERS - 1>();  // only the last store may be under way, from the other buffer
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
@@ -303,18 +302,17 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Finishes and stores a slab.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        const TensorMap& y_map, SharedMemory& shared, i32& buffer, i32 consumer, Tile tile, Place place, i64 rows) {
+        const TensorMap& y_map, SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     u32 y[ACCUMULATORS / 2];
     finish_tile(accumulator, operands, tile, place, y);
-    store_tile(y, y_map, shared, buffer, tile, place, consumer);
+    store_tile(y, y_map, shared, tile, place, consumer);
 }
 
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
-    i32 buffer = 0;  // that the next chunk of results takes
     for (Tile tile; schedule.next(tile);) {
         float accumulator[ACCUMULATORS];
         multiply_tile(accumulator, shared, cursor, depth, consumer);
@@ -322,7 +320,7 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         tile.row += consumer * SLAB;
         const i32 thread = thread_id() % WARPGROUP;
         const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
-        finish(accumulator, operands, y_map, shared, buffer, consumer, tile, place, rows);
+        finish(accumulator, operands, y_map, shared, consumer, tile, place, rows);
     }
     tma_store_wait<0>();
 }

@@ -42,14 +42,6 @@
 //    8: inverse_scale = 1.0 / scale.float()
 //    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
 }
@@ -63,7 +55,8 @@ __device__ __forceinline__ float mean_of_layer_norm_quant(float total) {
 }
 
 __device__ __forceinline__ float squared_deviation_of_layer_norm_quant(float input, float mean) {
-    return (input - mean) * (input - mean);                                           // layer_norm_quant, line 17
+    const float difference = input - mean;                                            // layer_norm_quant, line 17
+    return difference * difference;
 }
 
 __device__ __forceinline__ float rstd_of_layer_norm_quant(float squares, float eps) {
@@ -71,14 +64,14 @@ __device__ __forceinline__ float rstd_of_layer_norm_quant(float squares, float e
 }
 
 __device__ __forceinline__ void elements_of_phase_3_of_layer_norm_quant(float input, float mean, float rstd,
-        float weight, float bias, float& largest_part, float& normalized) {
+        float weight, float bias, float& amax_part, float& normalized) {
     normalized = (input - mean) * rstd * weight + bias;                               // layer_norm_quant, line 17
-    largest_part = fabsf(normalized);                                                 // quantized, line 33
+    amax_part = fabsf(normalized);                                                    // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_layer_norm_quant(float largest, float& scale,
+__device__ __forceinline__ void scale_and_inverse_scale_of_layer_norm_quant(float amax, float& scale,
         float& inverse_scale) {
-    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+    scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
@@ -98,13 +91,13 @@ constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the 
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 total_offset = 0;  // in shared memory, in bytes
 constexpr i32 squares_offset = 16;
-constexpr i32 largest_offset = 32;
+constexpr i32 amax_offset = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -114,7 +107,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -153,20 +146,20 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     }
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], input[v]);
+            total_of[v % SUMS] += input[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -177,7 +170,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     const float mean = mean_of_layer_norm_quant(total);
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
@@ -185,25 +178,25 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = squared_deviation_of_layer_norm_quant(input[v], mean);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
     block_sync();
     squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
 
-    // Phase 3 of 4: computes rstd; reduces each row to largest; stores normalized for later phases.
+    // Phase 3 of 4: computes rstd; reduces each row to amax; stores normalized for later phases.
     const float rstd = rstd_of_layer_norm_quant(squares, eps);
     float normalized_kept[CHUNKS][LANES];
-    float largest_of[SUMS];
+    float amax_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -220,27 +213,26 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         float normalized[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            float largest_part;
-            elements_of_phase_3_of_layer_norm_quant(input[v], mean, rstd, weight[v], bias[v], largest_part,
-                    normalized[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
+            float amax_part;
+            elements_of_phase_3_of_layer_norm_quant(input[v], mean, rstd, weight[v], bias[v], amax_part, normalized[v]);
+            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
             normalized_kept[c][v] = normalized[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float largest = largest_of[0];
-    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
+    float amax = amax_of[0];
+    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
     block_sync();
-    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
 
     // Phase 4 of 4: computes scale, inverse_scale; writes out_0, out_1.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_layer_norm_quant(largest, scale, inverse_scale);
+    scale_and_inverse_scale_of_layer_norm_quant(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

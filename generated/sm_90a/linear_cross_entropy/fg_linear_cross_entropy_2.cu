@@ -29,14 +29,6 @@
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_1_of_linear_cross_entropy_2(bool differs, float gathered,
         float& true_count_part, float& total_part) {
     true_count_part = differs ? 1.0f : 0.0f;                                          // line 14
@@ -64,7 +56,7 @@ constexpr i32 total_offset = 64;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -74,7 +66,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -93,10 +85,10 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
     // Phase 1 of 2: reduces each row to true_count, total.
     float true_count_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = 0.0f;
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         bool differs[LANES];
@@ -108,20 +100,20 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
             float true_count_part;
             float total_part;
             elements_of_phase_1_of_linear_cross_entropy_2(differs[v], gathered[v], true_count_part, total_part);
-            true_count_of[v % SUMS] = sum_f32_combine(true_count_of[v % SUMS], true_count_part);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            true_count_of[v % SUMS] += true_count_part;
+            total_of[v % SUMS] += total_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) true_count_of[k] = sum_f32_combine(true_count_of[k], true_count_of[k + half]);
+        for (i32 k = 0; k < half; ++k) true_count_of[k] += true_count_of[k + half];
     }
     float true_count = true_count_of[0];
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(true_count, shared_array<float>(true_count_offset));

@@ -68,8 +68,8 @@ __device__ __forceinline__ float linear_quant_epilogue(float product, float bias
     const float product_2 = sum * (1.5957692f + 0.071354814f * (sum * sum));          // gelu_of, line 8
     const float factor = fabsf(scale) < 7.888609e-31f ? 1.8446744e+19f : 1.0f;        // _raised, line 3
     const float product_3 = sum * fast_reciprocal(1.0f + fast_exp(-product_2)) * factor;  // _raised, line 4
-    const float larger = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 9
-    return minimum(larger, 448.0f);
+    const float clamped = maximum(product_3 * fast_divide(1.0f, scale * factor), -448.0f);  // narrowed, line 9
+    return minimum(clamped, 448.0f);
 }
 
 // Finishes two neighbouring columns of a row.

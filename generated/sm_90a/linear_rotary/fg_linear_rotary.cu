@@ -257,20 +257,19 @@ __device__ __forceinline__ void multiply_tile(float (&accumulator)[ACCUMULATORS]
 
 // Shared-memory address of a byte of a chunk in the 128-byte swizzle of TMA: the 16-byte units of a line are permuted
 // by the line number, which also avoids bank conflicts.
-__device__ __forceinline__ u32 chunk_address(u32 chunk, i32 row, u32 byte) {
+__device__ __forceinline__ u32 chunk_address(u32 chunk, u32 row, u32 byte) {
     return chunk + row * LINE_BYTES + (byte ^ (row % OCTET << 4));
 }
 
 // Stores a slab of results of 16 bits with TMA, in chunks of a line per row; TMA clips at the borders of C.
 __device__ __forceinline__ void store_tile(const u32 (&words)[TILE_N / 4], const TensorMap& map, SharedMemory& shared,
-        i32& buffer, Tile tile, Place place, i32 consumer) {
+        Tile tile, Place place, i32 consumer) {
     constexpr i32 CHUNK = LINE_BYTES / sizeof(bf16);  // columns
     const bool leader = thread_id() % WARPGROUP == 0;
     const i32 barrier = 1 + consumer;  // 0 is that of block_sync
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += CHUNK) {
-        u8* chunk = shared.chunks[consumer][buffer];
-        buffer = (buffer + 1) % CHUNK_BUFFERS;
+        u8* chunk = shared.chunks[consumer][first / CHUNK % CHUNK_BUFFERS];
         if (leader) tma_store_wait<CHUNK_BUFFERS - 1>();  // only the last store may be under way, from the other buffer
         named_barrier_sync(barrier, WARPGROUP);
 #pragma unroll
@@ -288,22 +287,15 @@ __device__ __forceinline__ void store_tile(const u32 (&words)[TILE_N / 4], const
     }
 }
 
-// A row or column, or the last one in place of those outside of C, where results are not stored: an epilogue without
-// branches keeps many loads of operands in flight.
-template <bool INSIDE>
-__device__ __forceinline__ Index nearest(Index position, i64 last) {
-    return INSIDE ? position : min(position, static_cast<Index>(last));
-}
-
 // Applies the epilogue to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
 // A pair of 16-bit results shares a register.
-// INSIDE: no row lies outside of C.
-template <bool INSIDE>
+// A row outside of C, whose results are not stored, reads the operands of the last one: an epilogue without branches
+// keeps many loads in flight.
 __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
         Tile tile, Place place, i64 rows, u32 (&y)[ACCUMULATORS / 2]) {
 #pragma unroll
     for (i32 held = 0; held < ACCUMULATORS; held += 2) {
-        const Index row = nearest<INSIDE>(tile.row + place.row + held / 2 % 2 * OCTET, rows - 1);
+        const Index row = min(tile.row + place.row + held / 2 % 2 * OCTET, static_cast<i32>(rows) - 1);
         const Index col = place.col + held / 4 * OCTET;
         const float product[2] = {accumulator[held], accumulator[held + 1]};
         bf16 y_pair[2];
@@ -314,22 +306,17 @@ __device__ __forceinline__ void finish_tile(const float (&accumulator)[ACCUMULAT
 
 // Finishes and stores a slab.
 __device__ __forceinline__ void finish(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        const TensorMap& y_map, SharedMemory& shared, i32& buffer, i32 consumer, Tile tile, Place place, i64 rows) {
+        const TensorMap& y_map, SharedMemory& shared, i32 consumer, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     u32 y[ACCUMULATORS / 2];
-    if (tile.row + SLAB <= rows) {
-        finish_tile<true>(accumulator, operands, tile, place, rows, y);
-    } else {
-        finish_tile<false>(accumulator, operands, tile, place, rows, y);
-    }
-    store_tile(y, y_map, shared, buffer, tile, place, consumer);
+    finish_tile(accumulator, operands, tile, place, rows, y);
+    store_tile(y, y_map, shared, tile, place, consumer);
 }
 
 // Computes the tiles of this block.
 __device__ __forceinline__ void consume(const Operands& operands, const TensorMap& y_map, SharedMemory& shared,
         Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
-    i32 buffer = 0;  // that the next chunk of results takes
     for (Tile tile; schedule.next(tile);) {
         float accumulator[ACCUMULATORS];
         multiply_tile(accumulator, shared, cursor, depth, consumer);
@@ -337,7 +324,7 @@ __device__ __forceinline__ void consume(const Operands& operands, const TensorMa
         tile.row += consumer * SLAB;
         const i32 thread = thread_id() % WARPGROUP;
         const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
-        finish(accumulator, operands, y_map, shared, buffer, consumer, tile, place, rows);
+        finish(accumulator, operands, y_map, shared, consumer, tile, place, rows);
     }
     tma_store_wait<0>();
 }

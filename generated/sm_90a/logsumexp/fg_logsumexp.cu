@@ -41,14 +41,6 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float exponential_of_logsumexp(float input, float largest) {
     return exp_below(input, largest);                                                 // line 6
 }
@@ -92,7 +84,7 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -102,7 +94,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -145,7 +137,7 @@ fg_logsumexp(const bf16* input_ptr, bf16* out_ptr) {
     // Phase 2 of 3: reduces each row to total.
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
@@ -153,13 +145,13 @@ fg_logsumexp(const bf16* input_ptr, bf16* out_ptr) {
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float total_part = exponential_of_logsumexp(input[v], largest);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_of[v % SUMS] += total_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));

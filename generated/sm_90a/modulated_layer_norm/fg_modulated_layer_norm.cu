@@ -1,5 +1,5 @@
 // modulated_layer_norm: row reduction, 3 phases, rows read once into shared memory, emitted by fusegen for sm_90a.
-// Grid min(x_dim0 * 4096, 528), block 192, 18496 bytes of shared memory: the shared memory of a block holds a row and
+// Grid min(x_dim0 * 4096, 528), block 192, 18560 bytes of shared memory: the shared memory of a block holds a row and
 // the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -39,20 +39,13 @@
 // modulated in normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float mean_of_modulated_layer_norm(float total) {
     return total * (1.0f / 4096.0f);                                                  // modulated_layer_norm, line 9
 }
 
 __device__ __forceinline__ float squared_deviation_of_modulated_layer_norm(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // modulated_layer_norm, line 9
+    const float difference = x - mean;                                                // modulated_layer_norm, line 9
+    return difference * difference;
 }
 
 __device__ __forceinline__ float rstd_of_modulated_layer_norm(float squares, float eps) {
@@ -79,15 +72,15 @@ constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 18432;  // in shared memory, in bytes
-constexpr i32 squares_offset = 18464;
-constexpr i32 x_offset = 0;
+constexpr i32 total_offset = 0;  // in shared memory, in bytes
+constexpr i32 squares_offset = 32;
+constexpr i32 x_offset = 128;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -95,10 +88,10 @@ __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch s
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % COMBINING_LANES;
-    float value = sum_f32_identity();
+    float value = 0.0f;
     if (warp < WARPS) value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -146,7 +139,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         }
         float total_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -155,13 +148,13 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             widen_vec(x_raw[c], x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], x[v]);
+                total_of[v % SUMS] += x[v];
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+            for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
         float total = total_of[0];
         row_sum_f32_store_partial(total, shared_array<float>(total_offset));
@@ -172,7 +165,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         const float mean = mean_of_modulated_layer_norm(total);
         float squares_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -182,13 +175,13 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
                 const float squares_part = squared_deviation_of_modulated_layer_norm(x[v], mean);
-                squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+                squares_of[v % SUMS] += squares_part;
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-            for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+            for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
         }
         float squares = squares_of[0];
         bf16 scale_next[FORESEEN][LANES];

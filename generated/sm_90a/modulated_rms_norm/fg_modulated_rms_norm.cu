@@ -33,14 +33,6 @@
 // modulated in normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float elements_of_phase_1_of_modulated_rms_norm(float x) {
     return x * x;                                                                     // rms_normalized, line 20
 }
@@ -70,7 +62,7 @@ constexpr i32 squares_offset = 0;  // in shared memory, in bytes
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -78,10 +70,10 @@ __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch s
 template <typename Scratch>
 __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % COMBINING_LANES;
-    float value = sum_f32_identity();
+    float value = 0.0f;
     if (warp < WARPS) value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -108,7 +100,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     }
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -118,13 +110,13 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = elements_of_phase_1_of_modulated_rms_norm(x[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));

@@ -3,19 +3,22 @@
 // Reads logits_dim0 * 128 bytes, writes logits_dim0 * 80.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
+#include "../primitives/above_all_keys.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/sort_key.cuh"
+#include "../primitives/descending_key.cuh"
+#include "../primitives/sorted_value.cuh"
+#include "../primitives/descending_value.cuh"
 #include "../primitives/fast_divide.cuh"
 #include "../primitives/fast_exp.cuh"
+#include "../primitives/key_index.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/maximum.i64.float.cuh"
 #include "../primitives/minimum.i64.float.cuh"
-#include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/sort_key.cuh"
-#include "../primitives/sorted_value.cuh"
 #include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/store.i64.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
@@ -39,33 +42,33 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_moe_router(float logits, i64 coordinate, i64& smallest_part,
-        i64& bits) {
-    bits = sort_key(logits, coordinate) ^ ~0xFFFFFFFFLL;                              // line 30
-    smallest_part = bits;
+__device__ __forceinline__ void elements_of_phase_1_of_moe_router(float logits, i64 coordinate, i64& smallest_key_part,
+        i64& key_of_element) {
+    key_of_element = descending_key(logits, coordinate);                              // line 30
+    smallest_key_part = key_of_element;
 }
 
-__device__ __forceinline__ i64 shifted_of_moe_router(i64 smallest) {
-    return shift_right(smallest & 0xFFFFFFFFLL, 1LL);                                 // line 30
+__device__ __forceinline__ i64 element_index_of_moe_router(i64 smallest_key) {
+    return key_index(smallest_key);                                                   // line 30
 }
 
-__device__ __forceinline__ i64 chosen_of_moe_router(i64 bits, i64 smallest) {
-    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 30
+__device__ __forceinline__ i64 chosen_of_moe_router(i64 key_of_element, i64 smallest_key) {
+    return key_of_element > smallest_key ? key_of_element : above_all_keys();         // line 30
 }
 
-__device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 smallest_2, i64 smallest_3,
-        i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& product,
-        float& product_2, float& product_3, float& product_4, float& product_5, float& product_6, float& product_7,
-        float& product_8, i64& shifted_8) {
-    const float element = sorted_value(smallest ^ ~0xFFFFFFFFLL);                     // line 30
-    const float element_2 = sorted_value(smallest_2 ^ ~0xFFFFFFFFLL);
-    const float element_3 = sorted_value(smallest_3 ^ ~0xFFFFFFFFLL);
-    const float element_4 = sorted_value(smallest_4 ^ ~0xFFFFFFFFLL);
-    const float element_5 = sorted_value(smallest_5 ^ ~0xFFFFFFFFLL);
+__device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest_key, i64 smallest_key_2, i64 smallest_key_3,
+        i64 smallest_key_4, i64 smallest_key_5, i64 smallest_key_6, i64 smallest_key_7, float scale,
+        i64 smallest_key_8, float& product, float& product_2, float& product_3, float& product_4, float& product_5,
+        float& product_6, float& product_7, float& product_8, i64& element_index_8) {
+    const float element = descending_value(smallest_key);                             // line 30
+    const float element_2 = descending_value(smallest_key_2);
+    const float element_3 = descending_value(smallest_key_3);
+    const float element_4 = descending_value(smallest_key_4);
+    const float element_5 = descending_value(smallest_key_5);
     const float larger = maximum(maximum(maximum(element, element_2), element_3), element_4);  // line 31
-    const float element_6 = sorted_value(smallest_6 ^ ~0xFFFFFFFFLL);                 // line 30
-    const float element_7 = sorted_value(smallest_7 ^ ~0xFFFFFFFFLL);
-    const float element_8 = sorted_value(smallest_8 ^ ~0xFFFFFFFFLL);
+    const float element_6 = descending_value(smallest_key_6);                         // line 30
+    const float element_7 = descending_value(smallest_key_7);
+    const float element_8 = descending_value(smallest_key_8);
     const float larger_2 = maximum(maximum(maximum(larger, element_5), element_6), element_7);  // line 31
     const float larger_3 = maximum(larger_2, element_8);
     const float exponential = fast_exp(element - larger_3);
@@ -86,7 +89,7 @@ __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest, i64 sm
     product_6 = scale * fast_divide(exponential_6, sum_2);
     product_7 = scale * fast_divide(exponential_7, sum_2);
     product_8 = scale * fast_divide(exponential_8, sum_2);
-    shifted_8 = shift_right(smallest_8 & 0xFFFFFFFFLL, 1LL);                          // line 30
+    element_index_8 = key_index(smallest_key_8);                                      // line 30
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest; stores bits for later phases.
+    // Phase 1 of 9: reduces each row to smallest_key; stores key_of_element for later phases.
     bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -128,69 +131,72 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
         if (column >= column_count) continue;
         load_lanes<LANES>(logits_raw[c], logits_ptr, row * 64 + column);
     }
-    i64 bits_kept[CHUNKS][LANES];
-    i64 smallest_of[SUMS];
+    i64 key_of_element_kept[CHUNKS][LANES];
+    i64 smallest_key_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) smallest_of[k] = amin_i64_identity();
+    for (i32 k = 0; k < SUMS; ++k) smallest_key_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         float logits[LANES];
         widen_vec(logits_raw[c], logits);
-        i64 bits[LANES];
+        i64 key_of_element[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            i64 smallest_part;
-            elements_of_phase_1_of_moe_router(logits[v], column + v, smallest_part, bits[v]);
-            smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part);
-            bits_kept[c][v] = bits[v];
+            i64 smallest_key_part;
+            elements_of_phase_1_of_moe_router(logits[v], column + v, smallest_key_part, key_of_element[v]);
+            smallest_key_of[v % SUMS] = amin_i64_combine(smallest_key_of[v % SUMS], smallest_key_part);
+            key_of_element_kept[c][v] = key_of_element[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_of[k] = amin_i64_combine(smallest_of[k], smallest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) {
+            smallest_key_of[k] = amin_i64_combine(smallest_key_of[k], smallest_key_of[k + half]);
+        }
     }
-    i64 smallest = smallest_of[0];
-    smallest = row_amin_i64(smallest);
+    i64 smallest_key = smallest_key_of[0];
+    smallest_key = row_amin_i64(smallest_key);
 
-    // Phases 2 to 8 of 9, one per turn: computes shifted; reduces each row to smallest_next; writes out_1.
-    i64 smallest_each[8] = {smallest};
+    // Phases 2 to 8 of 9, one per turn: computes element_index; reduces each row to smallest_key_next; writes out_1.
+    i64 smallest_key_each[8] = {smallest_key};
 #pragma unroll
     for (i32 turn = 0; turn < 7; ++turn) {
-        const i64 shifted = shifted_of_moe_router(smallest_each[turn]);
-        i64 smallest_next_of[SUMS];
+        const i64 element_index = element_index_of_moe_router(smallest_key_each[turn]);
+        i64 smallest_key_next_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) smallest_next_of[k] = amin_i64_identity();
+        for (i32 k = 0; k < SUMS; ++k) smallest_key_next_of[k] = amin_i64_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
             if (column >= column_count) continue;
-            const i64 (&bits)[LANES] = bits_kept[c];
+            const i64 (&key_of_element)[LANES] = key_of_element_kept[c];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const i64 smallest_next_part = chosen_of_moe_router(bits[v], smallest_each[turn]);
-                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part);
+                const i64 smallest_key_next_part = chosen_of_moe_router(key_of_element[v], smallest_key_each[turn]);
+                smallest_key_next_of[v % SUMS] = amin_i64_combine(smallest_key_next_of[v % SUMS],
+                        smallest_key_next_part);
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) {
-                smallest_next_of[k] = amin_i64_combine(smallest_next_of[k], smallest_next_of[k + half]);
+                smallest_key_next_of[k] = amin_i64_combine(smallest_key_next_of[k], smallest_key_next_of[k + half]);
             }
         }
-        i64 smallest_next = smallest_next_of[0];
-        smallest_next = row_amin_i64(smallest_next);
+        i64 smallest_key_next = smallest_key_next_of[0];
+        smallest_key_next = row_amin_i64(smallest_key_next);
         if (thread == 0 && exists) {
-            store_narrowed(out_1_ptr, row * 8 + turn, shifted);
+            store_narrowed(out_1_ptr, row * 8 + turn, element_index);
         }
-        smallest_each[turn + 1] = smallest_next;
+        smallest_key_each[turn + 1] = smallest_key_next;
     }
 
     // Phase 9 of 9: computes product, product_2, product_3, product_4, product_5, product_6, product_7, product_8,
-    // shifted_8; writes out_0, out_1.
+    // element_index_8; writes out_0, out_1.
     float product;
     float product_2;
     float product_3;
@@ -199,10 +205,10 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     float product_6;
     float product_7;
     float product_8;
-    i64 shifted_8;
-    values_of_row_of_moe_router(smallest_each[0], smallest_each[1], smallest_each[2], smallest_each[3],
-            smallest_each[4], smallest_each[5], smallest_each[6], scale, smallest_each[7], product, product_2,
-            product_3, product_4, product_5, product_6, product_7, product_8, shifted_8);
+    i64 element_index_8;
+    values_of_row_of_moe_router(smallest_key_each[0], smallest_key_each[1], smallest_key_each[2], smallest_key_each[3],
+            smallest_key_each[4], smallest_key_each[5], smallest_key_each[6], scale, smallest_key_each[7], product,
+            product_2, product_3, product_4, product_5, product_6, product_7, product_8, element_index_8);
     if (thread == 0 && exists) {
         store_narrowed(out_0_ptr, row * 8, product);
         store_narrowed(out_0_ptr, row * 8 + 1, product_2);
@@ -212,6 +218,6 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
         store_narrowed(out_0_ptr, row * 8 + 5, product_6);
         store_narrowed(out_0_ptr, row * 8 + 6, product_7);
         store_narrowed(out_0_ptr, row * 8 + 7, product_8);
-        store_narrowed(out_1_ptr, row * 8 + 7, shifted_8);
+        store_narrowed(out_1_ptr, row * 8 + 7, element_index_8);
     }
 }

@@ -34,18 +34,11 @@
 // reciprocal_rms in normalization.py; its def is line 1:
 //    3: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_1_of_poly_norm(float x, float& squares_part, float& squares_2_part,
         float& squares_3_part) {
     const float product = x * x;                                                      // poly_norm, line 8
-    squares_part = product * x * (product * x);                                       // reciprocal_rms, line 3
+    const float product_2 = product * x;
+    squares_part = product_2 * product_2;                                             // reciprocal_rms, line 3
     squares_2_part = product * product;
     squares_3_part = product;                                                         // poly_norm, line 8
 }
@@ -82,7 +75,7 @@ constexpr i32 squares_3_offset = 32;
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -92,7 +85,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -116,13 +109,13 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     }
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
     float squares_2_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_2_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_2_of[k] = 0.0f;
     float squares_3_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_3_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_3_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -133,27 +126,27 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
             float squares_2_part;
             float squares_3_part;
             elements_of_phase_1_of_poly_norm(x[v], squares_part, squares_2_part, squares_3_part);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
-            squares_2_of[v % SUMS] = sum_f32_combine(squares_2_of[v % SUMS], squares_2_part);
-            squares_3_of[v % SUMS] = sum_f32_combine(squares_3_of[v % SUMS], squares_3_part);
+            squares_of[v % SUMS] += squares_part;
+            squares_2_of[v % SUMS] += squares_2_part;
+            squares_3_of[v % SUMS] += squares_3_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_2_of[k] = sum_f32_combine(squares_2_of[k], squares_2_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_2_of[k] += squares_2_of[k + half];
     }
     float squares_2 = squares_2_of[0];
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_3_of[k] = sum_f32_combine(squares_3_of[k], squares_3_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_3_of[k] += squares_3_of[k + half];
     }
     float squares_3 = squares_3_of[0];
     row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));

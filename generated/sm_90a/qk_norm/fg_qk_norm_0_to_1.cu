@@ -31,14 +31,6 @@ namespace qk_norm_0 {
 // rms_normalized in normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float elements_of_phase_1_of_qk_norm_0(float q) {
     return q * q;                                                                     // line 20
 }
@@ -65,7 +57,7 @@ constexpr i32 CHUNKS = 4;  // vectors per thread
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
 #pragma unroll
-    for (i32 mask = THREADS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = THREADS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -93,7 +85,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
     }
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -103,13 +95,13 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = elements_of_phase_1_of_qk_norm_0(q[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     squares = row_sum_f32(squares);
@@ -145,14 +137,6 @@ namespace qk_norm_1 {
 // rms_normalized in normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float elements_of_phase_1_of_qk_norm_1(float k_val) {
     return k_val * k_val;                                                             // line 20
 }
@@ -179,7 +163,7 @@ constexpr i32 CHUNKS = 2;  // vectors per thread
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
 #pragma unroll
-    for (i32 mask = THREADS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = THREADS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -207,7 +191,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     }
     float squares_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -217,13 +201,13 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             const float squares_part = elements_of_phase_1_of_qk_norm_1(k_val[v]);
-            squares_of[v % SUMS] = sum_f32_combine(squares_of[v % SUMS], squares_part);
+            squares_of[v % SUMS] += squares_part;
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) squares_of[k] = sum_f32_combine(squares_of[k], squares_of[k + half]);
+        for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
     squares = row_sum_f32(squares);

@@ -51,8 +51,8 @@ __device__ __forceinline__ float elements_of_phase_1_of_quantize(float input) {
     return fabsf(input);                                                              // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_quantize(float largest, float& scale, float& inverse_scale) {
-    scale = maximum(largest, 1e-10f) * (1.0f / 448.0f);                               // quantized, line 33
+__device__ __forceinline__ void scale_and_inverse_scale_of_quantize(float amax, float& scale, float& inverse_scale) {
+    scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
@@ -70,7 +70,7 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 largest_offset = 0;  // in shared memory, in bytes
+constexpr i32 amax_offset = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -97,40 +97,40 @@ fg_quantize(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to largest.
+    // Phase 1 of 2: reduces each row to amax.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
-    float largest_of[SUMS];
+    float amax_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = elements_of_phase_1_of_quantize(input[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
+            const float amax_part = elements_of_phase_1_of_quantize(input[v]);
+            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float largest = largest_of[0];
-    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
+    float amax = amax_of[0];
+    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
     block_sync();
-    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
 
     // Phase 2 of 2: computes scale, inverse_scale; writes out_0, out_1.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_quantize(largest, scale, inverse_scale);
+    scale_and_inverse_scale_of_quantize(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

@@ -89,13 +89,15 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
         for (i32 u = 0; u < UNROLL; ++u) {
             const Index i1 = start + u;
             if (i1 >= end) continue;
-            load_lanes<LANES>(q_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3);
-            load_lanes<LANES>(q_other_raw[u], q_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64);
+            const Index at = i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3;
+            load_lanes<LANES>(q_raw[u], q_ptr, at);
+            load_lanes<LANES>(q_other_raw[u], q_ptr, at + 64);
         }
 #pragma unroll
         for (i32 u = 0; u < UNROLL; ++u) {
             const Index i1 = start + u;
             if (i1 >= end) continue;
+            const Index at = i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3;
             float q[LANES];
             widen_vec(q_raw[u], q);
             float q_other[LANES];
@@ -108,10 +110,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
             }
             bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
-            store_lanes<LANES>(out_0_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3, result_raw);
+            store_lanes<LANES>(out_0_ptr, at, result_raw);
             bf16 result_2_raw[LANES];
             narrow_vec(result_2, result_2_raw);
-            store_lanes<LANES>(out_0_ptr, i2 * 128 + i0 * q_dim1 * 524288 + i1 * 524288 + i3 + 64, result_2_raw);
+            store_lanes<LANES>(out_0_ptr, at + 64, result_2_raw);
         }
     }
 }

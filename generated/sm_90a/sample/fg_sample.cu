@@ -1,6 +1,6 @@
 // sample: row reduction, 3 phases, rows read once into shared memory, each split over a cluster of 2 blocks, emitted by
 // fusegen for sm_90a.
-// Grid min(logits_dim0, 66) * 2, block 672, 66576 bytes of shared memory: the shared memory of a cluster of 2 blocks
+// Grid min(logits_dim0, 66) * 2, block 672, 66608 bytes of shared memory: the shared memory of a cluster of 2 blocks
 // holds a row and the next ones, which are prefetched.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
@@ -136,13 +136,13 @@ constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
-constexpr i32 place_values_offset = 64512;  // in shared memory, in bytes
-constexpr i32 place_indices_offset = 64848;
-constexpr i32 normalizer_peak_offset = 65520;
-constexpr i32 normalizer_mass_offset = 65856;
-constexpr i32 chosen_offset = 66192;
-constexpr i32 logits_offset = 0;
-constexpr i32 arrived_offset = 66528;
+constexpr i32 place_values_offset = 0;  // in shared memory, in bytes
+constexpr i32 place_indices_offset = 336;
+constexpr i32 normalizer_peak_offset = 1008;
+constexpr i32 normalizer_mass_offset = 1344;
+constexpr i32 chosen_offset = 1680;
+constexpr i32 logits_offset = 2048;
+constexpr i32 arrived_offset = 66560;
 
 // Index of this warp within the row.
 __device__ __forceinline__ i32 warp_of_row() {

@@ -36,14 +36,6 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ float elements_of_phase_1_of_scale_mask_softmax(float scale, float scores, float mask) {
     return scores * scale + mask;                                                     // line 21
 }
@@ -79,7 +71,7 @@ __device__ __forceinline__ float row_amax_f32(float value) {
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -134,7 +126,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     float exponential_kept[CHUNKS][LANES];
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float scores[LANES];
@@ -146,14 +138,14 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
             elements_of_phase_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part, exponential[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_of[v % SUMS] += total_part;
             exponential_kept[c][v] = exponential[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     total = row_sum_f32(total);

@@ -42,14 +42,6 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float sum_f32_identity() {
-    return 0.0f;
-}
-
-__device__ __forceinline__ float sum_f32_combine(float a, float b) {
-    return a + b;
-}
-
 __device__ __forceinline__ void elements_of_phase_2_of_softmax(float input, float largest, float& total_part,
         float& exponential) {
     exponential = fast_exp(input - largest);                                          // line 6
@@ -95,7 +87,7 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
 template <typename Scratch>
 __device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
 #pragma unroll
-    for (i32 mask = 16; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
@@ -105,7 +97,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
-    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value = sum_f32_combine(value, shuffle_xor(value, mask));
+    for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
@@ -149,7 +141,7 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     float exponential_kept[CHUNKS][LANES];
     float total_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
+    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
@@ -159,14 +151,14 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
             elements_of_phase_2_of_softmax(input[v], largest, total_part, exponential[v]);
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], total_part);
+            total_of[v % SUMS] += total_part;
             exponential_kept[c][v] = exponential[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) total_of[k] = sum_f32_combine(total_of[k], total_of[k + half]);
+        for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
     row_sum_f32_store_partial(total, shared_array<float>(total_offset));

@@ -24,7 +24,8 @@
 //    7: return F.relu(gate).square() * up
 
 __device__ __forceinline__ float squared_reglu(float gate, float up) {
-    return maximum(gate, 0.0f) * maximum(gate, 0.0f) * up;                            // line 7
+    const float clamped = maximum(gate, 0.0f);                                        // line 7
+    return clamped * clamped * up;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@
 //    6: return F.relu(x).square()
 
 __device__ __forceinline__ float squared_relu(float x) {
-    return maximum(x, 0.0f) * maximum(x, 0.0f);                                       // line 6
+    const float clamped = maximum(x, 0.0f);                                           // line 6
+    return clamped * clamped;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -3,16 +3,19 @@
 // Reads input_dim0 * 128 bytes, writes input_dim0 * 80.
 // Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
 #include "../primitives/types.cuh"
+#include "../primitives/above_all_keys.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/sort_key.cuh"
+#include "../primitives/descending_key.cuh"
+#include "../primitives/sorted_value.cuh"
+#include "../primitives/descending_value.cuh"
+#include "../primitives/key_index.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
 #include "../primitives/minimum.i64.float.cuh"
-#include "../primitives/shift_right.cuh"
 #include "../primitives/shuffle_xor.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/sort_key.cuh"
-#include "../primitives/sorted_value.cuh"
 #include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/store.i64.bf16.cuh"
 #include "../primitives/store_narrowed.cuh"
@@ -34,19 +37,20 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_topk(float input, i64 coordinate, i64& smallest_part,
-        i64& bits) {
-    bits = sort_key(input, coordinate) ^ ~0xFFFFFFFFLL;                               // line 7
-    smallest_part = bits;
+__device__ __forceinline__ void elements_of_phase_1_of_topk(float input, i64 coordinate, i64& smallest_key_part,
+        i64& key_of_element) {
+    key_of_element = descending_key(input, coordinate);                               // line 7
+    smallest_key_part = key_of_element;
 }
 
-__device__ __forceinline__ void shifted_and_element_of_topk(i64 smallest, i64& shifted, float& element) {
-    shifted = shift_right(smallest & 0xFFFFFFFFLL, 1LL);                              // line 7
-    element = sorted_value(smallest ^ ~0xFFFFFFFFLL);
+__device__ __forceinline__ void element_index_and_element_of_topk(i64 smallest_key, i64& element_index,
+        float& element) {
+    element_index = key_index(smallest_key);                                          // line 7
+    element = descending_value(smallest_key);
 }
 
-__device__ __forceinline__ i64 chosen_of_topk(i64 bits, i64 smallest) {
-    return bits > smallest ? bits : 0x7F80000200000000LL;                             // line 7
+__device__ __forceinline__ i64 chosen_of_topk(i64 key_of_element, i64 smallest_key) {
+    return key_of_element > smallest_key ? key_of_element : above_all_keys();         // line 7
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -80,7 +84,7 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_e
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest; stores bits for later phases.
+    // Phase 1 of 9: reduces each row to smallest_key; stores key_of_element for later phases.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -88,77 +92,80 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_e
         if (column >= column_count) continue;
         load_lanes<LANES>(input_raw[c], input_ptr, row * 64 + column);
     }
-    i64 bits_kept[CHUNKS][LANES];
-    i64 smallest_of[SUMS];
+    i64 key_of_element_kept[CHUNKS][LANES];
+    i64 smallest_key_of[SUMS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) smallest_of[k] = amin_i64_identity();
+    for (i32 k = 0; k < SUMS; ++k) smallest_key_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         float input[LANES];
         widen_vec(input_raw[c], input);
-        i64 bits[LANES];
+        i64 key_of_element[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            i64 smallest_part;
-            elements_of_phase_1_of_topk(input[v], column + v, smallest_part, bits[v]);
-            smallest_of[v % SUMS] = amin_i64_combine(smallest_of[v % SUMS], smallest_part);
-            bits_kept[c][v] = bits[v];
+            i64 smallest_key_part;
+            elements_of_phase_1_of_topk(input[v], column + v, smallest_key_part, key_of_element[v]);
+            smallest_key_of[v % SUMS] = amin_i64_combine(smallest_key_of[v % SUMS], smallest_key_part);
+            key_of_element_kept[c][v] = key_of_element[v];
         }
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (i32 k = 0; k < half; ++k) smallest_of[k] = amin_i64_combine(smallest_of[k], smallest_of[k + half]);
+        for (i32 k = 0; k < half; ++k) {
+            smallest_key_of[k] = amin_i64_combine(smallest_key_of[k], smallest_key_of[k + half]);
+        }
     }
-    i64 smallest = smallest_of[0];
-    smallest = row_amin_i64(smallest);
+    i64 smallest_key = smallest_key_of[0];
+    smallest_key = row_amin_i64(smallest_key);
 
-    // Phases 2 to 8 of 9, one per turn: computes shifted, element; reduces each row to smallest_next; writes out_1,
-    // out_0.
-    i64 smallest_each[8] = {smallest};
+    // Phases 2 to 8 of 9, one per turn: computes element_index, element; reduces each row to smallest_key_next; writes
+    // out_1, out_0.
+    i64 smallest_key_each[8] = {smallest_key};
 #pragma unroll
     for (i32 turn = 0; turn < 7; ++turn) {
-        i64 shifted;
+        i64 element_index;
         float element;
-        shifted_and_element_of_topk(smallest_each[turn], shifted, element);
-        i64 smallest_next_of[SUMS];
+        element_index_and_element_of_topk(smallest_key_each[turn], element_index, element);
+        i64 smallest_key_next_of[SUMS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) smallest_next_of[k] = amin_i64_identity();
+        for (i32 k = 0; k < SUMS; ++k) smallest_key_next_of[k] = amin_i64_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
             if (column >= column_count) continue;
-            const i64 (&bits)[LANES] = bits_kept[c];
+            const i64 (&key_of_element)[LANES] = key_of_element_kept[c];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const i64 smallest_next_part = chosen_of_topk(bits[v], smallest_each[turn]);
-                smallest_next_of[v % SUMS] = amin_i64_combine(smallest_next_of[v % SUMS], smallest_next_part);
+                const i64 smallest_key_next_part = chosen_of_topk(key_of_element[v], smallest_key_each[turn]);
+                smallest_key_next_of[v % SUMS] = amin_i64_combine(smallest_key_next_of[v % SUMS],
+                        smallest_key_next_part);
             }
         }
 #pragma unroll
         for (i32 half = SUMS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) {
-                smallest_next_of[k] = amin_i64_combine(smallest_next_of[k], smallest_next_of[k + half]);
+                smallest_key_next_of[k] = amin_i64_combine(smallest_key_next_of[k], smallest_key_next_of[k + half]);
             }
         }
-        i64 smallest_next = smallest_next_of[0];
-        smallest_next = row_amin_i64(smallest_next);
+        i64 smallest_key_next = smallest_key_next_of[0];
+        smallest_key_next = row_amin_i64(smallest_key_next);
         if (thread == 0 && exists) {
-            store_narrowed(out_1_ptr, row * 8 + turn, shifted);
+            store_narrowed(out_1_ptr, row * 8 + turn, element_index);
             store_narrowed(out_0_ptr, row * 8 + turn, element);
         }
-        smallest_each[turn + 1] = smallest_next;
+        smallest_key_each[turn + 1] = smallest_key_next;
     }
 
-    // Phase 9 of 9: computes shifted, element; writes out_1, out_0.
-    i64 shifted;
+    // Phase 9 of 9: computes element_index, element; writes out_1, out_0.
+    i64 element_index;
     float element;
-    shifted_and_element_of_topk(smallest_each[7], shifted, element);
+    element_index_and_element_of_topk(smallest_key_each[7], element_index, element);
     if (thread == 0 && exists) {
-        store_narrowed(out_1_ptr, row * 8 + 7, shifted);
+        store_narrowed(out_1_ptr, row * 8 + 7, element_index);
         store_narrowed(out_0_ptr, row * 8 + 7, element);
     }
 }
