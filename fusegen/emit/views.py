@@ -351,9 +351,12 @@ def cpu_offsets(kernel: LoweredKernel) -> Offsets:
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
 
 
+_IN_64_BITS = ("i64(", "min(", "max(", "widen(")
+
+
 def _in_64_bits(operand: sympy.Expr) -> str:
     text = c_text(operand)
-    return text if text.startswith("i64(") else f"i64({text})"
+    return text if text.startswith(_IN_64_BITS) else f"i64({text})"
 
 
 def _symbol(text: str) -> sympy.Symbol:

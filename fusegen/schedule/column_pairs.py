@@ -248,6 +248,8 @@ class _Builder:
         """Returns the name of a coordinate; a coordinate of two types is passed twice."""
         if isinstance(value, Bounds):
             return self.context.names.take("condition")
+        if isinstance(value, sympy.Symbol) and value not in self.math.axes.symbols and value.name not in self.arguments:
+            return str(value.name)  # a size
         word = self.math.coordinate_names.get(value)
         if word is not None and word not in self.arguments:
             return word

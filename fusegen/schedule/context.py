@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -75,6 +76,12 @@ class Context:
     def __post_init__(self) -> None:
         scalars = (scalar_identifier(name) for name, _ in self.graph.scalars)
         self.names = Namer(taken=scalars, functions=kernel_functions(self.name))
+
+    def in_own_scope(self) -> Context:
+        """Returns the context of a function whose parameters and variables may have the names of those of other functions."""
+        own = copy(self)
+        own.names, own._named = deepcopy(self.names), dict(self._named)
+        return own
 
     def choose(self, candidates: tuple[P, ...]) -> P:
         """Returns the pinned plan if it is a candidate, else the first candidate."""

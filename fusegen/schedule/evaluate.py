@@ -196,7 +196,8 @@ class Evaluator:
         op, args = (node.op, args) if fused is None else (FusedOp.MULTIPLY_ADD, fused)
         if position in self.inverted and node.dtype.compute is DType.FLOAT32:
             op, args = Op.MUL, [args[0], self._reciprocal(args[1])]
-        computed = self.terms.add(Term(op, tuple(args), node.dtype.compute), location, self.graph.variables.get(position))
+        term = self.terms.simplified(Term(op, tuple(args), node.dtype.compute))
+        computed = self.terms.add(term, location, self.graph.variables.get(position))
         if node.op in _WRAPPING and node.dtype in _NARROW_INTEGERS:  # torch's integers wrap at every operation
             return self.terms.add(Term(Op.CAST, (computed,), node.dtype.compute, node.dtype), location)
         return self._rounded(computed, node.dtype) if position in self.rounded else computed

@@ -100,6 +100,9 @@ def noun(terms: Sequence[Term], position: int) -> str:
     return NOUNS.get(term.op) or f"{term.op.row.name}_value"  # functions have the names of operations
 
 
+_STRICT = {Op.LE: Op.LT, Op.GE: Op.GT}
+
+
 class Terms:
     """Hash-consed terms in topological order, with the user's source lines and variables."""
 
@@ -118,6 +121,37 @@ class Terms:
         if variable is not None:
             self.variables.setdefault(self._known[term], variable)
         return self._known[term]
+
+    def simplified(self, term: Term) -> Term:
+        """Returns an equal term of integers: x for x + 0, and x < y for x <= y - 1 if y - 1 cannot wrap."""
+        if term.op is Op.ADD and term.dtype is DType.INT64:
+            others = [a for a in term.args if not self._is_integer(a, 0)]
+            return self.items[others[0]] if len(others) == 1 else term
+        if term.op not in _STRICT:
+            return term
+        lower, upper = term.args if term.op is Op.LE else term.args[::-1]
+        less = self.items[upper]
+        if less.op is not Op.SUB or less.dtype is not DType.INT64 or not self._is_integer(less.args[1], 1):
+            return term
+        args = (lower, less.args[0]) if term.op is Op.LE else (less.args[0], lower)
+        return Term(_STRICT[term.op], args, term.dtype) if self._is_above_least(less.args[0]) else term
+
+    def _is_integer(self, position: int, number: int) -> bool:
+        return self.items[position] == Term(Leaf.CONSTANT, (), DType.INT64, str(number))
+
+    def _is_above_least(self, position: int) -> bool:
+        """True if an integer is known to be no -2^63: a coordinate, a clamped one, or a minimum of these."""
+        stack = [position]
+        while stack:
+            term = self.items[stack.pop()]
+            if term.op is Op.MINIMUM:
+                stack += term.args
+            elif term.op is Op.MAXIMUM:
+                if not any(self._is_integer(a, 0) for a in term.args):
+                    return False
+            elif term.op is not Leaf.COORDINATE and (term.op is not Leaf.CONSTANT or int(str(term.payload)) < 0):
+                return False
+        return True
 
     def name(self, position: int) -> str:
         """Returns a name for a term: the user's variable, else a noun."""

@@ -74,6 +74,11 @@ def test_numbers_wrap_to_the_integers_that_they_meet() -> None:
     agree(lambda x, n: (x <= n, torch.where(x > 1, x, n)), (x, -1), (x, 5))
 
 
+def test_one_less_than_the_least_integer_wraps() -> None:
+    x, n = torch.tensor([0, 5, -(2**63)]), torch.tensor([-(2**63), 2**63 - 1, 0])
+    agree(lambda x, n: (x <= n - 1, n - 1 >= x, x <= n.clamp(min=0) - 1, n.clamp(min=0) - 1 >= x, x + 0), (x, n))
+
+
 def test_parts_without_elements() -> None:
     agree(lambda x: F.scaled_dot_product_attention(x, x, x)[:, :0].select(0, 0), (randn(4, 4, 4, 4),))
 

@@ -15,7 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Index, RunTimeNumber
+from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, same
 from fusegen.schedule.indices import Choice, Less, Maximum, Minimum
 
 _FAR = 1 << 20
@@ -178,6 +178,23 @@ def page_number(graph: Graph, position: int, at: Position, axes: Axes) -> Index:
         position, at = operand.arg, operand.index
     number = _number(graph, position, at, axes)
     return NumberInMemory(position, *at) if number is None else number
+
+
+def page_of_seen_key(number: Index, first: Index, seen: Index | None, batch: sympy.Symbol) -> Index:
+    """Returns the page of a block that begins with key `first` and has a key below `seen`: the kernel reads no others. This decides
+    ``where(first < length, page, other)``."""
+    if seen is None or not isinstance(number, Choice) or not isinstance(number.args[0], Less):
+        return number
+    left, length = number.args[0].args
+    holds = same(left, first) and length.free_symbols <= {batch} and _is_at_most(sympy.sympify(seen), length)
+    return number.args[1] if holds else number
+
+
+def _is_at_most(bound: sympy.Expr, length: sympy.Expr) -> bool:
+    """True if keys below a bound, which are not negative, are below a length."""
+    if isinstance(bound, Minimum):
+        return any(_is_at_most(each, length) for each in bound.args)
+    return bound == length or (isinstance(bound, Maximum) and 0 in bound.args and length in bound.args)
 
 
 def _tightest(bounds: Iterable[sympy.Expr], sign: int) -> sympy.Expr | None:

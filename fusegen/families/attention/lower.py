@@ -10,7 +10,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
-from fusegen.families.attention.bounds import NumberInMemory
+from fusegen.families.attention.bounds import NumberInMemory, page_of_seen_key
 from fusegen.families.attention.match import AttentionMatch, Recurrence, Separation
 from fusegen.families.attention.operands import AttentionOperands, PageTable
 from fusegen.families.attention.plan import (
@@ -81,8 +81,8 @@ def lower_attention(context: Context) -> Sequence[Step]:
     plan = context.choose(plans)
     score_axes, result_axes = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
     placement = place_output(context, root, lane_position(result_axes, 0), result_axes, lambda store: is_in_octets(context, store))
-    score, unit = _score(context, recurrence, score_axes, plan)
-    finish = _finish(context, root, recurrence, result_axes, unit)
+    score, unit = _score(context.in_own_scope(), recurrence, score_axes, plan)
+    finish = _finish(context.in_own_scope(), root, recurrence, result_axes, unit)
     body = AttentionBody(
         input_dtype=context.graph.nodes[recurrence.values].dtype,
         cache_dtype=cache_dtype,
@@ -97,7 +97,7 @@ def lower_attention(context: Context) -> Sequence[Step]:
         visible_keys=_emitted(context, match.visible_keys),
         first_key=_emitted(context, match.first_key),
         present_keys=_emitted(context, operands.present_keys),
-        pages=None if operands.table is None else _pages(context, operands.table, score_axes, plan),
+        pages=None if operands.table is None else _pages(context, operands.table, match.visible_keys, score_axes, plan),
         plan=plan,
         matrices=tuple(context.reads[view.base] for view in operands.views) if _copies(plan) else (),
     )
@@ -117,11 +117,12 @@ def _sums(context: Context, scores: int, plan: StreamingPlan) -> tuple[int, ...]
     return (context.memory.add("sums", DType.FLOAT32, (_tiles(batches, heads, queries, plan) * plan.stored,)),)
 
 
-def _pages(context: Context, table: PageTable, axes: Axes, plan: StreamingPlan) -> PagedKeys:
+def _pages(context: Context, table: PageTable, visible: Index | None, axes: Axes, plan: StreamingPlan) -> PagedKeys:
     batch, block, *_, last = axes.symbols
-    number = checked_index(context.graph, table.gather, _emitted(context, table.number) or 0)
+    read = page_of_seen_key(table.number, block * table.page, visible, batch)
+    number = checked_index(context.graph, table.gather, _emitted(context, read) or 0)
     box = math.gcd(divisor(sympy.sympify(table.page), context.multiples), plan.tile_k)
-    return PagedKeys(number, Axes((batch, block, last), (axes.extents[0], 1, 1)), box)
+    return PagedKeys(number, Axes((batch, block, last), (axes.extents[0], 1, 1)), box, literal(table.page))
 
 
 def _emitted(context: Context, integer: Index | None) -> Index | None:
@@ -210,7 +211,9 @@ def _literal(extent: Index) -> int:
 
 def _launch(context: Context, kernel: LoweredKernel, match: AttentionMatch, body: AttentionBody) -> Launch:
     operands, (batches, heads, queries, keys) = match.operands, context.graph.nodes[match.recurrence.scores].shape
-    pages = () if operands.table is None else (operands.k.shape[0], operands.table.page)
+    pages = [] if operands.table is None else [operands.k.shape[0], operands.table.page]
+    if body.pages is not None and body.pages.size:  # a constant of the text
+        del pages[1]
     plan, views = body.plan, operands.views
     strides = tuple(size for view in views for size in (view.offset, *view.strides[:-1])) if _copies(plan) else ()
     return Launch(

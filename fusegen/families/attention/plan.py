@@ -156,11 +156,13 @@ class PagedKeys:
     Attributes:
         number: the page of a block, a `CheckedIndex` over `axes`: batch, block, and a last one that is unused.
         box: keys that are read at once, from one page.
+        size: keys of a page; None if it is symbolic.
     """
 
     number: Index
     axes: Axes
     box: int
+    size: int | None
 
 
 @dataclass(frozen=True)
