@@ -22,7 +22,10 @@ _PRAGMAS = "main half omp parallel pragma schedule simd unroll"
 _BUILTINS = "threadIdx blockIdx blockDim gridDim warpSize dim3 size_t"
 """Names that CUDA declares for every kernel; its functions may be declared again with other types."""
 
-_MACROS = r"NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|i386|assert|errno|std\w+|I|complex|\w+_(MAX|MIN|BIT|OFFSET)|OFFSET_OF_\w+|BUFSIZ|E[A-Z]{3,}"
+_MACROS = (
+    r"NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|i386|assert|errno|std\w+|I|complex|\w+_(MAX|MIN|BIT|OFFSET)"
+    r"|OFFSET_OF_\w+|BUFSIZ|E[A-Z]{3,}"
+)
 """Macros of the C library and of compilers, and the pipelines' offsets in shared memory."""
 
 _SHARED = """
