@@ -256,6 +256,7 @@ def _backward(
         else:
             inputs.append(replace(row_major(names("saved"), node.shape, value.dtype), donated=not value.in_memory))
     part = _Part(joined, [*inputs, *gradients], {value.position: spec.name for value, spec in zip(saved, inputs, strict=True)})
+    part.builder.result_names = ()
     return part.builder.build([part.cast(p, joined.nodes[p].dtype) for p in positions])
 
 

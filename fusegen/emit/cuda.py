@@ -218,7 +218,7 @@ _BLOCK, _BLOCKS = "i32 block", "i32 blocks"
 
 def head(launch: Launch) -> dict[str, Any]:
     """Returns the variables of a template's head. ``begins`` prints the function's head up to its parameters for some launch
-    bounds, without the blocks per SM of a launch of one block; it defines their constant if they are a number. ``leading`` are a
+    bounds, without the blocks per SM of a launch of one block; ``bound`` prints their constant. ``leading`` are a
     part's first parameters, of which `assemble` removes the number of blocks if nothing reads it; ``block`` and ``blocks`` are the
     block's number and the number of blocks."""
     is_part = launch.part > 0
@@ -231,6 +231,7 @@ def head(launch: Launch) -> dict[str, Any]:
         "triggers": launch.triggers,
         "parameters": [*leading, *parameters],
         "leading": leading,
+        "bound": lambda count: "" if is_part or has_one_block(launch) else _blocks_per_sm(count),
         "begins": _part(_APART if launch.extra else _INLINE) if is_part else _entry(launch),
         "block": "block" if is_part else "block_id()",
         "blocks": "blocks" if is_part else "block_count()",
@@ -246,8 +247,7 @@ def _entry(launch: Launch) -> Callable[..., str]:
     def begins(threads: str, blocks_per_sm: int | str | None = None, more: str = "") -> str:
         is_alone = blocks_per_sm is None or has_one_block(launch)
         bounds = threads if is_alone else f"{threads}, BLOCKS_PER_SM"
-        constant = f"{_blocks_per_sm(blocks_per_sm)}\n\n" if isinstance(blocks_per_sm, int) and not is_alone else ""
-        return f'{constant}extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
+        return f'extern "C" __global__ void {more}__launch_bounds__({bounds})\n{entry(launch.kernel)}'
 
     return begins
 

@@ -85,6 +85,11 @@ def mentions(text: str, name: str) -> bool:
     return re.search(rf"\b{name}\b", code_of(text)) is not None
 
 
+def offset_of(name: str) -> str:
+    """Returns the constant for the offset of an array in shared memory. Names that differ in case alone get different constants."""
+    return f"{name.upper()}_OFFSET" if name.islower() else f"OFFSET_OF_{name}"
+
+
 def needed_definitions(lines: Sequence[str], text: str) -> list[str]:
     """Returns the definitions (``const type name = …``) that the text, or a later needed definition, mentions."""
     used: list[str] = []
@@ -186,6 +191,7 @@ def environment() -> jinja2.Environment:
     env = strict_environment(autoescape=False, lstrip_blocks=True)
     env.tests["mentioning"] = mentions
     env.filters["needed_definitions"] = needed_definitions
+    env.filters["offset_of"] = offset_of
     env.filters["mentioned_in"] = lambda names, text: [name for name in names if mentions(text, name)]
     return env
 

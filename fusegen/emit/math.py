@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -30,6 +30,7 @@ _LINE_WIDTH, _LINES = 111, 3  # characters of a comment's line that quotes the u
 _MARK = "\x1f"
 """Separates the fields of a location in a text, whose printable characters do not contain it."""
 _FIELDS = ("file", "function", "first", "line", "text")
+_PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
 _CONTINUES = "//       "
 """The start of a further line of a quote."""
 _PLACE = re.compile(_MARK.join(["//", *(rf"(?P<{field}>[^{_MARK}\n]*)" for field in _FIELDS)]))
@@ -53,7 +54,13 @@ class Quote:
 
 def quote_of(place: Location) -> Quote:
     function = _plain(place.function.rpartition("<locals>.")[2])
-    return Quote(_plain(PurePath(place.file).name), function, place.line, _shortened(place.text))
+    return Quote(_shown_file(place.file), function, place.line, _shortened(place.text))
+
+
+def _shown_file(file: str) -> str:
+    """Returns a file's path within this package, where names occur twice, else its name: a text holds no path of a machine."""
+    path = PurePath(file)
+    return path.relative_to(_PACKAGE.parent).as_posix() if path.is_relative_to(_PACKAGE) else _plain(path.name)
 
 
 def function_text(function: MathFunction, language: Language, qualifier: str) -> str:

@@ -154,6 +154,7 @@ class Graph:
         padded: nodes in the call's own memory whose rows are padded there (`ir.index_map.memory_shape`).
         approximate: the numbers of results that may be approximate, because only a backward pass with results of at most 16 bits
             reads them.
+        result_names: the names of the first results, empty where the function gives none; ignored by equality.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Graph:
     plans: tuple[tuple[str, str], ...] = ()
     padded: frozenset[int] = frozenset()
     approximate: tuple[int, ...] = ()
+    result_names: tuple[str, ...] = field(compare=False, default=())
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         return iter(enumerate(self.nodes))
@@ -266,6 +268,7 @@ class GraphBuilder:
         self.fast_math = False
         self.plans: tuple[tuple[str, str], ...] = ()
         self.approximate: tuple[int, ...] = ()
+        self.result_names: tuple[str, ...] = ()
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
@@ -317,6 +320,7 @@ class GraphBuilder:
         builder.inputs, builder.scalars, builder.derived = list(graph.inputs), list(graph.scalars), graph.derived
         builder.multiples, builder.bounds = graph.multiples, graph.bounds
         builder.fast_math, builder.plans, builder.approximate = graph.fast_math, graph.plans, graph.approximate
+        builder.result_names = graph.result_names
         return builder
 
     def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
@@ -338,6 +342,7 @@ class GraphBuilder:
             fast_math=self.fast_math,
             plans=self.plans,
             approximate=self.approximate,
+            result_names=self.result_names,
         )
 
     def _alive(self, outputs: Sequence[int]) -> list[int]:

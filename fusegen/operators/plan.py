@@ -159,8 +159,9 @@ class _Plan:
             key = Namer(reserved=False, taken=list(sources)).take("random_key")
             graph, sources[key] = with_random_key(graph, key), f"{KEY}{ITEMS}{device}"
         results = [p for p in dict.fromkeys(graph.outputs) if p not in graph.puts]
+        names = graph.result_names if tuple(results) == graph.outputs else ()
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == VALUE_AS_SIZE}
-        graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
+        graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results), result_names=names))
         boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
         assumed = AssumedGraph(graph_of_results, tuple(of_parameters), guards_of(trace), boxed=boxed)
         needed = self._inputs_with_gradients(paths, trace) if recording else set()

@@ -51,7 +51,7 @@ def subgraph_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int,
     nodes = tuple(replace(graph.nodes[p], args=tuple(indices[a] for a in graph.nodes[p].args)) for p in old_indices)
     locations = tuple(graph.locations[p] for p in old_indices)
     results = tuple(indices[o] for o in outputs)
-    return replace(graph, nodes=nodes, outputs=results, locations=locations, approximate=()), tuple(old_indices)
+    return replace(graph, nodes=nodes, outputs=results, locations=locations, approximate=(), result_names=()), tuple(old_indices)
 
 
 def copy_after_operands(

@@ -130,8 +130,9 @@ class Context:
         return self.graph.input_spec(str(self.graph.nodes[spec.node].attr("name"))).alignment
 
     def pointers(self, reads: Iterable[int], writes: Iterable[int], expressions: Iterable[Index] = ()) -> tuple[Pointer, ...]:
-        """Returns the pointer parameters: buffers that are read, also by indices in `expressions`, then those that are written."""
-        written = dict.fromkeys(writes)
+        """Returns the pointer parameters: buffers that are read, also by indices in `expressions`, then those that are written,
+        in the order of the function's results."""
+        written = dict.fromkeys(sorted(set(writes)))
         read = [b for b in dict.fromkeys([*reads, *loaded_buffers(expressions)]) if b not in written]
         return tuple(self._pointer(b, b in written) for b in (*read, *written))
 

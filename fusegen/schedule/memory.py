@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,14 +122,27 @@ class Memory:
     def _add_results(self) -> None:
         """Adds a buffer for each result. Results share no memory with each other; a result shares an input's memory only if it is
         that input."""
-        single = len(self.graph.outputs) == 1
+        names = self._result_names()
         for number, result in enumerate(self.graph.outputs):
             if self.graph.nodes[result].op is Op.PUT:
                 self.results.append(self.reads[result])
                 continue
             dtype = self.graph.nodes[result].dtype
-            self.results.append(self._add_node(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
+            self.results.append(self._add_node(result, names[number], dtype, Role.OUTPUT))
             self._record_write(self.results[-1], result)
+
+    def _result_names(self) -> list[str]:
+        """Returns the names of several results in the function that returns them, or of the variables that hold them."""
+        graph, inputs = self.graph, {spec.name for spec in self._specs}
+        if len(graph.outputs) == 1:
+            return ["out"]
+        names = [*graph.result_names, *[""] * len(graph.outputs)][: len(graph.outputs)]
+        held = [graph.variables.get(_unconverted(graph, result), "") for result in graph.outputs]
+        variables = [name or variable for name, variable in zip(names, held, strict=True)]
+        count = Counter([*variables, *inputs])
+        if any(count[name] > 1 or not name for name in variables):  # a helper's variable for one result alone would mislead
+            variables, count = names, Counter([*names, *inputs])
+        return [name if name and count[name] == 1 else f"out_{number}" for number, name in enumerate(variables)]
 
     def _add_temporary(self, position: int) -> None:
         """Chooses the buffer from which a node is read: one with the same elements in the same order, or a new one."""
@@ -188,6 +202,13 @@ class Memory:
             else:
                 index = delinearize(linearize(index, self.graph.nodes[node.args[0]].shape), node.shape, axes)
         return index
+
+
+def _unconverted(graph: Graph, position: int) -> int:
+    """Returns the value of which a node is a view or a conversion."""
+    while (value := strip_views(graph, position)) != position or graph.nodes[position].op is Op.CAST:
+        position = graph.nodes[position].args[0] if value == position else value
+    return position
 
 
 def formulas(shape: Shape) -> tuple[Formula, ...]:

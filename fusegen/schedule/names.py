@@ -22,8 +22,11 @@ _PRAGMAS = "main half omp parallel pragma schedule simd unroll"
 _BUILTINS = "threadIdx blockIdx blockDim gridDim warpSize dim3 size_t"
 """Names that CUDA declares for every kernel; its functions may be declared again with other types."""
 
-_MACROS = r"NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|i386|assert|errno|std\w+|I|complex|\w+_(MAX|MIN|BIT)|BUFSIZ|E[A-Z]{3,}"
-"""Macros of the C library and of compilers."""
+_MACROS = (
+    r"NULL|INFINITY|NAN|EOF|HUGE_VAL|M_\w+|linux|unix|i386|assert|errno|std\w+|I|complex|\w+_(MAX|MIN|BIT|OFFSET)"
+    r"|OFFSET_OF_\w+|BUFSIZ|E[A-Z]{3,}"
+)
+"""Macros of the C library and of compilers, and the pipelines' offsets in shared memory."""
 
 _SHARED = """
     thread row col column index lane lanes load store chunk v u i j warp widen narrow scratch i8 u8 i16 u16 i32 u32 i64 u64 bf16

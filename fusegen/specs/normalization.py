@@ -167,7 +167,8 @@ def qk_norm(
     Transformers" (arXiv 2010.04245).
     """
     queries = rms_normalized(q, q_weight, eps, zero_centered_gamma, casting_mode)
-    return queries, rms_normalized(k, k_weight, eps, zero_centered_gamma, casting_mode)
+    keys = rms_normalized(k, k_weight, eps, zero_centered_gamma, casting_mode)
+    return queries, keys
 
 
 MODULATED = {"x": tensor("batch positions features"), "scale": tensor("batch features"), "shift": tensor("batch features")}
@@ -355,7 +356,9 @@ def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5
     centered = x - x.mean(-1, keepdim=True)
     rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
     normalized = centered * rstd
-    return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
+    dx = _input_gradient(normalized, rstd, dy * weight)
+    dweight, dbias = (dy * normalized).sum(0), dy.sum(0)
+    return dx, dweight, dbias
 
 
 @FAMILY.spec({"y": X, "dy": X, **AFFINE, "rstd": tensor("rows 1", torch.float32)}, gradients=False)
@@ -377,7 +380,9 @@ def layer_norm_invertible_backward(
     )
     normalized = (y - bias) / weight
     dx = _input_gradient(normalized, rstd, dy * weight)
-    return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
+    dweight, dbias = (dy * normalized).sum(0), dy.sum(0)
+    has_zero = (weight == 0).any()
+    return dx.to(y.dtype), dweight, dbias, has_zero
 
 
 def _input_gradient(normalized: Tensor, rstd: Tensor, grad: Tensor) -> Tensor:

@@ -69,8 +69,8 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
     """
     largest = largest_of(dtype)
     inverse_scale = 1.0 / scale.float()
-    scaled = (x.float() * inverse_scale).clamp(-largest, largest)
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+    values = (x.float() * inverse_scale).clamp(-largest, largest)
+    return (values.round() if dtype == torch.int8 else values).to(dtype)
 
 
 def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch.dtype, Tensor]:

@@ -75,7 +75,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = F
     and k, even if cos and sin are float32. Su et al., "RoFormer" (arXiv 2104.09864).
     """
     require_heads(q, k)
-    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+    queries, keys = rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+    return queries, keys
 
 
 @FAMILY.spec({**QK, **HALVES}, sizes=SIZES, variants={"interleaved": PAIRS, "partial": PARTIAL}, gradients=False)
@@ -144,7 +145,8 @@ def rotary_position_ids(
     settings = scaling, factor, original_length, low, high, beta_fast, beta_slow, rotary_dim, mrope_section
     cos, sin = _cos_sin(q, position_ids, base, interleaved, *settings)
     require_heads(q, k)
-    return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+    queries, keys = rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
+    return queries, keys
 
 
 @FAMILY.spec(POSITION_IDS, sizes=SIZES, variants={"llama3": SCALED, "mrope": MROPE}, gradients=False)

@@ -79,7 +79,8 @@ def moe_router(
         weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
     else:
         raise ArgumentError(f"no scoring is called {scoring!r}", hint="give 'softmax' or 'sigmoid'")
-    return (scale * weights).to(logits.dtype), indices
+    weights = (scale * weights).to(logits.dtype)
+    return weights, indices
 
 
 def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
@@ -181,7 +182,8 @@ def sample(
     place = left.argmax(-1, keepdim=True)
     token = place if order is None else order.gather(-1, place)
     chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
-    return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+    logprob = chosen - logits.float().logsumexp(-1)
+    return token.squeeze(-1), logprob
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
 import linecache
 import os
 import sys
+import textwrap
 import tokenize
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -24,6 +26,7 @@ from fusegen.ir.graph import Location
 
 _PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
 _NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+_SAME_VALUE = frozenset(["to", "float", "half", "bfloat16", "contiguous", "reshape", "view", "flatten", "squeeze", "unsqueeze"])
 _DECLARATIONS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("specs", "nn", "parallel"))
 
 
@@ -105,6 +108,42 @@ def return_line(function: Callable[..., object]) -> str | None:
         return None
     lines = {step.positions.lineno for step in dis.get_instructions(code) if step.opname.startswith("RETURN_") and step.positions}
     return _line(code.co_filename, (lines.pop() if len(lines) == 1 else None) or code.co_firstlineno)
+
+
+def result_names(function: Callable[..., object]) -> tuple[str, ...]:
+    """Returns the variables that all of a function's return statements return, empty where they return another expression."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    try:
+        written = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0] if isinstance(code, CodeType) else None
+    except (OSError, SyntaxError, IndexError):  # no source, or only a part of a statement
+        return ()
+    if not isinstance(written, ast.FunctionDef):
+        return ()
+    returned = [s.value for s in _own_statements(written) if isinstance(s, ast.Return)]
+    returned = [each for value in returned for each in ((value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,))]
+    several = [value.elts for value in returned if isinstance(value, ast.Tuple)]
+    named = {() if any(isinstance(e, ast.Starred) for e in elements) else tuple(map(_variable, elements)) for elements in several}
+    return named.pop() if len(named) == 1 else ()
+
+
+def _own_statements(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Yields the statements of a function besides those of functions inside it."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        statement = waiting.pop()
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(statement)
+
+
+def _variable(expression: ast.expr) -> str:
+    """Returns the variable of an expression that only converts it or views it; empty for another expression."""
+    if isinstance(expression, ast.IfExp):
+        first, second = _variable(expression.body), _variable(expression.orelse)
+        return first if first == second else ""
+    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute) and expression.func.attr in _SAME_VALUE:
+        return _variable(expression.func.value)
+    return expression.id if isinstance(expression, ast.Name) else ""
 
 
 def _line(file: str, number: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fusegen.emit.cuda import assemble, head, math_text
-from fusegen.emit.environment import LinearIndex, c_text, render
+from fusegen.emit.environment import LinearIndex, c_text, offset_of, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, loaded_in_turn, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan, scratch_buffers
 from fusegen.families.rows.repeats import rolled
@@ -124,7 +124,7 @@ def _numbers(starts: Iterable[int]) -> list[str]:
 def _successive(accesses: Sequence[Access], offsets: Offsets, starts: Sequence[int], elements: str) -> tuple[list[str], list[str]]:
     """Returns the names of arrays of equally many elements, and their offsets: each but the first is the previous end."""
     names, types = [a.name for a in accesses], [offsets.pointers[a.buffer].dtype.spelling for a in accesses]
-    ends = [f"{name}_offset + {elements} * sizeof({type_})" for name, type_ in zip(names, types, strict=True)]
+    ends = [f"{offset_of(name)} + {elements} * sizeof({type_})" for name, type_ in zip(names, types, strict=True)]
     return names, [*_numbers(starts[:1]), *ends][: len(starts)]
 
 

@@ -42,7 +42,7 @@ class _Body:
         self.graph, self.region = graph, region
         self.start, self.rows = start_of(depth), rows_of(depth)
         self.builder = GraphBuilder.like(graph, name)
-        self.builder.inputs = []
+        self.builder.inputs, self.builder.result_names = [], ()
         self.operands: list[int] = []
         self._complete: dict[int, int] = {}
         self._blocks: dict[int, int] = {}
