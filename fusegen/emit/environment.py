@@ -25,6 +25,7 @@ from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.program.formula import Formula, FormulaKind
+from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source, fitted
@@ -103,7 +104,7 @@ def needed_definitions(lines: Sequence[str], text: str) -> list[str]:
 # The first lines of an emitted file: the kernel, its launch, its traffic, and the reason for its layout.
 
 
-_NARROW = "Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own."
+_NARROW = "Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant."
 
 
 def banner(launch: Launch, target: Target) -> str:
@@ -115,6 +116,8 @@ def banner(launch: Launch, target: Target) -> str:
         reason = f": {body.reason}" if body.reason else ""
         lines.append(f"Grid {_in_c(launch.grid)}, block {launch.block}{shared}{reason}.")
     lines.append(_moved(launch.traffic))
+    if target.warp:
+        lines += _tensors(launch.kernel.pointers)
     if target.warp and not launch.kernel.index64:
         lines.append(_NARROW)
     return fitted("\n".join(f"// {line}" for line in lines))
@@ -133,7 +136,22 @@ def banner_of_parts(whole: Launch, parts: Sequence[Launch], target: Target) -> s
         lines.append(f"{part.kernel.name}: {part.description}.")
         lines.append(f"Blocks: {_in_c(part.grid)}{reason}.")
         lines.append(_moved(part.traffic))
+        lines += _tensors(part.kernel.pointers)
     return fitted("\n".join(f"// {line}" for line in lines))
+
+
+def _tensors(pointers: Sequence[Pointer]) -> list[str]:
+    """Returns sentences about the tensors that the text is valid for, and about the launches that read its temporaries."""
+    groups, layouts = dict[tuple[str, str], list[str]](), dict.fromkeys(p.layout for p in pointers if p.stream is None)
+    for p in (p for p in pointers if p.stream is None):
+        groups.setdefault((f"{p.dtype.spelling} {p.shape}", p.layout), []).append(p.name.removesuffix("_ptr"))
+    of_each = len(layouts) > 1
+    parts = [f"{', '.join(names)}: {shape}{f', {layout}' if of_each else ''}" for (shape, layout), names in groups.items()]
+    every = [] if of_each or len(parts) < 2 else [f"all {layout}" for layout in layouts]
+    if not of_each and len(parts) == 1:
+        parts = [f"{parts[0]}, {layout}" for layout in layouts]
+    read = [f"A launch of its own reads {p.name.removesuffix('_ptr')}: {', '.join(p.readers)}." for p in pointers if p.readers]
+    return [*([f"{'; '.join([*parts, *every])}."] if parts else []), *read]
 
 
 def _in_c(count: Formula) -> str:

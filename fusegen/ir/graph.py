@@ -200,11 +200,23 @@ class Graph:
         return frozenset(node.op for node in self.nodes)
 
     @cached_property
-    def variables(self) -> dict[int, str]:
-        """The user's variables, by the last node of the source line that assigns them."""
+    def _line_ends(self) -> dict[int, Location]:
+        """The source lines, by the last node of each."""
         lines = enumerate(zip(self.nodes, self.locations, strict=True))
         ends = {place: (position, place) for position, (node, place) in lines if place is not None and node.op is not Op.CAST}
-        return {position: variable for position, place in ends.values() if (variable := place.variable) is not None}
+        return dict(ends.values())
+
+    @cached_property
+    def variables(self) -> dict[int, str]:
+        """The user's variables, by the last node of the source line that assigns them."""
+        return {position: variable for position, place in self._line_ends.items() if (variable := place.variable) is not None}
+
+    @cached_property
+    def returned(self) -> dict[int, str]:
+        """The names of the functions that are called inside of this one, by the last node of the line that returns a value."""
+        ends = {position: place for position, place in self._line_ends.items() if place.text.startswith("return ")}
+        names = {position: place.function.rpartition(".")[2].strip("_") for position, place in ends.items()}
+        return {p: name for p, name in names.items() if name.isidentifier() and name not in (self.name, "forward", "call")}
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:

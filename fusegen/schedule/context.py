@@ -15,9 +15,9 @@ from fusegen.fusion.reads import partly_read
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.index_map import Bounds, Position
+from fusegen.ir.index_map import Bounds, Position, contiguous_strides
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, product
+from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, product, same
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
 from fusegen.program.names import ascii_name
@@ -141,7 +141,25 @@ class Context:
         stream = None
         if spec.role is Role.RANDOM and spec.node is not None:
             stream = int(str(self.graph.nodes[spec.node].attr("stream")))
-        return Pointer(buffer, ascii_name(f"{self.memory.seeds.get(buffer, spec.name)}_ptr"), spec.dtype, writable, stream)
+        shape = f"[{', '.join(extent.text('/') for extent in spec.shape)}]"
+        readers = self._readers(buffer) if writable and spec.role is Role.TEMPORARY else ()
+        name = ascii_name(f"{self.memory.seeds.get(buffer, spec.name)}_ptr")
+        return Pointer(buffer, name, spec.dtype, writable, stream, shape, self._layout(buffer), readers)
+
+    def _layout(self, buffer: int) -> str:
+        """Describes the strides and the alignment that the kernel's text assumes of a buffer."""
+        spec, order = self.memory.spec(buffer), "contiguous"
+        if spec.role is Role.INPUT and spec.node is not None:
+            given = self.graph.input_spec(str(self.graph.nodes[spec.node].attr("name")))
+            expected = zip(given.shape, given.strides, contiguous_strides(given.shape), strict=True)
+            if not all(literal(extent) == 1 or same(stride, usual) for extent, stride, usual in expected):
+                order = f"strides [{', '.join(formula(stride).text('/') for stride in given.strides)}]"
+        return f"{order}, {self.alignment(buffer)}-byte aligned"
+
+    def _readers(self, buffer: int) -> tuple[str, ...]:
+        held = {position for position, key in self.memory.reads.items() if key == buffer}
+        groups = [group for group in self.memory.groups if group != self.group and not held.isdisjoint(group.inputs)]
+        return tuple(dict.fromkeys(group.kind.name for group in groups))
 
     def access(
         self, name: str, buffer: int, offset: Index, axis: sympy.Symbol | None, vec: int, bounds: Sequence[Bounds] = ()

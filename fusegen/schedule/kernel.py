@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
@@ -143,13 +143,22 @@ class Body:
 @dataclass(frozen=True)
 class Pointer:
     """A pointer parameter. For random bits it points to their key, and `stream` is their number within the key; None for buffers in
-    memory."""
+    memory.
+
+    Attributes:
+        shape: the buffer's shape, in words for a comment.
+        layout: its strides and alignment, in words.
+        readers: the kinds of the other launches that read a temporary which this kernel writes.
+    """
 
     buffer: int
     name: str
     dtype: DType
     writable: bool
     stream: int | None = None
+    shape: str = field(default="", compare=False)
+    layout: str = field(default="", compare=False)
+    readers: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, repr=False)

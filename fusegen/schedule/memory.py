@@ -156,7 +156,8 @@ class Memory:
             if is_usable and self._has_same_layout(node, position, value):
                 self.reads[position] = key
                 return
-        name = self.graph.variables.get(position) or value_name(self.graph, value)
+        name = self.graph.variables.get(position) or self.graph.variables.get(value) or self.graph.returned.get(value)
+        name = name or value_name(self.graph, value)
         self.reads[position] = self._add_node(position, name, dtype, Role.TEMPORARY)
         self._record_write(self.reads[position], position)
 

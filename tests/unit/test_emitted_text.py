@@ -239,6 +239,41 @@ def test_a_long_line_is_quoted_whole() -> None:
     ]
 
 
+def test_outputs_have_the_names_of_the_returned_variables_in_their_order() -> None:
+    def function(x: Tensor, early: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        peak = x.amax(-1)
+        total = x.sum(-1)
+        return (total.to(x.dtype), peak) if not early else total
+
+    text = fg.kernel(function).lower(torch.ones(4, 64)).sources[0].pipeline
+    assert re.findall(r"float\* (\w+)_ptr", text)[-2:] == ["total", "peak"]
+
+
+def test_an_output_that_is_no_variable_has_a_number() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + 1
+        return x, x.sum(-1)
+
+    text = fg.kernel(function).lower(torch.ones(4, 64)).sources[0].pipeline
+    assert {"out_0_ptr", "out_1_ptr"} <= set(re.findall(r"\w+_ptr", text))
+
+
+def test_the_header_says_which_tensors_the_text_is_valid_for() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, (64,), weight)
+
+    low = fg.kernel(function).lower(torch.ones(4, 128)[:, :64], torch.ones(64), target="sm_90a")
+    header = " ".join(line.removeprefix("// ") for line in low.sources[0].banner.splitlines())
+    assert "x: float [x_dim0, 64], strides [x_stride0, 1], 16-byte aligned; " in header
+    assert "weight: float [64], contiguous, 16-byte aligned; " in header
+
+
+def test_the_header_says_which_launch_reads_a_temporary() -> None:
+    low = SPECS["rms_norm_linear"].lower(torch.bfloat16, "sm_90a")
+    assert "A launch of its own reads rms_normalized: " in low.sources[0].banner
+    assert "// rms_normalized in fusegen/specs/normalization.py; its def is line 1:" in low.sources[0].math
+
+
 def test_a_value_has_the_name_of_the_variable_that_holds_it_alone() -> None:
     def squared(x: Tensor) -> Tensor:
         return x * x + x
