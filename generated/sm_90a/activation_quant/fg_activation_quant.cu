@@ -2,7 +2,9 @@
 // Grid input_dim0, block 256, 32 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 8196.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input: bf16 [input_dim0, 8192]; values: f8e4m3 [input_dim0, 8192]; scale: float [input_dim0, 1]; all contiguous,
+// 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -35,13 +37,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
-// quantized in quantization.py; its def is line 1:
+// quantized in fusegen/specs/quantization.py; its def is line 1:
 //   33: scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
-// narrowed in quantization.py; its def is line 1:
+// narrowed in fusegen/specs/quantization.py; its def is line 1:
 //    8: inverse_scale = 1.0 / scale.float()
-//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
+//    9: values = (x.float() * inverse_scale).clamp(-largest, largest)
 
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
@@ -78,7 +80,8 @@ constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
-constexpr i32 amax_offset = 0;  // in shared memory, in bytes
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -98,10 +101,8 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) {
+fg_activation_quant(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -135,11 +136,11 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
         for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
     float amax = amax_of[0];
-    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
+    row_amax_f32_store_partial(amax, shared_array<float>(AMAX_OFFSET));
     block_sync();
-    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
 
-    // Phase 2 of 2: computes scale, inverse_scale; writes out_0, out_1.
+    // Phase 2 of 2: computes scale, inverse_scale; writes values, scale.
     float scale;
     float inverse_scale;
     scale_and_inverse_scale_of_activation_quant(amax, scale, inverse_scale);
@@ -154,9 +155,9 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* out_0_ptr, float* out_1_ptr) 
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_0_ptr, row * 8192 + column, result_0_raw);
+        store_lanes<LANES>(values_ptr, row * 8192 + column, result_0_raw);
     }
     if (thread == 0) {
-        store_narrowed(out_1_ptr, row, scale);
+        store_narrowed(scale_ptr, row, scale);
     }
 }

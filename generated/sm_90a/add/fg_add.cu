@@ -1,7 +1,8 @@
 // add: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid a_dim0 * 8, block 128.
 // Reads a_dim0 * 32768 bytes, writes a_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// a, b, out: bf16 [a_dim0, 8192], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -19,7 +20,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// add in elementwise.py; its def is line 1:
+// add in fusegen/specs/elementwise.py; its def is line 1:
 //    6: total = a + b
 
 __device__ __forceinline__ float add(float a, float b) {

@@ -1,7 +1,8 @@
 // add_layer_norm: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 16384 bytes, writes x_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, residual, normalized, h: bf16 [x_dim0, 4096]; weight, bias: bf16 [4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -27,9 +28,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// summed in normalization.py; its def is line 1:
+// summed in fusegen/specs/normalization.py; its def is line 1:
 //    4: return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
-// add_layer_norm in normalization.py; its def is line 1:
+// add_layer_norm in fusegen/specs/normalization.py; its def is line 1:
 //   21: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 
 __device__ __forceinline__ void elements_of_phase_1_of_add_layer_norm(float x, float residual, float& total_part,
@@ -67,8 +68,9 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 16;
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 SQUARES_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -88,15 +90,13 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, const bf16* bias_ptr,
-        bf16* out_1_ptr, bf16* out_0_ptr, double eps) {
+        bf16* normalized_ptr, bf16* h_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: reduces each row to total; writes out_1.
+    // Phase 1 of 3: reduces each row to total; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -124,7 +124,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
-        store_lanes<LANES>(out_1_ptr, row * 4096 + column, result_1_raw);
+        store_lanes<LANES>(h_ptr, row * 4096 + column, result_1_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -132,9 +132,9 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_add_layer_norm(total);
@@ -159,11 +159,11 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-    // Phase 3 of 3: computes rstd; writes out_0.
+    // Phase 3 of 3: computes rstd; writes normalized.
     const float rstd = rstd_of_add_layer_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -187,6 +187,6 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_0_raw);
     }
 }

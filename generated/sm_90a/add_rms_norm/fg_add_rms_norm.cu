@@ -1,7 +1,8 @@
 // add_rms_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 16 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, residual, normalized, h: bf16 [x_dim0, 4096]; weight: bf16 [4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -27,9 +28,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// summed in normalization.py; its def is line 1:
+// summed in fusegen/specs/normalization.py; its def is line 1:
 //    4: return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
-// rms_normalized in normalization.py; its def is line 1:
+// rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ void elements_of_phase_1_of_add_rms_norm(float x, float residual, float& squares_part,
@@ -57,7 +58,8 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 squares_offset = 0;  // in shared memory, in bytes
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -77,15 +79,13 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
+fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* normalized_ptr, bf16* h_ptr,
         double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to squares; writes out_1.
+    // Phase 1 of 2: reduces each row to squares; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -113,7 +113,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
-        store_lanes<LANES>(out_1_ptr, row * 4096 + column, result_1_raw);
+        store_lanes<LANES>(h_ptr, row * 4096 + column, result_1_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -121,11 +121,11 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-    // Phase 2 of 2: computes rstd; writes out_0.
+    // Phase 2 of 2: computes rstd; writes normalized.
     const float rstd = rstd_of_add_rms_norm(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -145,6 +145,6 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_0_raw);
     }
 }

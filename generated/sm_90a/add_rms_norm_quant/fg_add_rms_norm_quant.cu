@@ -1,7 +1,9 @@
 // add_rms_norm_quant: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 12292.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, residual, h: bf16 [x_dim0, 4096]; weight: bf16 [4096]; values: f8e4m3 [x_dim0, 4096]; scale: float [x_dim0, 1];
+// all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -33,15 +35,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// add_rms_norm_quant in quantization.py; its def is line 1:
+// add_rms_norm_quant in fusegen/specs/quantization.py; its def is line 1:
 //   21: h = x + residual
-// rms_normalized in normalization.py; its def is line 1:
+// rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-// quantized in quantization.py; its def is line 1:
+// quantized in fusegen/specs/quantization.py; its def is line 1:
 //   33: scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
-// narrowed in quantization.py; its def is line 1:
+// narrowed in fusegen/specs/quantization.py; its def is line 1:
 //    8: inverse_scale = 1.0 / scale.float()
-//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
+//    9: values = (x.float() * inverse_scale).clamp(-largest, largest)
 
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
@@ -89,8 +91,9 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 amax_offset = 16;
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 AMAX_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -128,15 +131,13 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, bf16* out_2_ptr,
-        f8e4m3* out_0_ptr, float* out_1_ptr, double eps) {
+fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_ptr, f8e4m3* values_ptr,
+        float* scale_ptr, bf16* h_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: reduces each row to squares; writes out_2.
+    // Phase 1 of 3: reduces each row to squares; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -164,7 +165,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(out_2_ptr, row * 4096 + column, result_2_raw);
+        store_lanes<LANES>(h_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
     for (i32 half = SUMS / 2; half > 0; half /= 2) {
@@ -172,9 +173,9 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 3: computes rstd; reduces each row to amax.
     const float rstd = rstd_of_add_rms_norm_quant(squares, eps);
@@ -207,11 +208,11 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
     float amax = amax_of[0];
-    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
+    row_amax_f32_store_partial(amax, shared_array<float>(AMAX_OFFSET));
     block_sync();
-    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
 
-    // Phase 3 of 3: computes scale, inverse_scale; writes out_0, out_1.
+    // Phase 3 of 3: computes scale, inverse_scale; writes values, scale.
     float scale;
     float inverse_scale;
     scale_and_inverse_scale_of_add_rms_norm_quant(amax, scale, inverse_scale);
@@ -231,9 +232,9 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(values_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
-        store_narrowed(out_1_ptr, row, scale);
+        store_narrowed(scale_ptr, row, scale);
     }
 }

@@ -1,7 +1,8 @@
 // bias_dropout_add: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid x_dim0 * 8, block 128.
 // Reads x_dim0 * 32768 + 16384 bytes, writes x_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, residual, out: bf16 [x_dim0, 8192]; bias: bf16 [8192]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -21,7 +22,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_dropout_add in elementwise.py; its def is line 1:
+// bias_dropout_add in fusegen/specs/elementwise.py; its def is line 1:
 //    9: return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
 
 // An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold.

@@ -1,7 +1,8 @@
 // bias_gelu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid x_dim0 * 8, block 128.
 // Reads x_dim0 * 16384 + 16384 bytes, writes x_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, out: bf16 [x_dim0, 8192]; bias: bf16 [8192]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_exp.cuh"
@@ -21,9 +22,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_gelu in elementwise.py; its def is line 1:
+// bias_gelu in fusegen/specs/elementwise.py; its def is line 1:
 //    7: return gelu_of(x + bias, approximate)
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).

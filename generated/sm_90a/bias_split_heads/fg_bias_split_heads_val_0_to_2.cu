@@ -1,16 +1,22 @@
 // bias_split_heads_val_0_to_2: 3 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid qkv_dim0 * qkv_dim1 * 4 + qkv_dim0 * qkv_dim1 + qkv_dim0 * qkv_dim1, block 128. The blocks of each part follow
 // those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // bias_split_heads_val_0: pointwise, 8 elements per access.
 // Blocks: qkv_dim0 * qkv_dim1 * 4.
 // Reads qkv_dim0 * qkv_dim1 * 8192 + 8192 bytes, writes qkv_dim0 * qkv_dim1 * 8192.
+// qkv: bf16 [qkv_dim0, qkv_dim1, 6144]; bias: bf16 [6144]; q: bf16 [qkv_dim0, 32, qkv_dim1, 128]; all contiguous,
+// 16-byte aligned.
 // bias_split_heads_val_1: pointwise, 8 elements per access.
 // Blocks: qkv_dim0 * qkv_dim1.
 // Reads qkv_dim0 * qkv_dim1 * 2048 + 2048 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
+// qkv: bf16 [qkv_dim0, qkv_dim1, 6144]; bias: bf16 [6144]; k: bf16 [qkv_dim0, 8, qkv_dim1, 128]; all contiguous,
+// 16-byte aligned.
 // bias_split_heads_val_2: pointwise, 8 elements per access.
 // Blocks: qkv_dim0 * qkv_dim1.
 // Reads qkv_dim0 * qkv_dim1 * 2048 + 2048 bytes, writes qkv_dim0 * qkv_dim1 * 2048.
+// qkv: bf16 [qkv_dim0, qkv_dim1, 6144]; bias: bf16 [6144]; v: bf16 [qkv_dim0, 8, qkv_dim1, 128]; all contiguous,
+// 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -29,7 +35,7 @@ namespace bias_split_heads_val_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_split_heads in heads.py; its def is line 1:
+// bias_split_heads in fusegen/specs/heads.py; its def is line 1:
 //   21: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 
 __device__ __forceinline__ float bias_split_heads_val_0(float qkv, float bias) {
@@ -44,7 +50,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
-__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* q_ptr,
         i64 qkv_dim1_extent) {
     const Index qkv_dim1 = static_cast<Index>(qkv_dim1_extent);
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -68,7 +74,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads_val_0(qkv[v], bias[v]);
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
-    store_lanes<LANES>(out_0_ptr, i1 * 128 + i2_part * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + i2_within, result_raw);
+    store_lanes<LANES>(q_ptr, i1 * 128 + i2_part * qkv_dim1 * 128 + i0 * qkv_dim1 * 4096 + i2_within, result_raw);
 }
 }  // namespace bias_split_heads_val_0
 
@@ -76,7 +82,7 @@ namespace bias_split_heads_val_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_split_heads in heads.py; its def is line 1:
+// bias_split_heads in fusegen/specs/heads.py; its def is line 1:
 //   21: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 
 __device__ __forceinline__ float bias_split_heads_val_1(float qkv, float bias) {
@@ -91,7 +97,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
-__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_1_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* k_ptr,
         i64 qkv_dim1_extent) {
     const Index qkv_dim1 = static_cast<Index>(qkv_dim1_extent);
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -115,7 +121,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads_val_1(qkv[v], bias[v]);
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
-    store_lanes<LANES>(out_1_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
+    store_lanes<LANES>(k_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
 }
 }  // namespace bias_split_heads_val_1
 
@@ -123,7 +129,7 @@ namespace bias_split_heads_val_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// bias_split_heads in heads.py; its def is line 1:
+// bias_split_heads in fusegen/specs/heads.py; its def is line 1:
 //   21: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 
 __device__ __forceinline__ float bias_split_heads_val_2(float qkv, float bias) {
@@ -138,7 +144,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
-__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_2_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* bias_ptr, bf16* v_ptr,
         i64 qkv_dim1_extent) {
     const Index qkv_dim1 = static_cast<Index>(qkv_dim1_extent);
     const Index position = (static_cast<Index>(block) * THREADS + thread_id()) * LANES;
@@ -162,7 +168,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     for (i32 v = 0; v < LANES; ++v) result[v] = bias_split_heads_val_2(qkv[v], bias[v]);
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
-    store_lanes<LANES>(out_2_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
+    store_lanes<LANES>(v_ptr, i0 * qkv_dim1 * 1024 + i1 * 128 + i2_part * qkv_dim1 * 128 + i2_within, result_raw);
 }
 }  // namespace bias_split_heads_val_2
 
@@ -174,15 +180,15 @@ constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most re
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_bias_split_heads_val_0_to_2(i64 bias_split_heads_val_0_blocks, i64 bias_split_heads_val_1_blocks,
-        const bf16* qkv_ptr, const bf16* bias_ptr, bf16* out_0_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 qkv_dim1) {
+        const bf16* qkv_ptr, const bf16* bias_ptr, bf16* q_ptr, bf16* k_ptr, bf16* v_ptr, i64 qkv_dim1) {
     i32 block = block_id();
     if (block < bias_split_heads_val_0_blocks) {
-        return bias_split_heads_val_0::run(block, qkv_ptr, bias_ptr, out_0_ptr, qkv_dim1);
+        return bias_split_heads_val_0::run(block, qkv_ptr, bias_ptr, q_ptr, qkv_dim1);
     }
     block -= static_cast<i32>(bias_split_heads_val_0_blocks);
     if (block < bias_split_heads_val_1_blocks) {
-        return bias_split_heads_val_1::run(block, qkv_ptr, bias_ptr, out_1_ptr, qkv_dim1);
+        return bias_split_heads_val_1::run(block, qkv_ptr, bias_ptr, k_ptr, qkv_dim1);
     }
     block -= static_cast<i32>(bias_split_heads_val_1_blocks);
-    bias_split_heads_val_2::run(block, qkv_ptr, bias_ptr, out_2_ptr, qkv_dim1);
+    bias_split_heads_val_2::run(block, qkv_ptr, bias_ptr, v_ptr, qkv_dim1);
 }

@@ -2,7 +2,8 @@
 // sm_90a.
 // Grid 1, block 992, 128 bytes of shared memory: a row fits the registers of 992 threads, 17 elements per thread.
 // Reads input_dim0 * 4 bytes, writes 2.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// total: float [input_dim0, 1]; out: bf16 []; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
@@ -25,7 +26,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// binary_cross_entropy_with_logits in loss.py; its def is line 1:
+// binary_cross_entropy_with_logits in fusegen/specs/loss.py; its def is line 1:
 //    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
 __device__ __forceinline__ float quotient_of_binary_cross_entropy_with_logits_1(float total_2, i64 coordinate) {
@@ -43,7 +44,7 @@ constexpr i32 WARPS = 31;  // per row
 constexpr i32 COMBINING_LANES = 32;  // at least one per warp: a power of two
 constexpr i32 SUMS = 1;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 17;  // vectors per thread
-constexpr i32 total_2_offset = 0;  // in shared memory, in bytes
+constexpr i32 TOTAL_2_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -90,9 +91,9 @@ fg_binary_cross_entropy_with_logits_1(const float* total_ptr, bf16* out_ptr, i64
         }
     }
     float total_2 = total_2_of[0];
-    row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
+    row_sum_f32_store_partial(total_2, shared_array<float>(TOTAL_2_OFFSET));
     block_sync();
-    total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
+    total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total_2, i64(input_dim0) * 4096);

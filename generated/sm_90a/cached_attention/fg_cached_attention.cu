@@ -1,7 +1,8 @@
 // cached_attention: attention, few queries, emitted by fusegen for sm_90a.
 // Grid 128, block 160, 101376 bytes of shared memory.
 // Reads k_cache_dim2 * 65536 + 131200 bytes, writes 131072.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// out: bf16 [16, 32, 1, 128]; lengths: i64 [16]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -33,51 +34,40 @@
 #include "../primitives/store_vec.4.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/tma_load_4d.cuh"
+#include "../primitives/tma_prefetch_map.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/warp_sync.cuh"
 #include "../primitives/widen.i64.bf16.cuh"
-#include "../primitives/wrap_add.cuh"
-#include "../primitives/wrap_sub.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// with_cache in attention.py; its def is line 1:
-//   26: first = lengths - q.shape[-2]
+// seen in fusegen/specs/attention.py; its def is line 1:
+//   10: found = key <= query if is_causal else None
+// with_cache in fusegen/specs/attention.py; its def is line 1:
 //   28: scores = scores if visible is None else torch.where(visible, scores, -math.inf)
 //   32: return torch.where(position >= 0, result, 0.0).to(v.dtype)
-// weights_of in attention.py; its def is line 1:
+// weights_of in fusegen/specs/attention.py; its def is line 1:
 //    4: return torch.softmax(scores, -1)
 
 // Operands that the math loads.
 struct Operands {
-    const i64* lengths_ptr;
     i32 k_cache_dim2;
-};
-
-__device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths, i64 k_cache_dim2_val) {
-    const i64 first_val = wrap_sub(minimum(maximum(lengths, 0LL), k_cache_dim2_val), 1LL);  // with_cache, line 26
-    return key <= wrap_add(0LL, first_val) ? product : -infinity<float>();            // with_cache, line 28
-}
-
-// Operands of score that are loaded ahead of its call.
-struct Loaded {
     i64 lengths;
 };
 
-// Loads these operands.
-__device__ __forceinline__ void load_score(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/,
-                                           i32 /*key*/, Loaded& loaded) {
-    const i64 lengths = widen(load(operands.lengths_ptr, batch));
-    loaded.lengths = lengths;
+__device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths, i64 k_cache_dim2) {
+    const bool is_less = key < minimum(maximum(lengths, 0LL), k_cache_dim2);          // seen, line 10
+    return is_less ? product : -infinity<float>();                                    // with_cache, line 28
 }
 
 // Scores two neighbouring keys.
-__device__ __forceinline__ void score(const Operands& operands, const Loaded& loaded, const float (&product)[2],
-                                      i32 /*batch*/, i32 /*head*/, i32 /*query*/, i32 key, float (&s)[2]) {
-    const i64 lengths = loaded.lengths;
+__device__ __forceinline__ void score(const Operands& operands, const float (&product)[2], i32 /*batch*/, i32 /*head*/,
+                                      i32 /*query*/, i32 key, float (&s)[2]) {
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) s[v] = cached_attention_score(product[v], key + v, lengths, operands.k_cache_dim2);
+    for (i32 v = 0; v < 2; ++v) {
+        s[v] = cached_attention_score(product[v], key + v, operands.lengths, operands.k_cache_dim2);
+    }
 }
 
 __device__ __forceinline__ float peak_identity() {
@@ -107,21 +97,18 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
     return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 4
 }
 
-__device__ __forceinline__ float cached_attention_finish(float total, i64 lengths_other, i64 k_cache_dim2_val_2,
-        float mass) {
-    // with_cache, line 26
-    const i64 first_val = wrap_sub(minimum(maximum(lengths_other, 0LL), k_cache_dim2_val_2), 1LL);
-    return wrap_add(0LL, first_val) >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;  // with_cache, line 32
+__device__ __forceinline__ float cached_attention_finish(float total, i64 lengths, i64 k_cache_dim2, float mass) {
+    const bool is_greater = minimum(maximum(lengths, 0LL), k_cache_dim2) > 0LL;       // with_cache, line 32
+    return is_greater ? total * fast_divide(1.0f, mass) : 0.0f;
 }
 
 // Finishes two neighbouring channels of a query.
-__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch,
+__device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 /*batch*/,
                                        i32 /*head*/, i32 /*query*/, i32 /*channel*/, bf16 (&out)[2]) {
-    const i64 lengths_other = widen(load(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) {
-        result[v] = cached_attention_finish(total[v], lengths_other, operands.k_cache_dim2, mass);
+        result[v] = cached_attention_finish(total[v], operands.lengths, operands.k_cache_dim2, mass);
     }
     narrow_vec(result, out);
 }
@@ -132,13 +119,8 @@ __device__ __forceinline__ i64 out_offset(const Operands& /*operands*/, i32 batc
 }
 
 // An upper bound of the keys that a query attends to; later ones have no weight.
-__device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
-    return min(i64(max(i64(widen(load(operands.lengths_ptr, batch))), i64(0))), i64(operands.k_cache_dim2));
-}
-
-// The number of keys with values; those of later ones are 0.
-__device__ __forceinline__ i64 present_keys(const Operands& operands, i32 batch, i32 /*head*/, i32 /*query*/) {
-    return min(i64(max(i64(widen(load(operands.lengths_ptr, batch))), i64(0))), i64(operands.k_cache_dim2));
+__device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 /*batch*/, i32 /*head*/, i32 /*query*/) {
+    return min(max(i64(operands.lengths), i64(0)), i64(operands.k_cache_dim2));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -154,9 +136,11 @@ constexpr i32 TILE_K = 64;
 constexpr i32 STAGES = 3;  // of keys, and the same number of values
 constexpr i32 BLOCKS_PER_SM = 2;
 
-constexpr i32 SLAB = 16, OCTET = 8;  // rows and keys, or depth, of an instruction; keys or channels of an instruction
+constexpr i32 SLAB = 16;  // M and K of the mma
+constexpr i32 OCTET = 8;  // N of the mma; units of 16 bytes in a line
 constexpr i32 ROW_SLABS = (ROWS + SLAB - 1) / SLAB, KEY_SLABS = TILE_K / SLAB;
-constexpr i32 HALVES = ROWS > OCTET ? 2 : 1;  // of a slab of rows that hold queries
+// Halves of a slab of rows that hold queries. The values that the mma computes for the other half are never read.
+constexpr i32 HALVES = ROWS > OCTET ? 2 : 1;
 constexpr i32 WARPS = ROW_SLABS * KEY_SLABS;  // consumer warps
 constexpr i32 THREADS = 32 * (WARPS + 1);
 constexpr i32 LINE = 64;  // elements of a 128-byte line of the swizzle
@@ -177,12 +161,10 @@ struct alignas(1024) SharedMemory {
     u64 v_full[STAGES], v_empty[STAGES];
 };
 
-// Afterwards, the memory holds the sums of each warp, with their statistics, and those of the block.
+// Afterwards, the memory holds the sums of each warp, with their statistics.
 constexpr i32 WARP_SUMS = SLAB * PITCH;
 constexpr i32 PEAKS = 4 * WARPS * WARP_SUMS, MASSES = PEAKS + 4 * WARPS * SLAB;
-constexpr i32 BLOCK_SUMS = MASSES + 4 * WARPS * SLAB;
-constexpr i32 BLOCK_PEAKS = BLOCK_SUMS + 4 * ROWS * PITCH, BLOCK_MASSES = BLOCK_PEAKS + 4 * ROWS;
-static_assert(sizeof(SharedMemory) <= 101376 && BLOCK_MASSES + 4 * ROWS <= 101376,
+static_assert(sizeof(SharedMemory) <= 101376 && MASSES + 4 * WARPS * SLAB <= 101376,
         "the launch reserves what the kernel uses");
 
 // Position in a ring of stages. The phase flips at each turn: consumers wait for `phase`, the producer for its
@@ -210,8 +192,9 @@ struct Work {
     __device__ __forceinline__ i32 head_of(i32 row) const { return kv_head * SHARING + min(row, ROWS - 1) / QUERIES; }
 
     // Rows past the last query are computed like it and never stored.
-    __device__ __forceinline__ i32 query_of(i32 row,
-            i32 queries) const { return min(query + row % QUERIES, queries - 1); }
+    __device__ __forceinline__ i32 query_of(i32 row, i32 queries) const {
+        return min(query + row % QUERIES, queries - 1);
+    }
 };
 
 // Statistics of a thread's two rows. `mass`, the row sum, covers this thread's keys only until the rows are finished.
@@ -322,24 +305,10 @@ __device__ __forceinline__ void multiply_values(float (&acc)[2 * VALUE_SLABS][4]
 // The pair of keys that a thread scores; past the end, the last pair, where the score may read its operands.
 __device__ __forceinline__ i32 scored_key(i32 key, i32 keys) { return key < keys ? key : (keys - 1) & ~1; }
 
-// Loads the operands of the scores of a tile, while the one before it is computed.
-__device__ __forceinline__ void load_scores(Loaded (&loaded)[2][2], const Operands& operands, const Work& work,
-        i32 first_row, i32 first_key, i32 queries, i32 keys) {
-#pragma unroll
-    for (i32 octet = 0; octet < 2; ++octet) {
-        const i32 key = scored_key(first_key + octet * OCTET, keys);
-#pragma unroll
-        for (i32 row = 0; row < HALVES; ++row) {
-            const i32 at = first_row + row * OCTET;
-            load_score(operands, work.batch, work.head_of(at), work.query_of(at, queries), key, loaded[octet][row]);
-        }
-    }
-}
-
-// Turns q . k^T into weights, in place; keys past the last one have weight 0. `carried` is the rescale factor of the
-// sums.
-__device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carried)[2], const Loaded (&loaded)[2][2],
-        const Operands& operands, const Work& work, i32 first_row, i32 first_key, i32 queries, i32 keys) {
+// Turns q . k^T into weights, in place; keys past the last one have the score -inf, so weight 0. `carried` is the
+// rescale factor of the sums.
+__device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carried)[2], const Operands& operands,
+        const Work& work, i32 first_row, i32 first_key, i32 queries, i32 keys) {
     const float old_peak[2] = {rows.peak[0], rows.peak[1]};
 #pragma unroll
     for (i32 octet = 0; octet < 2; ++octet) {
@@ -349,8 +318,7 @@ __device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carr
             const i32 at = first_row + row * OCTET;
             const float product[2] = {s[octet][2 * row], s[octet][2 * row + 1]};
             float scored[2];
-            score(operands, loaded[octet][row], product, work.batch, work.head_of(at), work.query_of(at, queries), key,
-                    scored);
+            score(operands, product, work.batch, work.head_of(at), work.query_of(at, queries), key, scored);
 #pragma unroll
             for (i32 j = 0; j < 2; ++j) s[octet][2 * row + j] = own + j < keys ? scored[j] : peak_identity();
             rows.peak[row] = peak_combine(rows.peak[row], peak_combine(s[octet][2 * row], s[octet][2 * row + 1]));
@@ -366,8 +334,7 @@ __device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carr
         for (i32 octet = 0; octet < 2; ++octet) {
 #pragma unroll
             for (i32 j = 0; j < 2; ++j) {
-                const float weighed = weight(s[octet][2 * row + j], reference);
-                s[octet][2 * row + j] = first_key + octet * OCTET + j < keys ? weighed : 0.0f;
+                s[octet][2 * row + j] = weight(s[octet][2 * row + j], reference);
             }
             rows.mass[row] = mass_combine(rows.mass[row], mass_combine(s[octet][2 * row], s[octet][2 * row + 1]));
         }
@@ -383,7 +350,7 @@ __device__ __forceinline__ void release(u64& empty) {
 // Adds up the values of this warp's keys in all tiles of the block.
 __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * VALUE_SLABS][4], Rows& rows,
         const Operands& operands, const Work& work, i32 first_tile, i32 key_tiles, i32 queries, i32 keys) {
-    const i32 keys_with_values = i32(min(i64(keys), present_keys(operands, work.batch, work.kv_head * SHARING, 0)));
+    const i32 keys_with_values = i32(min(i64(keys), seen_keys(operands, work.batch, work.kv_head * SHARING, 0)));
     const i32 row_slab = warp_id() / KEY_SLABS, key_slab = warp_id() % KEY_SLABS;
     const i32 own_row = row_slab * SLAB + lane_id() / 4, own_key = key_slab * SLAB + lane_id() % 4 * 2;
 
@@ -396,10 +363,6 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
     for (i32 step = 0; step < STEPS; ++step) {
         ldmatrix(q[step], unit_address<TILE_ROWS>(shared_address(shared.q), row, 2 * step + matrix / 2));
     }
-    Loaded loaded[2][2];
-    if (first_tile < key_tiles) {
-        load_scores(loaded, operands, work, own_row, first_tile * TILE_K + own_key, queries, keys);
-    }
     Cursor ring;
     for (i32 tile = first_tile; tile < key_tiles; tile += SPLITS) {
         float s[2][4] = {};
@@ -407,9 +370,7 @@ __device__ __forceinline__ void consume(SharedMemory& shared, float (&acc)[2 * V
         mbarrier_wait(&shared.k_full[ring.stage], ring.phase);
         multiply_keys(s, q, shared_address(shared.k[ring.stage]), key_slab * SLAB);
         release(shared.k_empty[ring.stage]);
-        weigh(s, rows, carried, loaded, operands, work, own_row, tile * TILE_K + own_key, queries, keys);
-        const i32 next = tile + SPLITS;
-        if (next < key_tiles) load_scores(loaded, operands, work, own_row, next * TILE_K + own_key, queries, keys);
+        weigh(s, rows, carried, operands, work, own_row, tile * TILE_K + own_key, queries, keys);
 #pragma unroll
         for (i32 octet = 0; octet < 2 * VALUE_SLABS; ++octet) {
 #pragma unroll
@@ -436,7 +397,7 @@ __device__ __forceinline__ void leave(const float (&acc)[2 * VALUE_SLABS][4], co
     auto masses = shared_array<float>(MASSES + 4 * SLAB * warp_id());
     const i32 quad_lane = lane_id() % 4, own_row = lane_id() / 4;
 #pragma unroll
-    for (i32 row = 0; row < 2; ++row) {
+    for (i32 row = 0; row < HALVES; ++row) {
         const float mass = quad_combine_mass(rows.mass[row]);
         if (quad_lane == 0) {
             shared_store(peaks, own_row + row * OCTET, rows.peak[row]);
@@ -484,7 +445,7 @@ __device__ __forceinline__ Joined join_warps(i32 row, i32 channel) {
     return joined;
 }
 
-// Finishes and stores the rows; the blocks of a cluster take turns.
+// Finishes and stores the rows.
 __device__ __forceinline__ void finish_rows(bf16* out, const Operands& operands, const Work& work, i32 rank,
         i32 queries) {
     for (i32 i = rank * THREADS + thread_id(); i < ROWS * VALUE_DIM / 2; i += SPLITS * THREADS) {
@@ -511,28 +472,31 @@ fg_cached_attention(
     const i32 query_tiles = (i32(queries) + QUERIES - 1) / QUERIES;
     const Work work(block_id() / SPLITS, i32(heads) / SHARING, query_tiles);
     const i32 rank = block_id() % SPLITS;
-    const Operands operands{lengths_ptr, static_cast<i32>(k_cache_dim2_extent)};
+    const Operands operands{static_cast<i32>(k_cache_dim2_extent), widen(load(lengths_ptr, work.batch))};
     i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
     // The last query of the tile sees the most keys.
-    i64 seen = 0;
-#pragma unroll
-    for (i32 head = 0; head < SHARING; ++head) {
-        const i64 of_head = seen_keys(operands, work.batch, work.kv_head * SHARING + head,
-                min(work.query + QUERIES, i32(queries)) - 1);
-        if (of_head > seen) seen = of_head;
-    }
+    const i32 last_query = min(work.query + QUERIES, i32(queries)) - 1;
+    const i64 seen = max(i64(0), seen_keys(operands, work.batch, work.kv_head * SHARING, last_query));
     key_tiles = i32(min(i64(key_tiles), (seen + TILE_K - 1) / TILE_K));
 
     // One thread of the last warp is the producer.
     const bool produces = thread_id() == WARPS * 32;
-    if (produces) barriers_init(shared);
+    if (produces) {
+        tma_prefetch_map(q_map);
+        tma_prefetch_map(k_map);
+        tma_prefetch_map(v_map);
+        barriers_init(shared);
+    }
     block_sync();
     float acc[2 * VALUE_SLABS][4] = {};
     Rows rows;
-    if (produces) produce(shared, q_map, k_map, v_map, work, rank, key_tiles);
-    if (warp_id() < WARPS) consume(shared, acc, rows, operands, work, rank, key_tiles, i32(queries), i32(keys));
+    if (produces) {
+        produce(shared, q_map, k_map, v_map, work, rank, key_tiles);
+    } else if (warp_id() < WARPS) {
+        consume(shared, acc, rows, operands, work, rank, key_tiles, i32(queries), i32(keys));
+    }
     block_sync();
     if (warp_id() < WARPS) leave(acc, rows);
     block_sync();
-    finish_rows(out_ptr, operands, work, 0, i32(queries));
+    finish_rows(out_ptr, operands, work, rank, i32(queries));
 }

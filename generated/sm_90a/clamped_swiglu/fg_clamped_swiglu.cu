@@ -1,7 +1,8 @@
 // clamped_swiglu: pointwise, 4 elements per access, emitted by fusegen for sm_90a.
 // Grid gate_dim0 * 28, block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// gate: bf16 [gate_dim0, 28672]; out: bf16 [gate_dim0, 14336]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_exp.cuh"
@@ -23,7 +24,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// clamped_swiglu in gated.py; its def is line 1:
+// clamped_swiglu in fusegen/specs/gated.py; its def is line 1:
 //   15: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
 //   16: return gate * torch.sigmoid(alpha * gate) * (up + 1)
 

@@ -2,7 +2,10 @@
 // Grid 8192, block 128, 32 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 524288000 bytes, writes 65536.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input: bf16 [8192, 32000]; normalizer_peak, normalizer_mass: float [8192, 1]; all contiguous, 16-byte aligned.
+// A launch of its own reads normalizer_peak: row reduction.
+// A launch of its own reads normalizer_mass: row reduction.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -50,8 +53,9 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
-constexpr i32 normalizer_mass_offset = 16;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
+constexpr i32 NORMALIZER_PEAK_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 NORMALIZER_MASS_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
 template <typename Scratch0, typename Scratch1>
@@ -80,10 +84,8 @@ __device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak,
     }
 }
 
-constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_mass_ptr, float* normalizer_peak_ptr) {
+fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_peak_ptr, float* normalizer_mass_ptr) {
     const Index column_count = 32000;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -117,11 +119,11 @@ fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_mass_ptr, float* nor
         normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                 normalizer_peak, normalizer_mass);
     }
-    row_normalizer_f32_store_partial(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
-            shared_array<float>(normalizer_mass_offset));
+    row_normalizer_f32_store_partial(normalizer_peak, normalizer_mass, shared_array<float>(NORMALIZER_PEAK_OFFSET),
+            shared_array<float>(NORMALIZER_MASS_OFFSET));
     block_sync();
-    row_normalizer_f32_combine_partials(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
-            shared_array<float>(normalizer_mass_offset));
+    row_normalizer_f32_combine_partials(normalizer_peak, normalizer_mass, shared_array<float>(NORMALIZER_PEAK_OFFSET),
+            shared_array<float>(NORMALIZER_MASS_OFFSET));
 
     // Phase 2 of 2: writes normalizer_mass, normalizer_peak.
     if (thread == 0) {

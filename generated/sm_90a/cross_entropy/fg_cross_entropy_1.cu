@@ -2,7 +2,9 @@
 // Grid 1, block 1024, 256 bytes of shared memory: one phase alone needs the elements of a row, so that nothing holds
 // them.
 // Reads 147456 bytes, writes 2.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// target: i64 [8192]; input: bf16 [8192, 32000]; normalizer_peak, normalizer_mass: float [8192, 1]; out: bf16 []; all
+// contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/refuse_index.cuh"
@@ -32,7 +34,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its def is line 1:
+// loss_of in fusegen/specs/loss.py; its def is line 1:
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
@@ -57,8 +59,8 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 1024;  // per row
 constexpr i32 WARPS = 32;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 true_count_offset = 128;
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 TRUE_COUNT_OFFSET = 128;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -137,11 +139,11 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
         for (i32 k = 0; k < half; ++k) true_count_of[k] += true_count_of[k + half];
     }
     float true_count = true_count_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
-    row_sum_f32_store_partial(true_count, shared_array<float>(true_count_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(true_count, shared_array<float>(TRUE_COUNT_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
-    true_count = row_sum_f32_combine_partials(shared_array<float>(true_count_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    true_count = row_sum_f32_combine_partials(shared_array<float>(TRUE_COUNT_OFFSET));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_cross_entropy_1(total, true_count);

@@ -1,7 +1,9 @@
 // dequantize: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid input_dim0 * 4, block 128.
 // Reads input_dim0 * 4100 bytes, writes input_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input: f8e4m3 [input_dim0, 4096]; scale: float [input_dim0, 1]; out: bf16 [input_dim0, 4096]; all contiguous, 16-byte
+// aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -21,7 +23,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// dequantize in quantization.py; its def is line 1:
+// dequantize in fusegen/specs/quantization.py; its def is line 1:
 //   13: return (wide * aligned(scale, input, granularity, group_size)).to(dtype).reshape(input.shape)
 
 __device__ __forceinline__ float dequantize(float input, float scale) {

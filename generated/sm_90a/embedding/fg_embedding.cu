@@ -1,7 +1,9 @@
 // embedding: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid input_dim0 * 16384, block 128.
 // Reads input_dim0 * 32768 + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 bytes, writes input_dim0 * 33554432.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// weight: bf16 [weight_dim0, 4096]; input: i64 [input_dim0, 4096]; out: bf16 [input_dim0, 4096, 4096]; all contiguous,
+// 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/refuse_index.cuh"

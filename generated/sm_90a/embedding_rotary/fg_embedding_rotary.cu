@@ -2,7 +2,9 @@
 // Grid input_dim0 * 8192, block 128.
 // Reads input_dim0 * 32768 + min(input_dim0 * 16777216, weight_dim0 * 4096) * 2 + 2097152 bytes, writes input_dim0 *
 // 33554432.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// weight: bf16 [weight_dim0, 4096]; cos, sin: bf16 [4096, 128]; input: i64 [input_dim0, 4096]; out: bf16 [input_dim0,
+// 4096, 4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/refuse_index.cuh"
@@ -23,7 +25,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotated in rotary.py; its def is line 1:
+// rotated in fusegen/specs/rotary.py; its def is line 1:
 //   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
 __device__ __forceinline__ void embedding_rotary(float weight, float cos_val, float weight_at_index, float sin_val,
@@ -39,7 +41,6 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
-
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

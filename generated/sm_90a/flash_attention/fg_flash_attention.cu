@@ -1,7 +1,8 @@
 // flash_attention: attention, emitted by fusegen for sm_90a.
 // Grid min(q_dim0 * q_dim1 * ((q_dim2 + 127) / 128), 132), block 384, 197632 bytes of shared memory.
 // Reads q_dim0 * q_dim1 * q_dim2 * 768 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// out: bf16 [q_dim0, q_dim1, q_dim2, 128], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -38,9 +39,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// weights_of in attention.py; its def is line 1:
+// weights_of in fusegen/specs/attention.py; its def is line 1:
 //    4: return torch.softmax(scores, -1)
-// flash_attention in attention.py; its def is line 1:
+// flash_attention in fusegen/specs/attention.py; its def is line 1:
 //   47: result = weights.to(v.dtype) @ shared(v, q.shape[-3])
 
 // Operands that the math loads.
@@ -318,7 +319,7 @@ __device__ __forceinline__ float quad_combine_mass(float mass) {
 }
 
 // Turns q . k^T of a key tile into weights, in place. `carried` is the rescale factor of the accumulators.
-// RAGGED: the tile may be partial; columns past the last key have weight 0.
+// RAGGED: the tile may be partial; columns past the last key have the score -inf, so weight 0.
 template <bool RAGGED>
 __device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&carried)[2], const Operands& operands,
                                       const Work& work, i32 first_query, i32 first_key, i32 queries, i32 keys) {
@@ -350,12 +351,8 @@ __device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&ca
 #pragma unroll
     for (i32 p = 0; p < SCORES / 2; ++p) {
         const i32 row = pair_row(p);
-        const i32 column = pair_column(p);
 #pragma unroll
-        for (i32 j = 0; j < 2; ++j) {
-            const float weighed = weight(s[2 * p + j], anchors[row]);
-            s[2 * p + j] = RAGGED && column + j >= left ? 0.0f : weighed;
-        }
+        for (i32 j = 0; j < 2; ++j) s[2 * p + j] = weight(s[2 * p + j], anchors[row]);
         rows.mass[row] = mass_combine(rows.mass[row], mass_combine(s[2 * p], s[2 * p + 1]));
     }
 }

@@ -1,7 +1,8 @@
 // gelu_dropout_add: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid x_dim0 * 8, block 128.
 // Reads x_dim0 * 32768 bytes, writes x_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, residual, out: bf16 [x_dim0, 8192], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_exp.cuh"
@@ -23,9 +24,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
-// gelu_dropout_add in elementwise.py; its def is line 1:
+// gelu_dropout_add in fusegen/specs/elementwise.py; its def is line 1:
 //   10: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).

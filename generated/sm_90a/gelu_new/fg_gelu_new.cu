@@ -1,7 +1,8 @@
 // gelu_new: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid x_dim0 * x_dim1 * 3, block 128.
 // Reads x_dim0 * x_dim1 * 6144 bytes, writes x_dim0 * x_dim1 * 6144.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, out: bf16 [x_dim0, x_dim1, 3072], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_exp.cuh"
@@ -21,7 +22,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gelu_new in elementwise.py; its def is line 1:
+// gelu_new in fusegen/specs/elementwise.py; its def is line 1:
 //    6: return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 // 1 + tanh(u) as 2 sigmoid(2u).

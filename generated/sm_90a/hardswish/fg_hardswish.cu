@@ -1,7 +1,8 @@
 // hardswish: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid input_dim0 * 8, block 128.
 // Reads input_dim0 * 16384 bytes, writes input_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input, out: bf16 [input_dim0, 8192], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -21,7 +22,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// hardswish in elementwise.py; its def is line 1:
+// hardswish in fusegen/specs/elementwise.py; its def is line 1:
 //    6: return F.hardswish(input)
 
 __device__ __forceinline__ float hardswish(float input) {

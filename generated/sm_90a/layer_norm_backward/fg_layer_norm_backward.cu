@@ -3,7 +3,9 @@
 // Grid min(x_dim0, 264), block 128, 65664 bytes of shared memory: prefetches the next rows into shared memory;
 // registers hold the column sums.
 // Reads x_dim0 * 16384 + 8192 bytes, writes x_dim0 * 8192 + min(x_dim0, 264) * 32768.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, dy, dx: bf16 [x_dim0, 4096]; weight: bf16 [4096]; partial_column_total, partial_column_total_2: float [min(x_dim0,
+// 264), 4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -36,12 +38,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_backward in normalization.py; its def is line 1:
+// layer_norm_backward in fusegen/specs/normalization.py; its def is line 1:
 //    8: centered = x - x.mean(-1, keepdim=True)
 //    9: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 //   10: normalized = centered * rstd
-//   11: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized).sum(0), dy.sum(0)
-// _input_gradient in normalization.py; its def is line 1:
+//   11: dx = _input_gradient(normalized, rstd, dy * weight)
+//   12: dweight, dbias = (dy * normalized).sum(0), dy.sum(0)
+// _input_gradient in fusegen/specs/normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
 __device__ __forceinline__ float elements_of_phase_1_of_layer_norm_backward(float dy, float weight) {
@@ -67,7 +70,7 @@ __device__ __forceinline__ void elements_of_phase_3_of_layer_norm_backward(float
         float weight, float& total_3_part, float& column_total_part) {
     const float normalized = (x - mean) * rstd;                                       // layer_norm_backward, line 10
     total_3_part = dy * weight * normalized;                                          // _input_gradient, line 3
-    column_total_part = dy * normalized;                                              // layer_norm_backward, line 11
+    column_total_part = dy * normalized;                                              // layer_norm_backward, line 12
 }
 
 __device__ __forceinline__ float mean_3_of_layer_norm_backward(float total_3) {
@@ -92,12 +95,13 @@ constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 409
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 16;
-constexpr i32 squares_offset = 32;
-constexpr i32 total_3_offset = 48;
-constexpr i32 x_offset = 128;
-constexpr i32 dy_offset = x_offset + SLOTS * SLOT * sizeof(bf16);
+constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 TOTAL_2_OFFSET = 16;
+constexpr i32 SQUARES_OFFSET = 32;
+constexpr i32 TOTAL_3_OFFSET = 48;
+constexpr i32 X_OFFSET = 128;
+constexpr i32 DY_OFFSET = X_OFFSET + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -117,10 +121,8 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* out_0_ptr,
+fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight_ptr, bf16* dx_ptr,
         float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 x_dim0_extent, double eps) {
     const Index row_count = static_cast<Index>(x_dim0_extent);
     const i32 thread = thread_id();
@@ -139,8 +141,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) column_total[c][v] = 0.0f;
     }
-    auto x_staged = shared_array<bf16>(x_offset);
-    auto dy_staged = shared_array<bf16>(dy_offset);
+    auto x_staged = shared_array<bf16>(X_OFFSET);
+    auto dy_staged = shared_array<bf16>(DY_OFFSET);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -204,11 +206,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_2_of[k] += total_2_of[k + half];
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_store_partial(total, shared_array<float>(total_offset));
-        row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset));
+        row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+        row_sum_f32_store_partial(total_2, shared_array<float>(TOTAL_2_OFFSET));
         block_sync();
-        total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
-        total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset));
+        total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+        total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET));
 
         // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
         float mean;
@@ -235,9 +237,9 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
         }
         float squares = squares_of[0];
-        row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+        row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
         block_sync();
-        squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+        squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
         // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
         const float rstd = rstd_of_layer_norm_backward(squares, eps);
@@ -272,11 +274,11 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 k = 0; k < half; ++k) total_3_of[k] += total_3_of[k + half];
         }
         float total_3 = total_3_of[0];
-        row_sum_f32_store_partial(total_3, shared_array<float>(total_3_offset));
+        row_sum_f32_store_partial(total_3, shared_array<float>(TOTAL_3_OFFSET));
         block_sync();
-        total_3 = row_sum_f32_combine_partials(shared_array<float>(total_3_offset));
+        total_3 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_3_OFFSET));
 
-        // Phase 4 of 4: computes mean_3; writes out_0.
+        // Phase 4 of 4: computes mean_3; writes dx.
         const float mean_3 = mean_3_of_layer_norm_backward(total_3);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -299,7 +301,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
-            store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
+            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_0_raw);
         }
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }

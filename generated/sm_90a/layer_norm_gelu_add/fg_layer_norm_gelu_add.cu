@@ -1,7 +1,8 @@
 // layer_norm_gelu_add: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 256, 64 bytes of shared memory: a row fits the registers of 256 threads, 32 elements per thread.
 // Reads x_dim0 * 32768 + 32768 bytes, writes x_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, residual, out: bf16 [x_dim0, 8192]; weight, bias: bf16 [8192]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -29,9 +30,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_gelu_add in normalization.py; its def is line 1:
+// layer_norm_gelu_add in fusegen/specs/normalization.py; its def is line 1:
 //    9: return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate) + residual
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
 __device__ __forceinline__ float mean_of_layer_norm_gelu_add(float total) {
@@ -65,8 +66,9 @@ constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 32;
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 SQUARES_OFFSET = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -85,8 +87,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
-
-constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, const bf16* residual_ptr,
@@ -121,9 +121,9 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 2 of 3: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_gelu_add(total);
@@ -146,9 +146,9 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes out.
     const float rstd = rstd_of_layer_norm_gelu_add(squares, eps);

@@ -1,7 +1,8 @@
 // layer_norm_linear_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 64, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 100687872 bytes, writes x_dim0 * 24576.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// bias: bf16 [12288], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -42,7 +43,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// projected in linear.py; its def is line 1:
+// projected in fusegen/specs/linear.py; its def is line 1:
 //    8: return F.linear(x, weight, bias)
 
 // Operands that the math loads.

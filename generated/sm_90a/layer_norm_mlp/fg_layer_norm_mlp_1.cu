@@ -1,7 +1,8 @@
 // layer_norm_mlp_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 134250496 bytes, writes x_dim0 * 32768.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// fc1_bias: bf16 [16384], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -45,9 +46,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// projected in linear.py; its def is line 1:
+// projected in fusegen/specs/linear.py; its def is line 1:
 //    8: return F.linear(x, weight, bias)
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
 // Operands that the math loads.
@@ -369,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_mlp_1(
     const __grid_constant__ TensorMap a_map,  // of sum
     const __grid_constant__ TensorMap b_map,  // of fc1_weight
-    const __grid_constant__ TensorMap y_map,  // of product
+    const __grid_constant__ TensorMap y_map,  // of gelu_of
     i64 rows, i64 depth,
     const bf16* fc1_bias_ptr) {
     wait_for_previous();

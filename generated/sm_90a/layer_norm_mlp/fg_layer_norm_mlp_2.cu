@@ -1,7 +1,8 @@
 // layer_norm_mlp_2: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 32768 + 134225920 bytes, writes x_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// fc2_bias: bf16 [4096], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -41,7 +42,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// projected in linear.py; its def is line 1:
+// projected in fusegen/specs/linear.py; its def is line 1:
 //    8: return F.linear(x, weight, bias)
 
 // Operands that the math loads.
@@ -336,7 +337,7 @@ __device__ __forceinline__ void initialise(SharedMemory& shared) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_mlp_2(
-    const __grid_constant__ TensorMap a_map,  // of product
+    const __grid_constant__ TensorMap a_map,  // of gelu_of
     const __grid_constant__ TensorMap b_map,  // of fc2_weight
     const __grid_constant__ TensorMap y_map,  // of out
     i64 rows, i64 depth,

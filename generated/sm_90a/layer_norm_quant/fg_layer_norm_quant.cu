@@ -2,7 +2,9 @@
 // Grid input_dim0, block 128, 48 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 + 16384 bytes, writes input_dim0 * 4100.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input: bf16 [input_dim0, 4096]; weight, bias: bf16 [4096]; values: f8e4m3 [input_dim0, 4096]; scale: float
+// [input_dim0, 1]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.f8e4m3.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -34,13 +36,13 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_quant in quantization.py; its def is line 1:
+// layer_norm_quant in fusegen/specs/quantization.py; its def is line 1:
 //   17: normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
-// quantized in quantization.py; its def is line 1:
+// quantized in fusegen/specs/quantization.py; its def is line 1:
 //   33: scale = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
-// narrowed in quantization.py; its def is line 1:
+// narrowed in fusegen/specs/quantization.py; its def is line 1:
 //    8: inverse_scale = 1.0 / scale.float()
-//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
+//    9: values = (x.float() * inverse_scale).clamp(-largest, largest)
 
 __device__ __forceinline__ float amax_f32_identity() {
     return -infinity<float>();
@@ -89,9 +91,10 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 16;
-constexpr i32 amax_offset = 32;
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 SQUARES_OFFSET = 16;
+constexpr i32 AMAX_OFFSET = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -129,11 +132,9 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, f8e4m3* out_0_ptr,
-        float* out_1_ptr, double eps) {
+fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_ptr, f8e4m3* values_ptr,
+        float* scale_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -162,9 +163,9 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 2 of 4: computes mean; reduces each row to squares.
     const float mean = mean_of_layer_norm_quant(total);
@@ -187,9 +188,9 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 4: computes rstd; reduces each row to amax; stores normalized for later phases.
     const float rstd = rstd_of_layer_norm_quant(squares, eps);
@@ -225,11 +226,11 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
     float amax = amax_of[0];
-    row_amax_f32_store_partial(amax, shared_array<float>(amax_offset));
+    row_amax_f32_store_partial(amax, shared_array<float>(AMAX_OFFSET));
     block_sync();
-    amax = row_amax_f32_combine_partials(shared_array<float>(amax_offset));
+    amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
 
-    // Phase 4 of 4: computes scale, inverse_scale; writes out_0, out_1.
+    // Phase 4 of 4: computes scale, inverse_scale; writes values, scale.
     float scale;
     float inverse_scale;
     scale_and_inverse_scale_of_layer_norm_quant(amax, scale, inverse_scale);
@@ -244,9 +245,9 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(values_ptr, row * 4096 + column, result_0_raw);
     }
     if (thread == 0) {
-        store_narrowed(out_1_ptr, row, scale);
+        store_narrowed(scale_ptr, row, scale);
     }
 }

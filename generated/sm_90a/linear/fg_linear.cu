@@ -1,7 +1,8 @@
 // linear: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250496 bytes, writes input_dim0 * 32768.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// bias: bf16 [16384], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -43,9 +44,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// projected in linear.py; its def is line 1:
+// projected in fusegen/specs/linear.py; its def is line 1:
 //    8: return F.linear(x, weight, bias)
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
 // Operands that the math loads.

@@ -1,7 +1,8 @@
 // linear_bias_gelu: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 134250496 bytes, writes x_dim0 * 32768.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// bias: bf16 [16384], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -43,9 +44,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// projected in linear.py; its def is line 1:
+// projected in fusegen/specs/linear.py; its def is line 1:
 //    8: return F.linear(x, weight, bias)
-// linear_bias_gelu in linear.py; its def is line 1:
+// linear_bias_gelu in fusegen/specs/linear.py; its def is line 1:
 //    6: return F.gelu(projected(x, weight, bias), approximate="tanh")
 
 // Operands that the math loads.

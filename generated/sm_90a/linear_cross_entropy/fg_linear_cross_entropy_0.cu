@@ -1,7 +1,10 @@
 // linear_cross_entropy_0: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid 4, block 128.
 // Reads 32768 bytes, writes 36864.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// target, chosen: i64 [4096]; differs: bool [4096]; all contiguous, 16-byte aligned.
+// A launch of its own reads differs: row reduction.
+// A launch of its own reads chosen: loop over blocks of rows.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -18,7 +21,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its def is line 1:
+// loss_of in fusegen/specs/loss.py; its def is line 1:
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
@@ -37,7 +40,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-fg_linear_cross_entropy_0(const i64* target_ptr, i64* chosen_ptr, bool* differs_ptr, i64 ignore_index) {
+fg_linear_cross_entropy_0(const i64* target_ptr, bool* differs_ptr, i64* chosen_ptr, i64 ignore_index) {
     const Index position = (static_cast<Index>(block_id()) * THREADS + thread_id()) * LANES;
 
     i64 target_raw[LANES];

@@ -1,7 +1,8 @@
 // linear_cross_entropy_2: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid 1, block 512, 128 bytes of shared memory: a row fits the registers of 512 threads, 8 elements per thread.
 // Reads 12288 bytes, writes 2.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// differs: bool [4096]; gathered: bf16 [4096, 1]; out: bf16 []; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_sync.cuh"
 #include "../primitives/fast_divide.cuh"
@@ -25,7 +26,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its def is line 1:
+// loss_of in fusegen/specs/loss.py; its def is line 1:
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
@@ -49,8 +50,8 @@ constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 1;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 true_count_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_offset = 64;
+constexpr i32 TRUE_COUNT_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 TOTAL_OFFSET = 64;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -116,11 +117,11 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
-    row_sum_f32_store_partial(true_count, shared_array<float>(true_count_offset));
-    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(true_count, shared_array<float>(TRUE_COUNT_OFFSET));
+    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    true_count = row_sum_f32_combine_partials(shared_array<float>(true_count_offset));
-    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    true_count = row_sum_f32_combine_partials(shared_array<float>(TRUE_COUNT_OFFSET));
+    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 2 of 2: computes quotient; writes out.
     const float quotient = quotient_of_linear_cross_entropy_2(total, true_count);

@@ -3,7 +3,8 @@
 // Grid block_rows_0, block 128, 32 bytes of shared memory: one phase alone needs the elements of a row, so that nothing
 // holds them.
 // Reads block_rows_0 * 64000 + min(block_rows_0, 4096) * 8 bytes, writes block_rows_0 * 2.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// projected: bf16 [block_rows_0, 32000]; chosen: i64 [4096]; gathered: bf16 [4096, 1]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -35,7 +36,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// loss_of in loss.py; its def is line 1:
+// loss_of in fusegen/specs/loss.py; its def is line 1:
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
@@ -52,10 +53,10 @@ __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mas
     mass = a_peak >= b_peak ? a_mass + b_mass * rescale : a_mass * rescale + b_mass;
 }
 
-__device__ __forceinline__ float difference_of_linear_cross_entropy_rows_0_1(float matmul_at_index,
+__device__ __forceinline__ float difference_of_linear_cross_entropy_rows_0_1(float projected_at_index,
         float normalizer_peak, float normalizer_mass) {
     const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));  // line 14
-    return matmul_at_index - normalizer_peak - logarithm;
+    return projected_at_index - normalizer_peak - logarithm;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -66,8 +67,9 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 normalizer_peak_offset = 0;  // in shared memory, in bytes
-constexpr i32 normalizer_mass_offset = 16;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
+constexpr i32 NORMALIZER_PEAK_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 NORMALIZER_MASS_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
 template <typename Scratch0, typename Scratch1>
@@ -96,10 +98,8 @@ __device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak,
     }
 }
 
-constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, bf16* gathered_ptr,
+fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_ptr, bf16* gathered_ptr,
         i64 block_start_0_offset) {
     const Index block_start_0 = static_cast<Index>(block_start_0_offset);
     wait_for_previous();
@@ -110,21 +110,21 @@ fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, 
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
     // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
-    const float matmul_at_index = widen(load(matmul_ptr, row * 32000 + value_at));
+    const float projected_at_index = widen(load(projected_ptr, row * 32000 + value_at));
     float normalizer_peak;
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
-        bf16 matmul_raw[LANES];
-        load_lanes<LANES>(matmul_raw, matmul_ptr, row * 32000 + column);
-        float matmul[LANES];
-        widen_vec(matmul_raw, matmul);
+        bf16 projected_raw[LANES];
+        load_lanes<LANES>(projected_raw, projected_ptr, row * 32000 + column);
+        float projected[LANES];
+        widen_vec(projected_raw, projected);
         float normalizer_peak_part[LANES];
         float normalizer_mass_part[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            normalizer_peak_part[v] = matmul[v];
+            normalizer_peak_part[v] = projected[v];
             normalizer_mass_part[v] = 1.0f;
         }
 #pragma unroll
@@ -139,14 +139,14 @@ fg_linear_cross_entropy_rows_0_1(const bf16* matmul_ptr, const i64* chosen_ptr, 
         normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                 normalizer_peak, normalizer_mass);
     }
-    row_normalizer_f32_store_partial(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
-            shared_array<float>(normalizer_mass_offset));
+    row_normalizer_f32_store_partial(normalizer_peak, normalizer_mass, shared_array<float>(NORMALIZER_PEAK_OFFSET),
+            shared_array<float>(NORMALIZER_MASS_OFFSET));
     block_sync();
-    row_normalizer_f32_combine_partials(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset),
-            shared_array<float>(normalizer_mass_offset));
+    row_normalizer_f32_combine_partials(normalizer_peak, normalizer_mass, shared_array<float>(NORMALIZER_PEAK_OFFSET),
+            shared_array<float>(NORMALIZER_MASS_OFFSET));
 
     // Phase 2 of 2: computes difference; writes gathered.
-    const float difference = difference_of_linear_cross_entropy_rows_0_1(matmul_at_index, normalizer_peak,
+    const float difference = difference_of_linear_cross_entropy_rows_0_1(projected_at_index, normalizer_peak,
             normalizer_mass);
     if (thread == 0) {
         store_narrowed(gathered_ptr, block_start_0 + row, difference);

@@ -1,7 +1,8 @@
 // linear_quant: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250500 bytes, writes input_dim0 * 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// out: f8e4m3 [input_dim0, 16384]; bias: bf16 [16384]; scale: float []; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.f8e4m3.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -46,15 +47,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// linear_quant in quantization.py; its def is line 1:
+// linear_quant in fusegen/specs/quantization.py; its def is line 1:
 //   17: y = activate(F.linear(input, weight, bias), activation)
-// gelu_of in elementwise.py; its def is line 1:
+// gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
-// _raised in quantization.py; its def is line 1:
+// _raised in fusegen/specs/quantization.py; its def is line 1:
 //    3: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
 //    4: return x * factor, dtype, scale * factor
-// narrowed in quantization.py; its def is line 1:
-//    9: scaled = (x.float() * inverse_scale).clamp(-largest, largest)
+// narrowed in fusegen/specs/quantization.py; its def is line 1:
+//    9: values = (x.float() * inverse_scale).clamp(-largest, largest)
 
 // Operands that the math loads.
 struct Operands {

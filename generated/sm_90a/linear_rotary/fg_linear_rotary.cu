@@ -1,7 +1,8 @@
 // linear_rotary: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 16384 + 33554432 bytes, writes x_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// cos, sin: bf16 [x_dim0, 2048], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -39,7 +40,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// linear_rotary in linear.py; its def is line 1:
+// linear_rotary in fusegen/specs/linear.py; its def is line 1:
 //   11: return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 // Operands that the math loads.

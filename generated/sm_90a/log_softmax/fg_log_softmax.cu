@@ -2,7 +2,8 @@
 // Grid input_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 bytes, writes input_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input, out: bf16 [input_dim0, 4096], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -30,7 +31,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// log_softmax in softmax.py; its def is line 1:
+// log_softmax in fusegen/specs/softmax.py; its def is line 1:
 //    6: return F.log_softmax(cooled(input, temperature), dim)
 
 __device__ __forceinline__ float amax_f32_identity() {
@@ -63,8 +64,9 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 largest_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_offset = 16;
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 LARGEST_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 TOTAL_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -102,8 +104,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
     const Index row = static_cast<Index>(block_id());
@@ -134,9 +134,9 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
     float largest = largest_of[0];
-    row_amax_f32_store_partial(largest, shared_array<float>(largest_offset));
+    row_amax_f32_store_partial(largest, shared_array<float>(LARGEST_OFFSET));
     block_sync();
-    largest = row_amax_f32_combine_partials(shared_array<float>(largest_offset));
+    largest = row_amax_f32_combine_partials(shared_array<float>(LARGEST_OFFSET));
 
     // Phase 2 of 3: reduces each row to total.
     float total_of[SUMS];
@@ -158,9 +158,9 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
     float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 3 of 3: computes logarithm; writes out.
     const float logarithm = logarithm_of_log_softmax(total);

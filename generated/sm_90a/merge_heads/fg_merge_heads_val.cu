@@ -1,7 +1,8 @@
 // merge_heads_val: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid (q_dim0 * q_dim1 * q_dim2 * 128 + 1023) / 1024, block 128.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// q: bf16 [q_dim0, q_dim1, q_dim2, 128]; out: bf16 [q_dim0, q_dim2, q_dim1 * 128]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"

@@ -2,7 +2,8 @@
 // Grid min(x_dim0 * 4096, 528), block 192, 18560 bytes of shared memory: the shared memory of a block holds a row and
 // the next ones, which are prefetched.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, out: bf16 [x_dim0, 4096, 4096]; scale, shift: bf16 [x_dim0, 4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -34,9 +35,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// modulated_layer_norm in normalization.py; its def is line 1:
+// modulated_layer_norm in fusegen/specs/normalization.py; its def is line 1:
 //    9: normalized = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-// modulated in normalization.py; its def is line 1:
+// modulated in fusegen/specs/normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
 __device__ __forceinline__ float mean_of_modulated_layer_norm(float total) {
@@ -72,9 +73,10 @@ constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_offset = 32;
-constexpr i32 x_offset = 128;
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 SQUARES_OFFSET = 32;
+constexpr i32 X_OFFSET = 128;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -95,8 +97,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr,
         i64 x_dim0_extent, double eps) {
@@ -107,7 +107,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     // This block's share of the rows.
     constexpr i32 PARTS = 528;  // at most: every block has rows
     const Index part = block_id();
-    auto x_staged = shared_array<bf16>(x_offset);
+    auto x_staged = shared_array<bf16>(X_OFFSET);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -157,9 +157,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
         float total = total_of[0];
-        row_sum_f32_store_partial(total, shared_array<float>(total_offset));
+        row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
         block_sync();
-        total = row_sum_f32_combine_partials(shared_array<float>(total_offset));
+        total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
         // Phase 2 of 3: computes mean; reduces each row to squares.
         const float mean = mean_of_modulated_layer_norm(total);
@@ -194,9 +194,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
                 load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
         }
-        row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+        row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
         block_sync();
-        squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+        squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
         // Phase 3 of 3: computes rstd; writes out.
         const float rstd = rstd_of_modulated_layer_norm(squares, eps);

@@ -2,7 +2,8 @@
 // Grid x_dim0 * 4096, block 192, 32 bytes of shared memory: a row fits the registers of 192 threads, 24 elements per
 // thread.
 // Reads x_dim0 * 33570816 bytes, writes x_dim0 * 33554432.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, out: bf16 [x_dim0, 4096, 4096]; scale, shift: bf16 [x_dim0, 4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -28,9 +29,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its def is line 1:
+// rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-// modulated in normalization.py; its def is line 1:
+// modulated in fusegen/specs/normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
 __device__ __forceinline__ float elements_of_phase_1_of_modulated_rms_norm(float x) {
@@ -56,7 +57,8 @@ constexpr i32 WARPS = 6;  // per row
 constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 3;  // vectors per thread
-constexpr i32 squares_offset = 0;  // in shared memory, in bytes
+constexpr i32 BLOCKS_PER_SM = 5;  // at least, which limits the registers of a thread
+constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -76,8 +78,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     for (i32 mask = COMBINING_LANES / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
-
-constexpr i32 BLOCKS_PER_SM = 5;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, double eps) {
@@ -119,9 +119,9 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 2: computes rstd; writes out.
     const float rstd = rstd_of_modulated_rms_norm(squares, eps);

@@ -1,7 +1,9 @@
 // moe_router: row reduction, 9 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid (logits_dim0 + 63) / 64, block 256: a row fits the registers of 4 threads, 16 elements per thread.
 // Reads logits_dim0 * 128 bytes, writes logits_dim0 * 80.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// logits: bf16 [logits_dim0, 64]; weights: bf16 [logits_dim0, 8]; indices: i64 [logits_dim0, 8]; all contiguous,
+// 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/above_all_keys.cuh"
 #include "../primitives/block_id.cuh"
@@ -29,10 +31,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// moe_router in selection.py; its def is line 1:
+// moe_router in fusegen/specs/selection.py; its def is line 1:
 //   30: values, indices = wide.topk(k)
 //   31: weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
-//   34: return (scale * weights).to(logits.dtype), indices
+//   34: weights = (scale * weights).to(logits.dtype)
 
 __device__ __forceinline__ i64 amin_i64_identity() {
     return 0x7FFFFFFFFFFFFFFFLL;
@@ -58,8 +60,8 @@ __device__ __forceinline__ i64 chosen_of_moe_router(i64 key_of_element, i64 smal
 
 __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest_key, i64 smallest_key_2, i64 smallest_key_3,
         i64 smallest_key_4, i64 smallest_key_5, i64 smallest_key_6, i64 smallest_key_7, float scale,
-        i64 smallest_key_8, float& product, float& product_2, float& product_3, float& product_4, float& product_5,
-        float& product_6, float& product_7, float& product_8, i64& element_index_8) {
+        i64 smallest_key_8, float& weights, float& weights_2, float& weights_3, float& weights_4, float& weights_5,
+        float& weights_6, float& weights_7, float& weights_8, i64& element_index_8) {
     const float element = descending_value(smallest_key);                             // line 30
     const float element_2 = descending_value(smallest_key_2);
     const float element_3 = descending_value(smallest_key_3);
@@ -81,14 +83,14 @@ __device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest_key, i6
     const float exponential_7 = fast_exp(element_7 - larger_3);
     const float exponential_8 = fast_exp(element_8 - larger_3);
     const float sum_2 = sum + exponential_6 + exponential_7 + exponential_8;
-    product = scale * fast_divide(exponential, sum_2);                                // line 34
-    product_2 = scale * fast_divide(exponential_2, sum_2);
-    product_3 = scale * fast_divide(exponential_3, sum_2);
-    product_4 = scale * fast_divide(exponential_4, sum_2);
-    product_5 = scale * fast_divide(exponential_5, sum_2);
-    product_6 = scale * fast_divide(exponential_6, sum_2);
-    product_7 = scale * fast_divide(exponential_7, sum_2);
-    product_8 = scale * fast_divide(exponential_8, sum_2);
+    weights = scale * fast_divide(exponential, sum_2);                                // line 34
+    weights_2 = scale * fast_divide(exponential_2, sum_2);
+    weights_3 = scale * fast_divide(exponential_3, sum_2);
+    weights_4 = scale * fast_divide(exponential_4, sum_2);
+    weights_5 = scale * fast_divide(exponential_5, sum_2);
+    weights_6 = scale * fast_divide(exponential_6, sum_2);
+    weights_7 = scale * fast_divide(exponential_7, sum_2);
+    weights_8 = scale * fast_divide(exponential_8, sum_2);
     element_index_8 = key_index(smallest_key_8);                                      // line 30
 }
 
@@ -102,6 +104,7 @@ constexpr i32 THREADS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 ROWS = 64;  // per block at a time
 constexpr i32 CHUNKS = 2;  // vectors per thread
+constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ i64 row_amin_i64(i64 value) {
@@ -110,10 +113,8 @@ __device__ __forceinline__ i64 row_amin_i64(i64 value) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
-fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logits_dim0_extent, double scale) {
+fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 logits_dim0_extent, double scale) {
     const Index row_count = static_cast<Index>(logits_dim0_extent);
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -160,7 +161,7 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
     i64 smallest_key = smallest_key_of[0];
     smallest_key = row_amin_i64(smallest_key);
 
-    // Phases 2 to 8 of 9, one per turn: computes element_index; reduces each row to smallest_key_next; writes out_1.
+    // Phases 2 to 8 of 9, one per turn: computes element_index; reduces each row to smallest_key_next; writes indices.
     i64 smallest_key_each[8] = {smallest_key};
 #pragma unroll
     for (i32 turn = 0; turn < 7; ++turn) {
@@ -190,34 +191,34 @@ fg_moe_router(const bf16* logits_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 logit
         i64 smallest_key_next = smallest_key_next_of[0];
         smallest_key_next = row_amin_i64(smallest_key_next);
         if (thread == 0 && exists) {
-            store_narrowed(out_1_ptr, row * 8 + turn, element_index);
+            store_narrowed(indices_ptr, row * 8 + turn, element_index);
         }
         smallest_key_each[turn + 1] = smallest_key_next;
     }
 
-    // Phase 9 of 9: computes product, product_2, product_3, product_4, product_5, product_6, product_7, product_8,
-    // element_index_8; writes out_0, out_1.
-    float product;
-    float product_2;
-    float product_3;
-    float product_4;
-    float product_5;
-    float product_6;
-    float product_7;
-    float product_8;
+    // Phase 9 of 9: computes weights, weights_2, weights_3, weights_4, weights_5, weights_6, weights_7, weights_8,
+    // element_index_8; writes weights, indices.
+    float weights;
+    float weights_2;
+    float weights_3;
+    float weights_4;
+    float weights_5;
+    float weights_6;
+    float weights_7;
+    float weights_8;
     i64 element_index_8;
     values_of_row_of_moe_router(smallest_key_each[0], smallest_key_each[1], smallest_key_each[2], smallest_key_each[3],
-            smallest_key_each[4], smallest_key_each[5], smallest_key_each[6], scale, smallest_key_each[7], product,
-            product_2, product_3, product_4, product_5, product_6, product_7, product_8, element_index_8);
+            smallest_key_each[4], smallest_key_each[5], smallest_key_each[6], scale, smallest_key_each[7], weights,
+            weights_2, weights_3, weights_4, weights_5, weights_6, weights_7, weights_8, element_index_8);
     if (thread == 0 && exists) {
-        store_narrowed(out_0_ptr, row * 8, product);
-        store_narrowed(out_0_ptr, row * 8 + 1, product_2);
-        store_narrowed(out_0_ptr, row * 8 + 2, product_3);
-        store_narrowed(out_0_ptr, row * 8 + 3, product_4);
-        store_narrowed(out_0_ptr, row * 8 + 4, product_5);
-        store_narrowed(out_0_ptr, row * 8 + 5, product_6);
-        store_narrowed(out_0_ptr, row * 8 + 6, product_7);
-        store_narrowed(out_0_ptr, row * 8 + 7, product_8);
-        store_narrowed(out_1_ptr, row * 8 + 7, element_index_8);
+        store_narrowed(weights_ptr, row * 8, weights);
+        store_narrowed(weights_ptr, row * 8 + 1, weights_2);
+        store_narrowed(weights_ptr, row * 8 + 2, weights_3);
+        store_narrowed(weights_ptr, row * 8 + 3, weights_4);
+        store_narrowed(weights_ptr, row * 8 + 4, weights_5);
+        store_narrowed(weights_ptr, row * 8 + 5, weights_6);
+        store_narrowed(weights_ptr, row * 8 + 6, weights_7);
+        store_narrowed(weights_ptr, row * 8 + 7, weights_8);
+        store_narrowed(indices_ptr, row * 8 + 7, element_index_8);
     }
 }

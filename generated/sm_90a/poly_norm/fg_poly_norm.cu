@@ -1,7 +1,8 @@
 // poly_norm: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 48 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 8 bytes, writes x_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, out: bf16 [x_dim0, 4096]; weight: bf16 [3]; bias: bf16 [1]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -28,10 +29,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// poly_norm in normalization.py; its def is line 1:
+// poly_norm in fusegen/specs/normalization.py; its def is line 1:
 //    8: powers = (wide * wide * wide, wide * wide, wide)
 //   10: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
-// reciprocal_rms in normalization.py; its def is line 1:
+// reciprocal_rms in fusegen/specs/normalization.py; its def is line 1:
 //    3: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
 
 __device__ __forceinline__ void elements_of_phase_1_of_poly_norm(float x, float& squares_part, float& squares_2_part,
@@ -67,9 +68,10 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 squares_offset = 0;  // in shared memory, in bytes
-constexpr i32 squares_2_offset = 16;
-constexpr i32 squares_3_offset = 32;
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 SQUARES_2_OFFSET = 16;
+constexpr i32 SQUARES_3_OFFSET = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -88,8 +90,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
-
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf16* out_ptr, double eps) {
@@ -149,13 +149,13 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         for (i32 k = 0; k < half; ++k) squares_3_of[k] += squares_3_of[k + half];
     }
     float squares_3 = squares_3_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
-    row_sum_f32_store_partial(squares_2, shared_array<float>(squares_2_offset));
-    row_sum_f32_store_partial(squares_3, shared_array<float>(squares_3_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_2, shared_array<float>(SQUARES_2_OFFSET));
+    row_sum_f32_store_partial(squares_3, shared_array<float>(SQUARES_3_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
-    squares_2 = row_sum_f32_combine_partials(shared_array<float>(squares_2_offset));
-    squares_3 = row_sum_f32_combine_partials(shared_array<float>(squares_3_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    squares_2 = row_sum_f32_combine_partials(shared_array<float>(SQUARES_2_OFFSET));
+    squares_3 = row_sum_f32_combine_partials(shared_array<float>(SQUARES_3_OFFSET));
 
     // Phase 2 of 2: computes rstd, rstd_2, rstd_3; writes out.
     float rstd;

@@ -1,4 +1,4 @@
-// Waits until the phase of parity `parity` has completed. A new mbarrier is in phase 0, so parity 1 passes at once.
+// Waits for at most a time limit of the hardware; true if the phase of parity `parity` has completed.
 __device__ __forceinline__ bool mbarrier_try_wait(u64* barrier, u32 parity) {
     u32 done;
     asm volatile(
@@ -13,6 +13,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(u64* barrier, u32 parity) {
     return done != 0;
 }
 
+// Waits until the phase of parity `parity` has completed. A new mbarrier is in phase 0, so parity 1 passes at once.
 __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
     while (!mbarrier_try_wait(barrier, parity)) {
     }

@@ -10,8 +10,8 @@ __device__ __forceinline__ RandomBits random_bits(const i64* key, u32 stream) {
 // Encrypts the counter (call, stream): four words, the bits of elements 8 * call to 8 * call + 7.
 __device__ __forceinline__ void philox(u32* words, RandomBits key, u64 call) {
     constexpr i32 ROUNDS = 10;
-    constexpr u32 MULTIPLIER_0 = 0xD2511F53u, MULTIPLIER_1 = 0xCD9E8D57u;  // the paper's, as are
-    constexpr u32 WEYL_0 = 0x9E3779B9u, WEYL_1 = 0xBB67AE85u;  // what each round adds to the key
+    constexpr u32 MULTIPLIER_0 = 0xD2511F53u, MULTIPLIER_1 = 0xCD9E8D57u;  // from the paper
+    constexpr u32 WEYL_0 = 0x9E3779B9u, WEYL_1 = 0xBB67AE85u;  // from the paper; each round adds them to the key
     u32 c0 = static_cast<u32>(call), c1 = static_cast<u32>(call >> 32), c2 = key.stream, c3 = 0;
 #pragma unroll
     for (i32 round = 0; round < ROUNDS; ++round) {

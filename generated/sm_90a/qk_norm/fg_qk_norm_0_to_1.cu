@@ -1,13 +1,15 @@
 // qk_norm_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid ((q_dim0 * q_dim1 * q_dim2 + 63) / 64) + ((k_dim1 * q_dim0 * q_dim2 + 31) / 32), block 256. The blocks of each
 // part follow those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // qk_norm_0: row reduction, 2 phases, rows read once into registers.
 // Blocks: (q_dim0 * q_dim1 * q_dim2 + 63) / 64; a row fits the registers of 4 threads, 32 elements per thread.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + 256 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
+// q, queries: bf16 [q_dim0, q_dim1, q_dim2, 128]; q_weight: bf16 [128]; all contiguous, 16-byte aligned.
 // qk_norm_1: row reduction, 2 phases, rows read once into registers.
 // Blocks: (k_dim1 * q_dim0 * q_dim2 + 31) / 32; a row fits the registers of 8 threads, 16 elements per thread.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + 256 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
+// k, keys: bf16 [q_dim0, k_dim1, q_dim2, 128]; k_weight: bf16 [128]; all contiguous, 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_rsqrt.cuh"
@@ -28,7 +30,7 @@ namespace qk_norm_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its def is line 1:
+// rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ float elements_of_phase_1_of_qk_norm_0(float q) {
@@ -61,7 +63,7 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* queries_ptr,
         i64 q_dim0_extent, i64 q_dim1_extent, i64 q_dim2_extent, double eps) {
     const Index q_dim0 = static_cast<Index>(q_dim0_extent);
     const Index q_dim1 = static_cast<Index>(q_dim1_extent);
@@ -106,7 +108,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
     float squares = squares_of[0];
     squares = row_sum_f32(squares);
 
-    // Phase 2 of 2: computes rstd; writes out_0.
+    // Phase 2 of 2: computes rstd; writes queries.
     const float rstd = rstd_of_qk_norm_0(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -125,7 +127,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_0_ptr, row * 128 + column, result_0_raw);
+        store_lanes<LANES>(queries_ptr, row * 128 + column, result_0_raw);
     }
 }
 }  // namespace qk_norm_0
@@ -134,7 +136,7 @@ namespace qk_norm_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its def is line 1:
+// rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ float elements_of_phase_1_of_qk_norm_1(float k_val) {
@@ -167,7 +169,7 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_weight_ptr, bf16* keys_ptr,
         i64 k_dim1_extent, i64 q_dim0_extent, i64 q_dim2_extent, double eps) {
     const Index k_dim1 = static_cast<Index>(k_dim1_extent);
     const Index q_dim0 = static_cast<Index>(q_dim0_extent);
@@ -212,7 +214,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     float squares = squares_of[0];
     squares = row_sum_f32(squares);
 
-    // Phase 2 of 2: computes rstd; writes out_1.
+    // Phase 2 of 2: computes rstd; writes keys.
     const float rstd = rstd_of_qk_norm_1(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -231,7 +233,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_1_ptr, row * 128 + column, result_0_raw);
+        store_lanes<LANES>(keys_ptr, row * 128 + column, result_0_raw);
     }
 }
 }  // namespace qk_norm_1
@@ -243,13 +245,13 @@ constexpr i32 THREADS = 256;  // per block of every part
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_qk_norm_0_to_1(i64 qk_norm_0_blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* out_0_ptr,
-        const bf16* k_ptr, const bf16* k_weight_ptr, bf16* out_1_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1,
+fg_qk_norm_0_to_1(i64 qk_norm_0_blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* queries_ptr,
+        const bf16* k_ptr, const bf16* k_weight_ptr, bf16* keys_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1,
         double eps) {
     i32 block = block_id();
     if (block < qk_norm_0_blocks) {
-        return qk_norm_0::run(block, q_ptr, q_weight_ptr, out_0_ptr, q_dim0, q_dim1, q_dim2, eps);
+        return qk_norm_0::run(block, q_ptr, q_weight_ptr, queries_ptr, q_dim0, q_dim1, q_dim2, eps);
     }
     block -= static_cast<i32>(qk_norm_0_blocks);
-    qk_norm_1::run(block, k_ptr, k_weight_ptr, out_1_ptr, k_dim1, q_dim0, q_dim2, eps);
+    qk_norm_1::run(block, k_ptr, k_weight_ptr, keys_ptr, k_dim1, q_dim0, q_dim2, eps);
 }

@@ -1,7 +1,8 @@
 // qkv_linear: matmul with epilogue, 1024 + 1024 + 4096 columns, 3 results, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 * x_dim1 + 127) / 128) * 24, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * x_dim1 * 8192 + 50331648 bytes, writes x_dim0 * x_dim1 * 12288.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// q: bf16 [x_dim0, 32, x_dim1, 128]; k, v: bf16 [x_dim0, 8, x_dim1, 128]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -317,8 +318,8 @@ __device__ __forceinline__ void finish_tile_0(const float (&accumulator)[ACCUMUL
 
 // Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const u32 (&y_0)[ACCUMULATORS / 2],
-        const Operands& operands, Tile tile, Place place, i64 rows) {
+__device__ __forceinline__ void scatter_y_0(bf16* v_ptr, const u32 (&y_0)[ACCUMULATORS / 2], const Operands& operands,
+        Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -333,7 +334,7 @@ __device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const u32 (&y_0)[AC
             const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS_0) {
-                store_vec<OCTET>(out_2_ptr, offset_0(operands, row, (tile.col + col) / 128, col % 128), octet);
+                store_vec<OCTET>(v_ptr, offset_0(operands, row, (tile.col + col) / 128, col % 128), octet);
             }
         }
     }
@@ -341,11 +342,11 @@ __device__ __forceinline__ void scatter_y_0(bf16* out_2_ptr, const u32 (&y_0)[AC
 
 // Finishes and stores a slab of part 0.
 __device__ __forceinline__ void finish_0(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        bf16* out_2_ptr, Tile tile, Place place, i64 rows) {
+        bf16* v_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     u32 y_0[ACCUMULATORS / 2];
     finish_tile_0(accumulator, y_0);
-    scatter_y_0(out_2_ptr, y_0, operands, tile, place, rows);
+    scatter_y_0(v_ptr, y_0, operands, tile, place, rows);
 }
 
 // Applies the epilogue of part 1 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
@@ -363,8 +364,8 @@ __device__ __forceinline__ void finish_tile_1(const float (&accumulator)[ACCUMUL
 
 // Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const u32 (&y_1)[ACCUMULATORS / 2],
-        const Operands& operands, Tile tile, Place place, i64 rows) {
+__device__ __forceinline__ void scatter_y_1(bf16* k_ptr, const u32 (&y_1)[ACCUMULATORS / 2], const Operands& operands,
+        Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -379,7 +380,7 @@ __device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const u32 (&y_1)[AC
             const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS_1) {
-                store_vec<OCTET>(out_1_ptr, offset_1(operands, row, (tile.col + col) / 128, col % 128), octet);
+                store_vec<OCTET>(k_ptr, offset_1(operands, row, (tile.col + col) / 128, col % 128), octet);
             }
         }
     }
@@ -387,11 +388,11 @@ __device__ __forceinline__ void scatter_y_1(bf16* out_1_ptr, const u32 (&y_1)[AC
 
 // Finishes and stores a slab of part 1.
 __device__ __forceinline__ void finish_1(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        bf16* out_1_ptr, Tile tile, Place place, i64 rows) {
+        bf16* k_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     u32 y_1[ACCUMULATORS / 2];
     finish_tile_1(accumulator, y_1);
-    scatter_y_1(out_1_ptr, y_1, operands, tile, place, rows);
+    scatter_y_1(k_ptr, y_1, operands, tile, place, rows);
 }
 
 // Applies the epilogue of part 2 to a thread's values of a slab: pairs of columns in two rows, OCTET apart.
@@ -409,8 +410,8 @@ __device__ __forceinline__ void finish_tile_2(const float (&accumulator)[ACCUMUL
 
 // Stores a slab of a result that is no matrix. Lanes of a quad hold alternating pairs of columns; after a
 // transpose, each lane stores eight contiguous columns.
-__device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const u32 (&y_2)[ACCUMULATORS / 2],
-        const Operands& operands, Tile tile, Place place, i64 rows) {
+__device__ __forceinline__ void scatter_y_2(bf16* q_ptr, const u32 (&y_2)[ACCUMULATORS / 2], const Operands& operands,
+        Tile tile, Place place, i64 rows) {
     const i32 quad_lane = lane_id() % QUAD;
 #pragma unroll
     for (i32 first = 0; first < TILE_N; first += QUAD * OCTET) {
@@ -425,7 +426,7 @@ __device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const u32 (&y_2)[AC
             const Index row = tile.row + place.row + lower * OCTET;
             const Index col = first + quad_lane * OCTET;
             if (row < rows && tile.col + col < COLUMNS_2) {
-                store_vec<OCTET>(out_0_ptr, offset_2(operands, row, (tile.col + col) / 128, col % 128), octet);
+                store_vec<OCTET>(q_ptr, offset_2(operands, row, (tile.col + col) / 128, col % 128), octet);
             }
         }
     }
@@ -433,15 +434,15 @@ __device__ __forceinline__ void scatter_y_2(bf16* out_0_ptr, const u32 (&y_2)[AC
 
 // Finishes and stores a slab of part 2.
 __device__ __forceinline__ void finish_2(const float (&accumulator)[ACCUMULATORS], const Operands& operands,
-        bf16* out_0_ptr, Tile tile, Place place, i64 rows) {
+        bf16* q_ptr, Tile tile, Place place, i64 rows) {
     if (tile.row >= rows) return;
     u32 y_2[ACCUMULATORS / 2];
     finish_tile_2(accumulator, y_2);
-    scatter_y_2(out_0_ptr, y_2, operands, tile, place, rows);
+    scatter_y_2(q_ptr, y_2, operands, tile, place, rows);
 }
 
 // Computes the tiles of this block.
-__device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_ptr, bf16* out_1_ptr, bf16* out_0_ptr,
+__device__ __forceinline__ void consume(const Operands& operands, bf16* v_ptr, bf16* k_ptr, bf16* q_ptr,
         SharedMemory& shared, Schedule schedule, i64 rows, i32 depth, i32 consumer) {
     Cursor cursor;
     for (Tile tile; schedule.next(tile);) {
@@ -451,9 +452,9 @@ __device__ __forceinline__ void consume(const Operands& operands, bf16* out_2_pt
         tile.row += consumer * SLAB;
         const i32 thread = thread_id() % WARPGROUP;
         const Place place{thread / WARP * 16 + thread % WARP / QUAD, thread % QUAD * 2};  // a warp holds 16 rows
-        if (tile.part == 0) finish_0(accumulator, operands, out_2_ptr, tile, place, rows);
-        if (tile.part == 1) finish_1(accumulator, operands, out_1_ptr, tile, place, rows);
-        if (tile.part == 2) finish_2(accumulator, operands, out_0_ptr, tile, place, rows);
+        if (tile.part == 0) finish_0(accumulator, operands, v_ptr, tile, place, rows);
+        if (tile.part == 1) finish_1(accumulator, operands, k_ptr, tile, place, rows);
+        if (tile.part == 2) finish_2(accumulator, operands, q_ptr, tile, place, rows);
     }
 }
 
@@ -473,9 +474,9 @@ fg_qkv_linear(
     const __grid_constant__ TensorMap b_map_1,  // of weight
     const __grid_constant__ TensorMap b_map_2,  // of weight
     i64 rows, i64 depth,
-    bf16* out_2_ptr,
-    bf16* out_1_ptr,
-    bf16* out_0_ptr,
+    bf16* q_ptr,
+    bf16* k_ptr,
+    bf16* v_ptr,
     i64 x_dim1_extent) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const Schedule schedule(rows);
@@ -498,6 +499,6 @@ fg_qkv_linear(
     } else {
         raise_registers<240>();
         const Operands operands{static_cast<i32>(x_dim1_extent)};
-        consume(operands, out_2_ptr, out_1_ptr, out_0_ptr, shared, schedule, rows, static_cast<i32>(depth), warpgroup);
+        consume(operands, v_ptr, k_ptr, q_ptr, shared, schedule, rows, static_cast<i32>(depth), warpgroup);
     }
 }

@@ -1,7 +1,8 @@
 // reglu: pointwise, 8 elements per access, emitted by fusegen for sm_90a.
 // Grid gate_dim0 * 14, block 128.
 // Reads gate_dim0 * 57344 bytes, writes gate_dim0 * 28672.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// gate, up, out: bf16 [gate_dim0, 14336], contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -20,7 +21,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// reglu in gated.py; its def is line 1:
+// reglu in fusegen/specs/gated.py; its def is line 1:
 //    7: return F.relu(gate) * up
 
 __device__ __forceinline__ float reglu(float gate, float up) {

@@ -2,7 +2,8 @@
 // Grid input_dim0, block 128, 16 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per
 // thread.
 // Reads input_dim0 * 8192 + 8192 bytes, writes input_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input, out: bf16 [input_dim0, 4096]; weight: bf16 [4096]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -28,7 +29,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_norm in normalization.py; its def is line 1:
+// rms_norm in fusegen/specs/normalization.py; its def is line 1:
 //   23: return F.rms_norm(input, normalized_shape, weight, eps)
 
 __device__ __forceinline__ float elements_of_phase_1_of_rms_norm(float input) {
@@ -53,7 +54,8 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 squares_offset = 0;  // in shared memory, in bytes
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -72,8 +74,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     for (i32 mask = WARPS / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
-
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double eps) {
@@ -106,9 +106,9 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 2: computes rstd; writes out.
     const float rstd = rstd_of_rms_norm(squares, eps);

@@ -1,7 +1,9 @@
 // rms_norm_linear_0: row reduction, 2 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 16 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 8192 bytes, writes x_dim0 * 8192.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// x, rms_normalized: bf16 [x_dim0, 4096]; norm_weight: bf16 [4096]; all contiguous, 16-byte aligned.
+// A launch of its own reads rms_normalized: library matmul.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -27,7 +29,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rms_normalized in normalization.py; its def is line 1:
+// rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 __device__ __forceinline__ float elements_of_phase_1_of_rms_norm_linear_0(float x) {
@@ -52,7 +54,8 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 squares_offset = 0;  // in shared memory, in bytes
+constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
+constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -72,10 +75,8 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* product_ptr, double eps) {
+fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* rms_normalized_ptr, double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -105,11 +106,11 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* produ
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
     float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(squares_offset));
+    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(squares_offset));
+    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-    // Phase 2 of 2: computes rstd; writes product.
+    // Phase 2 of 2: computes rstd; writes rms_normalized.
     const float rstd = rstd_of_rms_norm_linear_0(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -127,6 +128,6 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* produ
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(product_ptr, row * 4096 + column, result_0_raw);
+        store_lanes<LANES>(rms_normalized_ptr, row * 4096 + column, result_0_raw);
     }
 }

@@ -1,13 +1,15 @@
 // rotary_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid ((q_dim0 * q_dim1 * q_dim2 * 64 + 1023) / 1024) + ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) / 1024), block 128.
 // The blocks of each part follow those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // rotary_0: pointwise, 8 elements per access.
 // Blocks: (q_dim0 * q_dim1 * q_dim2 * 64 + 1023) / 1024.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + q_dim2 * 512 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
+// q, queries: bf16 [q_dim0, q_dim1, q_dim2, 128]; cos, sin: bf16 [q_dim2, 128]; all contiguous, 16-byte aligned.
 // rotary_1: pointwise, 8 elements per access.
 // Blocks: (k_dim1 * q_dim0 * q_dim2 * 64 + 1023) / 1024.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
+// k, keys: bf16 [q_dim0, k_dim1, q_dim2, 128]; cos, sin: bf16 [q_dim2, 128]; all contiguous, 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -26,7 +28,7 @@ namespace rotary_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotated in rotary.py; its def is line 1:
+// rotated in fusegen/specs/rotary.py; its def is line 1:
 //   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
 __device__ __forceinline__ void rotary_0(float q, float cos_val, float q_other, float sin_val, float cos_other,
@@ -44,7 +46,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;
 
 __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* cos_ptr, const bf16* sin_ptr,
-        bf16* out_0_ptr, i64 q_dim2_extent, i64 q_dim0_extent, i64 q_dim1_extent) {
+        bf16* queries_ptr, i64 q_dim2_extent, i64 q_dim0_extent, i64 q_dim1_extent) {
     const Index q_dim2 = static_cast<Index>(q_dim2_extent);
     const Index q_dim0 = static_cast<Index>(q_dim0_extent);
     const Index q_dim1 = static_cast<Index>(q_dim1_extent);
@@ -88,10 +90,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* co
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_0_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3, result_raw);
+        store_lanes<LANES>(queries_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3, result_raw);
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(out_0_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64, result_2_raw);
+        store_lanes<LANES>(queries_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64, result_2_raw);
     }
 }
 }  // namespace rotary_0
@@ -103,12 +105,12 @@ constexpr i32 THREADS = 128;  // per block of every part
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_rotary_0_to_1(i64 rotary_0_blocks, const bf16* q_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_0_ptr,
-        const bf16* k_ptr, bf16* out_1_ptr, i64 q_dim2, i64 q_dim0, i64 q_dim1, i64 k_dim1) {
+fg_rotary_0_to_1(i64 rotary_0_blocks, const bf16* q_ptr, const bf16* cos_ptr, const bf16* sin_ptr, bf16* queries_ptr,
+        const bf16* k_ptr, bf16* keys_ptr, i64 q_dim2, i64 q_dim0, i64 q_dim1, i64 k_dim1) {
     i32 block = block_id();
     if (block < rotary_0_blocks) {
-        return rotary_0::run(block, q_ptr, cos_ptr, sin_ptr, out_0_ptr, q_dim2, q_dim0, q_dim1);
+        return rotary_0::run(block, q_ptr, cos_ptr, sin_ptr, queries_ptr, q_dim2, q_dim0, q_dim1);
     }
     block -= static_cast<i32>(rotary_0_blocks);
-    rotary_0::run(block, k_ptr, cos_ptr, sin_ptr, out_1_ptr, q_dim2, k_dim1, q_dim0);  // rotary_1: the same text
+    rotary_0::run(block, k_ptr, cos_ptr, sin_ptr, keys_ptr, q_dim2, k_dim1, q_dim0);  // rotary_1: the same text
 }

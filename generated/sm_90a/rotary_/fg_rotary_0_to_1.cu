@@ -1,13 +1,15 @@
 // rotary_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid ((q_dim0 * q_dim1 * q_dim2 * 64 + 1023) / 1024) + ((k_dim1 * q_dim0 * q_dim2 * 64 + 1023) / 1024), block 128.
 // The blocks of each part follow those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // rotary_0: pointwise, 8 elements per access.
 // Blocks: (q_dim0 * q_dim1 * q_dim2 * 64 + 1023) / 1024.
 // Reads q_dim0 * q_dim1 * q_dim2 * 256 + q_dim2 * 512 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
+// cos, sin: bf16 [q_dim2, 128]; q: bf16 [q_dim0, q_dim1, q_dim2, 128]; all contiguous, 16-byte aligned.
 // rotary_1: pointwise, 8 elements per access.
 // Blocks: (k_dim1 * q_dim0 * q_dim2 * 64 + 1023) / 1024.
 // Reads k_dim1 * q_dim0 * q_dim2 * 256 + q_dim2 * 512 bytes, writes k_dim1 * q_dim0 * q_dim2 * 256.
+// cos, sin: bf16 [q_dim2, 128]; k: bf16 [q_dim0, k_dim1, q_dim2, 128]; all contiguous, 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/vector_width.cuh"
@@ -26,7 +28,7 @@ namespace rotary_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotary_ in rotary.py; its def is line 1:
+// rotary_ in fusegen/specs/rotary.py; its def is line 1:
 //    7: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
 
 __device__ __forceinline__ void rotary_0(float q, float cos_val, float q_other, float sin_val, float cos_other,

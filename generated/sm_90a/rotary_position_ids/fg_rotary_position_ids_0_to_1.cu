@@ -1,13 +1,15 @@
 // rotary_position_ids_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid ((q_dim1 + 3) / 4) * q_dim0 * 256 + ((k_dim1 + 3) / 4) * q_dim0 * 256, block 128. The blocks of each part follow
 // those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // rotary_position_ids_0: pointwise, 8 elements per access, 4 accesses per thread along i1.
 // Blocks: ((q_dim1 + 3) / 4) * q_dim0 * 256.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
+// q, queries: bf16 [q_dim0, q_dim1, 4096, 128]; position_ids: i64 [q_dim0, 4096]; all contiguous, 16-byte aligned.
 // rotary_position_ids_1: pointwise, 8 elements per access, 4 accesses per thread along i1.
 // Blocks: ((k_dim1 + 3) / 4) * q_dim0 * 256.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
+// k, keys: bf16 [q_dim0, k_dim1, 4096, 128]; position_ids: i64 [q_dim0, 4096]; all contiguous, 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -28,12 +30,12 @@ namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// _cos_sin in rotary.py; its def is line 1:
+// _cos_sin in fusegen/specs/rotary.py; its def is line 1:
 //   34: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
 //   35: frequencies, magnitude = 1.0 / base**exponents, 1.0
 //   47: angles = positions * frequencies
 //   49: return angles.cos() * magnitude, angles.sin() * magnitude
-// rotated in rotary.py; its def is line 1:
+// rotated in fusegen/specs/rotary.py; its def is line 1:
 //   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
 __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& cosine,
@@ -61,7 +63,7 @@ constexpr i32 THREADS = 128;
 constexpr i32 UNROLL = 2;  // vectors per thread in flight
 constexpr i32 REPEATS = 4;  // vectors per thread
 
-__device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* position_ids_ptr, bf16* out_0_ptr,
+__device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* position_ids_ptr, bf16* queries_ptr,
         i64 q_dim1_extent, i64 q_dim0_extent) {
     const Index q_dim1 = static_cast<Index>(q_dim1_extent);
     const Index q_dim0 = static_cast<Index>(q_dim0_extent);
@@ -110,10 +112,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
             }
             bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
-            store_lanes<LANES>(out_0_ptr, at, result_raw);
+            store_lanes<LANES>(queries_ptr, at, result_raw);
             bf16 result_2_raw[LANES];
             narrow_vec(result_2, result_2_raw);
-            store_lanes<LANES>(out_0_ptr, at + 64, result_2_raw);
+            store_lanes<LANES>(queries_ptr, at + 64, result_2_raw);
         }
     }
 }
@@ -127,12 +129,12 @@ constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most re
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_rotary_position_ids_0_to_1(i64 rotary_position_ids_0_blocks, const bf16* q_ptr, const i64* position_ids_ptr,
-        bf16* out_0_ptr, const bf16* k_ptr, bf16* out_1_ptr, i64 q_dim1, i64 q_dim0, i64 k_dim1) {
+        bf16* queries_ptr, const bf16* k_ptr, bf16* keys_ptr, i64 q_dim1, i64 q_dim0, i64 k_dim1) {
     i32 block = block_id();
     if (block < rotary_position_ids_0_blocks) {
-        return rotary_position_ids_0::run(block, q_ptr, position_ids_ptr, out_0_ptr, q_dim1, q_dim0);
+        return rotary_position_ids_0::run(block, q_ptr, position_ids_ptr, queries_ptr, q_dim1, q_dim0);
     }
     block -= static_cast<i32>(rotary_position_ids_0_blocks);
     // rotary_position_ids_1: the same text
-    rotary_position_ids_0::run(block, k_ptr, position_ids_ptr, out_1_ptr, k_dim1, q_dim0);
+    rotary_position_ids_0::run(block, k_ptr, position_ids_ptr, keys_ptr, k_dim1, q_dim0);
 }

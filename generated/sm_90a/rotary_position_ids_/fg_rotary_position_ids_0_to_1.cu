@@ -1,13 +1,15 @@
 // rotary_position_ids_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid ((q_dim1 + 3) / 4) * q_dim0 * 256 + ((k_dim1 + 3) / 4) * q_dim0 * 256, block 128. The blocks of each part follow
 // those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // rotary_position_ids_0: pointwise, 8 elements per access, 4 accesses per thread along i1.
 // Blocks: ((q_dim1 + 3) / 4) * q_dim0 * 256.
 // Reads q_dim0 * q_dim1 * 1048576 + q_dim0 * 32768 bytes, writes q_dim0 * q_dim1 * 1048576.
+// position_ids: i64 [q_dim0, 4096]; q: bf16 [q_dim0, q_dim1, 4096, 128]; all contiguous, 16-byte aligned.
 // rotary_position_ids_1: pointwise, 8 elements per access, 4 accesses per thread along i1.
 // Blocks: ((k_dim1 + 3) / 4) * q_dim0 * 256.
 // Reads k_dim1 * q_dim0 * 1048576 + q_dim0 * 32768 bytes, writes k_dim1 * q_dim0 * 1048576.
+// position_ids: i64 [q_dim0, 4096]; k: bf16 [q_dim0, k_dim1, 4096, 128]; all contiguous, 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -29,12 +31,12 @@ namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// _cos_sin in rotary.py; its def is line 1:
+// _cos_sin in fusegen/specs/rotary.py; its def is line 1:
 //   34: exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
 //   35: frequencies, magnitude = 1.0 / base**exponents, 1.0
 //   47: angles = positions * frequencies
 //   49: return angles.cos() * magnitude, angles.sin() * magnitude
-// rotary_position_ids_ in rotary.py; its def is line 1:
+// rotary_position_ids_ in fusegen/specs/rotary.py; its def is line 1:
 //   24: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
 
 __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& cosine,

@@ -3,7 +3,9 @@
 // Grid min(logits_dim0, 66) * 2, block 672, 66608 bytes of shared memory: the shared memory of a cluster of 2 blocks
 // holds a row and the next ones, which are prefetched.
 // Reads logits_dim0 * 64010 bytes, writes logits_dim0 * 12.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// logits: bf16 [logits_dim0, 32000]; temperature: bf16 [logits_dim0, 1]; seeds: i64 [logits_dim0, 1]; token: i64
+// [logits_dim0]; logprob: float [logits_dim0]; all contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/cluster_arrive.cuh"
@@ -42,15 +44,15 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// sample in selection.py; its def is line 1:
+// sample in fusegen/specs/selection.py; its def is line 1:
 //   32: wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature, 1.0)
 //   41: left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
 //   44: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
-//   45: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
-// _exponential in selection.py; its def is line 1:
+//   45: logprob = chosen - logits.float().logsumexp(-1)
+// _exponential in fusegen/specs/selection.py; its def is line 1:
 //    3: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
 //    4: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
-// _mixed in selection.py; its def is line 1:
+// _mixed in fusegen/specs/selection.py; its def is line 1:
 //    3: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
 //    4: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
 //    5: return x ^ (x >> 31 & (1 << 33) - 1)
@@ -136,13 +138,14 @@ constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
-constexpr i32 place_values_offset = 0;  // in shared memory, in bytes
-constexpr i32 place_indices_offset = 336;
-constexpr i32 normalizer_peak_offset = 1008;
-constexpr i32 normalizer_mass_offset = 1344;
-constexpr i32 chosen_offset = 1680;
-constexpr i32 logits_offset = 2048;
-constexpr i32 arrived_offset = 66560;
+constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
+constexpr i32 PLACE_VALUES_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 PLACE_INDICES_OFFSET = 336;
+constexpr i32 NORMALIZER_PEAK_OFFSET = 1008;
+constexpr i32 NORMALIZER_MASS_OFFSET = 1344;
+constexpr i32 CHOSEN_OFFSET = 1680;
+constexpr i32 LOGITS_OFFSET = 2048;
+constexpr i32 ARRIVED_OFFSET = 66560;
 
 // Index of this warp within the row.
 __device__ __forceinline__ i32 warp_of_row() {
@@ -220,16 +223,14 @@ __device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scr
     }
 }
 
-constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
-
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLOCK, BLOCKS_PER_SM)
-fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* out_0_ptr, float* out_1_ptr,
-        i64 logits_dim0_extent) {
+fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* token_ptr,
+        float* logprob_ptr, i64 logits_dim0_extent) {
     const Index row_count = static_cast<Index>(logits_dim0_extent);
     const Index column_count = 32000;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
     // two mbarriers per reduction, for the bytes that warps send
-    u64* const arrived = &*shared_array<u64>(arrived_offset);
+    u64* const arrived = &*shared_array<u64>(ARRIVED_OFFSET);
     if (thread_id() == 0) {
         mbarrier_init(arrived, 1);
         mbarrier_init(arrived + 1, 1);
@@ -251,7 +252,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     const Index part = block_id() / CLUSTER;
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
     u32 parity = 0;  // of the mbarrier phase: each mbarrier counts every other row
-    auto logits_staged = shared_array<bf16>(logits_offset);
+    auto logits_staged = shared_array<bf16>(LOGITS_OFFSET);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -334,12 +335,12 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             normalizer_f32_combine(normalizer_peak, normalizer_mass, normalizer_peak_part[0], normalizer_mass_part[0],
                     normalizer_peak, normalizer_mass);
         }
-        row_max_f32(place_values, place_indices, shared_array<float>(place_values_offset) + turn * WARPS,
-                shared_array<i64>(place_indices_offset) + turn * WARPS, arrived + turn, parity);
-        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(normalizer_peak_offset) + turn
-                * WARPS, shared_array<float>(normalizer_mass_offset) + turn * WARPS, arrived + 2 + turn, parity);
+        row_max_f32(place_values, place_indices, shared_array<float>(PLACE_VALUES_OFFSET) + turn * WARPS,
+                shared_array<i64>(PLACE_INDICES_OFFSET) + turn * WARPS, arrived + turn, parity);
+        row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(NORMALIZER_PEAK_OFFSET) + turn
+                * WARPS, shared_array<float>(NORMALIZER_MASS_OFFSET) + turn * WARPS, arrived + 2 + turn, parity);
 
-        // Phase 2 of 3: reduces each row to chosen; writes out_0.
+        // Phase 2 of 3: reduces each row to chosen; writes token.
         float chosen_of[SUMS];
 #pragma unroll
         for (i32 k = 0; k < SUMS; ++k) chosen_of[k] = amax_f32_identity();
@@ -361,15 +362,15 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
         }
         float chosen = chosen_of[0];
-        chosen = row_amax_f32(chosen, shared_array<float>(chosen_offset) + turn * WARPS, arrived + 4 + turn, parity);
+        chosen = row_amax_f32(chosen, shared_array<float>(CHOSEN_OFFSET) + turn * WARPS, arrived + 4 + turn, parity);
         if (thread == 0) {
-            store_narrowed(out_0_ptr, row, place_indices);
+            store_narrowed(token_ptr, row, place_indices);
         }
 
-        // Phase 3 of 3: computes difference; writes out_1.
+        // Phase 3 of 3: computes difference; writes logprob.
         const float difference = difference_of_sample(chosen, normalizer_peak, normalizer_mass);
         if (thread == 0) {
-            store_narrowed(out_1_ptr, row, difference);
+            store_narrowed(logprob_ptr, row, difference);
         }
         turn ^= 1;
         parity ^= turn ^ 1;

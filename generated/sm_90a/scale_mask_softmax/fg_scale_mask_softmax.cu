@@ -1,7 +1,9 @@
 // scale_mask_softmax: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid scores_dim0 * scores_dim1 * 128, block 256: a row fits the registers of 32 threads, 32 elements per thread.
 // Reads scores_dim0 * 2048 + scores_dim0 * scores_dim1 * 2097152 bytes, writes scores_dim0 * scores_dim1 * 2097152.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// scores, out: bf16 [scores_dim0, scores_dim1, 1024, 1024]; mask: bf16 [scores_dim0, 1, 1, 1024]; all contiguous,
+// 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/fast_divide.cuh"
@@ -24,7 +26,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// scale_mask_softmax in softmax.py; its def is line 1:
+// scale_mask_softmax in fusegen/specs/softmax.py; its def is line 1:
 //   21: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 //   25: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
 
@@ -60,6 +62,7 @@ constexpr i32 THREADS = 32;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 ROWS = 8;  // per block at a time
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 1024 columns are a row
+constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_amax_f32(float value) {
@@ -74,8 +77,6 @@ __device__ __forceinline__ float row_sum_f32(float value) {
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     return value;
 }
-
-constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
 fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_ptr, i64 scores_dim1_extent,

@@ -1,15 +1,20 @@
 // split_rotary_cache_0_to_2: 3 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid 14336, block 128. The blocks of each part follow those of the previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 // split_rotary_cache_0: pointwise, 8 elements per access.
 // Blocks: 8192.
 // Reads 35651584 bytes, writes 33554432.
+// qkv: bf16 [4096, 6144]; cos, sin: bf16 [4096, 128]; out: bf16 [4096, 32, 128]; all contiguous, 16-byte aligned.
 // split_rotary_cache_1: pointwise, 8 elements per access.
 // Blocks: 2048.
 // Reads 10518528 bytes, writes 8388608.
+// qkv: bf16 [4096, 6144]; cos, sin: bf16 [4096, 128]; slots: i64 [4096]; k_cache: bf16 [k_cache_dim0, k_cache_dim1, 8,
+// 128]; all contiguous, 16-byte aligned.
 // split_rotary_cache_2: pointwise, 8 elements per access.
 // Blocks: 4096.
 // Reads 8421376 bytes, writes 8388608.
+// qkv: bf16 [4096, 6144]; slots: i64 [4096]; v_cache: bf16 [k_cache_dim0, k_cache_dim1, 8, 128]; all contiguous,
+// 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/bit_cast.cuh"
@@ -32,7 +37,7 @@ namespace split_rotary_cache_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// rotated in rotary.py; its def is line 1:
+// rotated in fusegen/specs/rotary.py; its def is line 1:
 //   28: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
 __device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_val, float qkv_other, float sin_val,
@@ -103,7 +108,7 @@ namespace split_rotary_cache_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// split_rotary_cache in heads.py; its def is line 1:
+// split_rotary_cache in fusegen/specs/heads.py; its def is line 1:
 //   32: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_scale)
 
 __device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_val, float qkv_other, float sin_val,
@@ -178,7 +183,7 @@ namespace split_rotary_cache_2 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// split_rotary_cache in heads.py; its def is line 1:
+// split_rotary_cache in fusegen/specs/heads.py; its def is line 1:
 //   33: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0, 1), v_cache.dtype, v_scale)
 
 __device__ __forceinline__ float split_rotary_cache_2(float qkv) {

@@ -1,7 +1,7 @@
 // swiglu_mlp_0: matmul with epilogue, two matmuls per tile, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 224, 132), block 384, 229488 bytes of shared memory.
 // Reads x_dim0 * 8192 + 234881024 bytes, writes x_dim0 * 28672.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
 #include "../primitives/block_id.cuh"
@@ -39,7 +39,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// gated_linear in linear.py; its def is line 1:
+// gated_linear in fusegen/specs/linear.py; its def is line 1:
 //    6: return function(projected(x, gate)) * projected(x, up)
 
 __device__ __forceinline__ float swiglu_mlp_0_epilogue(float gate_weight_product, float up_weight_product) {
@@ -331,7 +331,7 @@ fg_swiglu_mlp_0(
     const __grid_constant__ TensorMap a_map,  // of x
     const __grid_constant__ TensorMap up_weight_map,
     const __grid_constant__ TensorMap gate_weight_map,
-    const __grid_constant__ TensorMap y_map,  // of product
+    const __grid_constant__ TensorMap y_map,  // of gated_linear
     i64 rows, i64 depth) {
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const Schedule schedule(rows);

@@ -1,7 +1,9 @@
 // topk: row reduction, 9 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid (input_dim0 + 63) / 64, block 256: a row fits the registers of 4 threads, 16 elements per thread.
 // Reads input_dim0 * 128 bytes, writes input_dim0 * 80.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// input: bf16 [input_dim0, 64]; values: bf16 [input_dim0, 8]; indices: i64 [input_dim0, 8]; all contiguous, 16-byte
+// aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/above_all_keys.cuh"
 #include "../primitives/block_id.cuh"
@@ -26,7 +28,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// topk in selection.py; its def is line 1:
+// topk in fusegen/specs/selection.py; its def is line 1:
 //    7: values, indices = input.topk(k, largest=largest)
 
 __device__ __forceinline__ i64 amin_i64_identity() {
@@ -63,6 +65,7 @@ constexpr i32 THREADS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 ROWS = 64;  // per block at a time
 constexpr i32 CHUNKS = 2;  // vectors per thread
+constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ i64 row_amin_i64(i64 value) {
@@ -71,10 +74,8 @@ __device__ __forceinline__ i64 row_amin_i64(i64 value) {
     return value;
 }
 
-constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
-
 extern "C" __global__ void __launch_bounds__(THREADS * ROWS, BLOCKS_PER_SM)
-fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_extent) {
+fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim0_extent) {
     const Index row_count = static_cast<Index>(input_dim0_extent);
     const i32 thread = thread_id() % THREADS;
     const i32 group = thread_id() / THREADS;  // row within the block
@@ -122,7 +123,7 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_e
     smallest_key = row_amin_i64(smallest_key);
 
     // Phases 2 to 8 of 9, one per turn: computes element_index, element; reduces each row to smallest_key_next; writes
-    // out_1, out_0.
+    // indices, values.
     i64 smallest_key_each[8] = {smallest_key};
 #pragma unroll
     for (i32 turn = 0; turn < 7; ++turn) {
@@ -154,18 +155,18 @@ fg_topk(const bf16* input_ptr, i64* out_1_ptr, bf16* out_0_ptr, i64 input_dim0_e
         i64 smallest_key_next = smallest_key_next_of[0];
         smallest_key_next = row_amin_i64(smallest_key_next);
         if (thread == 0 && exists) {
-            store_narrowed(out_1_ptr, row * 8 + turn, element_index);
-            store_narrowed(out_0_ptr, row * 8 + turn, element);
+            store_narrowed(indices_ptr, row * 8 + turn, element_index);
+            store_narrowed(values_ptr, row * 8 + turn, element);
         }
         smallest_key_each[turn + 1] = smallest_key_next;
     }
 
-    // Phase 9 of 9: computes element_index, element; writes out_1, out_0.
+    // Phase 9 of 9: computes element_index, element; writes indices, values.
     i64 element_index;
     float element;
     element_index_and_element_of_topk(smallest_key_each[7], element_index, element);
     if (thread == 0 && exists) {
-        store_narrowed(out_1_ptr, row * 8 + 7, element_index);
-        store_narrowed(out_0_ptr, row * 8 + 7, element);
+        store_narrowed(indices_ptr, row * 8 + 7, element_index);
+        store_narrowed(values_ptr, row * 8 + 7, element);
     }
 }

@@ -1,13 +1,16 @@
-// layer_norm_invertible_backward_1_to_0: 2 kernels in one launch, emitted by fusegen for sm_90a.
+// layer_norm_invertible_backward_0_to_1: 2 kernels in one launch, emitted by fusegen for sm_90a.
 // Grid min(y_dim0, 264) + 1, block 128, 65664 bytes of shared memory. The blocks of each part follow those of the
 // previous part.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
-// layer_norm_invertible_backward_1: row reduction, 2 phases, rows read once into registers.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
+// layer_norm_invertible_backward_0: row reduction, 2 phases, rows read once into registers.
 // Blocks: 1; a row fits the registers of 128 threads, 32 elements per thread.
 // Reads 8192 bytes, writes 1.
-// layer_norm_invertible_backward_0: row and column reduction, 2 phases, rows read once into shared memory.
+// weight: bf16 [4096]; has_zero: bool []; all contiguous, 16-byte aligned.
+// layer_norm_invertible_backward_1: row and column reduction, 2 phases, rows read once into shared memory.
 // Blocks: min(y_dim0, 264); prefetches the next rows into shared memory; registers hold the column sums.
 // Reads y_dim0 * 16388 + 16384 bytes, writes y_dim0 * 8192 + min(y_dim0, 264) * 32768.
+// dy, y, dx: bf16 [y_dim0, 4096]; weight, bias: bf16 [4096]; rstd: float [y_dim0, 1]; partial_column_total,
+// partial_column_total_2: float [min(y_dim0, 264), 4096]; all contiguous, 16-byte aligned.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -40,12 +43,12 @@
 #include "../primitives/widen.bf16.float.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-namespace layer_norm_invertible_backward_1 {
+namespace layer_norm_invertible_backward_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_invertible_backward in normalization.py; its def is line 1:
-//   18: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
+// layer_norm_invertible_backward in fusegen/specs/normalization.py; its def is line 1:
+//   19: has_zero = (weight == 0).any()
 
 __device__ __forceinline__ i32 any_i32_identity() {
     return 0;
@@ -55,8 +58,8 @@ __device__ __forceinline__ i32 any_i32_combine(i32 a, i32 b) {
     return a | b;
 }
 
-__device__ __forceinline__ i32 is_equal_of_layer_norm_invertible_backward_1(float weight) {
-    return static_cast<i32>(weight == 0.0f);                                          // line 18
+__device__ __forceinline__ i32 is_equal_of_layer_norm_invertible_backward_0(float weight) {
+    return static_cast<i32>(weight == 0.0f);                                          // line 19
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -69,7 +72,7 @@ constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
-constexpr i32 any_offset = 0;  // in shared memory, in bytes
+constexpr i32 ANY_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_any_i32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -89,7 +92,7 @@ __device__ __forceinline__ i32 row_any_i32_combine_partials(Scratch scratch) {
     return value;
 }
 
-__device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool* out_3_ptr) {
+__device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool* has_zero_ptr) {
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces each row to any.
@@ -105,7 +108,7 @@ __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool*
         widen_vec(weight_raw, weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const i32 any_part = is_equal_of_layer_norm_invertible_backward_1(weight[v]);
+            const i32 any_part = is_equal_of_layer_norm_invertible_backward_0(weight[v]);
             any_of[v % SUMS] = any_i32_combine(any_of[v % SUMS], any_part);
         }
     }
@@ -115,30 +118,30 @@ __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool*
         for (i32 k = 0; k < half; ++k) any_of[k] = any_i32_combine(any_of[k], any_of[k + half]);
     }
     i32 any = any_of[0];
-    row_any_i32_store_partial(any, shared_array<i32>(any_offset));
+    row_any_i32_store_partial(any, shared_array<i32>(ANY_OFFSET));
     block_sync();
-    any = row_any_i32_combine_partials(shared_array<i32>(any_offset));
+    any = row_any_i32_combine_partials(shared_array<i32>(ANY_OFFSET));
 
-    // Phase 2 of 2: writes out_3.
+    // Phase 2 of 2: writes has_zero.
     launch_dependents();
     if (thread == 0) {
-        store_narrowed(out_3_ptr, 0, any);
+        store_narrowed(has_zero_ptr, 0, any);
     }
 }
-}  // namespace layer_norm_invertible_backward_1
+}  // namespace layer_norm_invertible_backward_0
 
-namespace layer_norm_invertible_backward_0 {
+namespace layer_norm_invertible_backward_1 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-// layer_norm_invertible_backward in normalization.py; its def is line 1:
+// layer_norm_invertible_backward in fusegen/specs/normalization.py; its def is line 1:
 //   16: normalized = (y - bias) / weight
 //   17: dx = _input_gradient(normalized, rstd, dy * weight)
-//   18: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()
-// _input_gradient in normalization.py; its def is line 1:
+//   18: dweight, dbias = (dy * normalized).sum(0), dy.sum(0)
+// _input_gradient in fusegen/specs/normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
-__device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_backward_0(float dy, float weight,
+__device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_backward_1(float dy, float weight,
         float y, float bias, float& total_part, float& total_2_part, float& column_total_part) {
     // layer_norm_invertible_backward, line 17
     const float product = dy * weight;
@@ -151,13 +154,13 @@ __device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_bac
     column_total_part = dy * normalized;
 }
 
-__device__ __forceinline__ void mean_and_mean_2_of_layer_norm_invertible_backward_0(float total, float total_2,
+__device__ __forceinline__ void mean_and_mean_2_of_layer_norm_invertible_backward_1(float total, float total_2,
         float& mean, float& mean_2) {
     mean = total * (1.0f / 4096.0f);                                                  // _input_gradient, line 3
     mean_2 = total_2 * (1.0f / 4096.0f);
 }
 
-__device__ __forceinline__ float result_of_layer_norm_invertible_backward_0(float dy, float y, float rstd, float mean,
+__device__ __forceinline__ float result_of_layer_norm_invertible_backward_1(float dy, float y, float rstd, float mean,
         float mean_2, float weight, float bias) {
     return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // _input_gradient, line 3
 }
@@ -175,10 +178,10 @@ constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 409
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
-constexpr i32 total_offset = 0;  // in shared memory, in bytes
-constexpr i32 total_2_offset = 32;
-constexpr i32 dy_offset = 128;
-constexpr i32 y_offset = dy_offset + SLOTS * SLOT * sizeof(bf16);
+constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 TOTAL_2_OFFSET = 32;
+constexpr i32 DY_OFFSET = 128;
+constexpr i32 Y_OFFSET = DY_OFFSET + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
 template <typename Scratch>
@@ -199,7 +202,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
 }
 
 __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* weight_ptr, const bf16* y_ptr,
-        const bf16* bias_ptr, const float* rstd_ptr, bf16* out_0_ptr, float* partial_column_total_ptr,
+        const bf16* bias_ptr, const float* rstd_ptr, bf16* dx_ptr, float* partial_column_total_ptr,
         float* partial_column_total_2_ptr, i64 y_dim0_extent) {
     const Index row_count = static_cast<Index>(y_dim0_extent);
     const i32 thread = thread_id();
@@ -219,8 +222,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
         for (i32 v = 0; v < LANES; ++v) column_total_2[c][v] = 0.0f;
     }
     i32 turn = 0;  // rows alternate between two scratch buffers, so that one barrier per phase suffices
-    auto dy_staged = shared_array<bf16>(dy_offset);
-    auto y_staged = shared_array<bf16>(y_offset);
+    auto dy_staged = shared_array<bf16>(DY_OFFSET);
+    auto y_staged = shared_array<bf16>(Y_OFFSET);
     i32 base = 0;  // stage of the row's first vector
     const auto slot_of = [&](i32 c) { return opaque(base) + c; };  // consecutive; opaque: not kept in a register
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
@@ -274,7 +277,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
                 float total_part;
                 float total_2_part;
                 float column_total_part;
-                elements_of_phase_1_of_layer_norm_invertible_backward_0(dy[v], weight[v], y[v], bias[v], total_part,
+                elements_of_phase_1_of_layer_norm_invertible_backward_1(dy[v], weight[v], y[v], bias[v], total_part,
                         total_2_part, column_total_part);
                 total_of[v % SUMS] += total_part;
                 total_2_of[v % SUMS] += total_2_part;
@@ -294,16 +297,16 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             for (i32 k = 0; k < half; ++k) total_2_of[k] += total_2_of[k + half];
         }
         float total_2 = total_2_of[0];
-        row_sum_f32_store_partial(total, shared_array<float>(total_offset) + turn * WARPS);
-        row_sum_f32_store_partial(total_2, shared_array<float>(total_2_offset) + turn * WARPS);
+        row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET) + turn * WARPS);
+        row_sum_f32_store_partial(total_2, shared_array<float>(TOTAL_2_OFFSET) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_combine_partials(shared_array<float>(total_offset) + turn * WARPS);
-        total_2 = row_sum_f32_combine_partials(shared_array<float>(total_2_offset) + turn * WARPS);
+        total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET) + turn * WARPS);
+        total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET) + turn * WARPS);
 
-        // Phase 2 of 2: computes mean, mean_2; writes out_0.
+        // Phase 2 of 2: computes mean, mean_2; writes dx.
         float mean;
         float mean_2;
-        mean_and_mean_2_of_layer_norm_invertible_backward_0(total, total_2, mean, mean_2);
+        mean_and_mean_2_of_layer_norm_invertible_backward_1(total, total_2, mean, mean_2);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -323,12 +326,12 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = result_of_layer_norm_invertible_backward_0(dy[v], y[v], rstd, mean, mean_2, weight[v],
+                result_0[v] = result_of_layer_norm_invertible_backward_1(dy[v], y[v], rstd, mean, mean_2, weight[v],
                         bias[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);
-            store_lanes<LANES>(out_0_ptr, row * 4096 + column, result_0_raw);
+            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_0_raw);
         }
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
@@ -341,7 +344,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
         store_lanes<4>(partial_column_total_2_ptr, part * 4096 + column, column_total_2[c]);
     }
 }
-}  // namespace layer_norm_invertible_backward_0
+}  // namespace layer_norm_invertible_backward_1
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
@@ -350,14 +353,14 @@ constexpr i32 THREADS = 128;  // per block of every part
 constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_layer_norm_invertible_backward_1_to_0(i64 layer_norm_invertible_backward_1_blocks, const bf16* weight_ptr,
-        bool* out_3_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr,
-        bf16* out_0_ptr, float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 y_dim0) {
+fg_layer_norm_invertible_backward_0_to_1(i64 layer_norm_invertible_backward_0_blocks, const bf16* weight_ptr,
+        bool* has_zero_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr,
+        bf16* dx_ptr, float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 y_dim0) {
     i32 block = block_id();
-    if (block < layer_norm_invertible_backward_1_blocks) {
-        return layer_norm_invertible_backward_1::run(block, weight_ptr, out_3_ptr);
+    if (block < layer_norm_invertible_backward_0_blocks) {
+        return layer_norm_invertible_backward_0::run(block, weight_ptr, has_zero_ptr);
     }
-    block -= static_cast<i32>(layer_norm_invertible_backward_1_blocks);
-    layer_norm_invertible_backward_0::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, out_0_ptr,
+    block -= static_cast<i32>(layer_norm_invertible_backward_0_blocks);
+    layer_norm_invertible_backward_1::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, dx_ptr,
             partial_column_total_ptr, partial_column_total_2_ptr, y_dim0);
 }

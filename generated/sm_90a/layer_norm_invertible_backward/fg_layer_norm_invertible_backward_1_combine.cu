@@ -1,7 +1,9 @@
-// layer_norm_invertible_backward_0_combine: adds the partial column sums of all blocks, emitted by fusegen for sm_90a.
+// layer_norm_invertible_backward_1_combine: adds the partial column sums of all blocks, emitted by fusegen for sm_90a.
 // Grid 128, block 1024, 8192 bytes of shared memory.
 // Reads min(y_dim0, 264) * 32768 bytes, writes 16384.
-// Indices have 32 bits: tensors of 2^31 - 2^22 elements or more take a kernel of their own.
+// partial_column_total, partial_column_total_2: float [min(y_dim0, 264), 4096]; dweight, dbias: bf16 [4096]; all
+// contiguous, 16-byte aligned.
+// Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
 #include "../primitives/block_sync.cuh"
@@ -24,25 +26,25 @@ using Index = i32;
 constexpr i32 COLUMNS = 32;
 constexpr i32 ROWS = 32;
 constexpr Index PARTS = 264;
-constexpr i32 column_total_offset = 0;  // in shared memory, in bytes
-constexpr i32 column_total_2_offset = column_total_offset + COLUMNS * ROWS * sizeof(float);
+constexpr i32 COLUMN_TOTAL_OFFSET = 0;  // in shared memory, in bytes
+constexpr i32 COLUMN_TOTAL_2_OFFSET = COLUMN_TOTAL_OFFSET + COLUMNS * ROWS * sizeof(float);
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * ROWS)
-fg_layer_norm_invertible_backward_0_combine(const float* partial_column_total_ptr,
-        const float* partial_column_total_2_ptr, bf16* out_1_ptr, bf16* out_2_ptr, i64 y_dim0_extent) {
+fg_layer_norm_invertible_backward_1_combine(const float* partial_column_total_ptr,
+        const float* partial_column_total_2_ptr, bf16* dweight_ptr, bf16* dbias_ptr, i64 y_dim0_extent) {
     const Index y_dim0 = static_cast<Index>(y_dim0_extent);
     wait_for_previous();
     const Index part_count = min(y_dim0, PARTS);  // the blocks that summed rows
     const i32 lane = thread_id() % COLUMNS;
     const i32 row = thread_id() / COLUMNS;
     const Index column = static_cast<Index>(block_id()) * COLUMNS + lane;
-    auto column_total_shared = shared_array<float>(column_total_offset);
+    auto column_total_shared = shared_array<float>(COLUMN_TOTAL_OFFSET);
     float column_total = 0.0f;
     for (Index part = row; part < part_count; part += ROWS) {
         column_total += load(partial_column_total_ptr, part * 4096 + column);
     }
     shared_store(column_total_shared, row * COLUMNS + lane, column_total);
-    auto column_total_2_shared = shared_array<float>(column_total_2_offset);
+    auto column_total_2_shared = shared_array<float>(COLUMN_TOTAL_2_OFFSET);
     float column_total_2 = 0.0f;
     for (Index part = row; part < part_count; part += ROWS) {
         column_total_2 += load(partial_column_total_2_ptr, part * 4096 + column);
@@ -60,6 +62,6 @@ fg_layer_norm_invertible_backward_0_combine(const float* partial_column_total_pt
         }
     }
     if (row > 0) return;
-    store_narrowed(out_1_ptr, column, column_total);
-    store_narrowed(out_2_ptr, column, column_total_2);
+    store_narrowed(dweight_ptr, column, column_total);
+    store_narrowed(dbias_ptr, column, column_total_2);
 }
