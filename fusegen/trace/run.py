@@ -207,7 +207,8 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs
-    tracer.builder.result_names = result_names(function)
+    names = result_names(function)
+    tracer.builder.result_names = names if len(names) == len(outputs) else ()  # a result may be a list of tensors
     graph = tracer.builder.build(outputs, writes)
     captured = tuple(tensor for tensor, _ in tracer.captured.values())
     return Trace(graph, tuple(tracer.guards), captured, structure, tracer.conditions(), tracer.switches_gradients)

@@ -115,7 +115,7 @@ def result_names(function: Callable[..., object]) -> tuple[str, ...]:
     code = getattr(inspect.unwrap(function), "__code__", None)
     try:
         written = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0] if isinstance(code, CodeType) else None
-    except (OSError, SyntaxError, IndexError):  # no source, or only a part of a statement
+    except (OSError, SyntaxError, IndexError, ValueError, tokenize.TokenError):  # no source, or only a part of a statement
         return ()
     if not isinstance(written, ast.FunctionDef):
         return ()
