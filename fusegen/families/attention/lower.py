@@ -333,15 +333,14 @@ def _is_infinite(terms: Terms, position: int) -> bool:
 
 
 def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[MathFunction, ...]:
-    """Returns the functions ``anchor``, ``weight`` and ``carry``; scores are multiplied by `unit`."""
+    """Returns the functions ``anchor`` and ``weight``; scores are multiplied by `unit`."""
     if separation.inner is not Op.SUB:
         raise VerificationError(f"weights by {separation.name} cannot stream: they are no function of a score minus the row max")
     outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
     builder = _Weights(outer, unit * factor, location)
     return (
         builder.anchor(REDUCTIONS[separation.reduction].components[0].identity[0]),
-        builder.weight("weight", "s", "anchor", "The weight of a score relative to the anchor, at most 1."),
-        builder.weight("carry", "old_peak", "new_anchor", "The factor that rescales older weights to the new anchor."),
+        builder.weight(),
     )
 
 
@@ -364,12 +363,14 @@ class _Weights:
         root = terms.add(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
         return self._function(terms, "anchor", root, (peak,), "The row max; 0 while there is none.")
 
-    def weight(self, name: str, score: str, anchor: str, doc: str) -> MathFunction:
+    def weight(self) -> MathFunction:
+        """Returns the function of a score; that of an old row max is the factor of older weights."""
         terms = Terms()
-        s, a = (terms.add(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
+        s, a = (terms.add(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in ("s", "anchor"))
         difference = terms.add(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
         root = terms.add(Term(self.outer, (self._scaled(terms, difference),), DType.FLOAT32), self.location)
-        return self._function(terms, name, root, (s, a), doc)
+        doc = "The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights."
+        return self._function(terms, "weight", root, (s, a), doc)
 
     def _scaled(self, terms: Terms, position: int) -> int:
         if self.scale == 1.0:

@@ -174,7 +174,7 @@ class AttentionBody(Body):
         cache_dtype: the dtype of keys and values in memory.
         score: maps the dot products of a query with two neighbouring keys to scores; axes are batch, head, query and pairs of keys.
         finish: maps two neighbouring channels of the weighted sum to the result; axes end in pairs of channels.
-        weights: ``anchor``, ``weight`` and ``carry``.
+        weights: ``anchor`` and ``weight``.
         row_max, row_sum: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
         visible_keys: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
