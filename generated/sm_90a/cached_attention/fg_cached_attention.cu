@@ -87,14 +87,9 @@ __device__ __forceinline__ float anchor(float peak) {
     return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
-// The weight of a score relative to the anchor, at most 1.
+// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights.
 __device__ __forceinline__ float weight(float s, float anchor) {
     return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
-}
-
-// The factor that rescales older weights to the new anchor.
-__device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 4
 }
 
 __device__ __forceinline__ float cached_attention_finish(float total, i64 lengths, i64 k_cache_dim2, float mass) {
@@ -328,7 +323,7 @@ __device__ __forceinline__ void weigh(float (&s)[2][4], Rows& rows, float (&carr
     for (i32 row = 0; row < HALVES; ++row) {
         rows.peak[row] = quad_combine_peak(rows.peak[row]);
         const float reference = anchor(rows.peak[row]);
-        carried[row] = carry(old_peak[row], reference);
+        carried[row] = weight(old_peak[row], reference);
         rows.mass[row] *= carried[row];
 #pragma unroll
         for (i32 octet = 0; octet < 2; ++octet) {
@@ -420,7 +415,7 @@ struct Joined {
 
     // Adds sums whose peak has been given to `raise`.
     __device__ __forceinline__ void add(float other_peak, float other_mass, float first, float second) {
-        const float factor = carry(other_peak, anchor(peak));
+        const float factor = weight(other_peak, anchor(peak));
         mass = mass_combine(mass, other_mass * factor);
         pair[0] += first * factor;
         pair[1] += second * factor;

@@ -78,14 +78,9 @@ __device__ __forceinline__ float anchor(float peak) {
     return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
-// The weight of a score relative to the anchor, at most 1.
+// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights.
 __device__ __forceinline__ float weight(float s, float anchor) {
     return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
-}
-
-// The factor that rescales older weights to the new anchor.
-__device__ __forceinline__ float carry(float old_peak, float new_anchor) {
-    return fast_exp2((old_peak - new_anchor) * 0.12751743f);                          // weights_of, line 4
 }
 
 __device__ __forceinline__ float flash_attention_finish(float total, float mass) {
@@ -345,7 +340,7 @@ __device__ __forceinline__ void weigh(float (&s)[SCORES], Rows& rows, float (&ca
     for (i32 row = 0; row < 2; ++row) {
         rows.peak[row] = quad_combine_peak(rows.peak[row]);
         anchors[row] = anchor(rows.peak[row]);
-        carried[row] = carry(old_peak[row], anchors[row]);
+        carried[row] = weight(old_peak[row], anchors[row]);
         rows.mass[row] *= carried[row];
     }
 #pragma unroll
