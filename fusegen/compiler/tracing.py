@@ -31,7 +31,7 @@ from fusegen.trace import functions
 from fusegen.trace.run import Trace, trace, traced_math
 from fusegen.trace.scalars import NeedsFact, TracedScalar
 from fusegen.trace.tracer import Tracer
-from fusegen.trace.user import user_line
+from fusegen.trace.user import result_names, user_line
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 
@@ -79,7 +79,7 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
     tracer.builder.multiples, tracer.builder.bounds = request.sizes.multiples, request.sizes.bounds
     tracer.parameter_sizes = {symbol: name for name, symbol in request.sizes.parameters.items()}
     tracer.builder.fast_math, tracer.builder.plans = request.fast_math, request.plans
-    tracer.tied = request.tied
+    tracer.tied, tracer.builder.result_names = request.tied, result_names(request.function)
     values: dict[str, object] = {name: tracer.size(size_symbol(symbol)) for name, symbol in request.sizes.parameters.items()}
     values |= request.statics
     for spec, argument in zip(request.specs, request.arguments, strict=True):

@@ -38,7 +38,7 @@ from fusegen.trace import RUNNING, registry
 from fusegen.trace.memory import require_filled
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, computed
 from fusegen.trace.tracer import Tracer
-from fusegen.trace.user import error_line, result_names, return_line, user_line
+from fusegen.trace.user import error_line, return_line, user_line
 from fusegen.trace.values import OPERATORS, TracedTensor
 
 ResultTree: TypeAlias = TreeSpec
@@ -207,7 +207,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs
-    names = result_names(function)
+    names = tracer.builder.result_names
     tracer.builder.result_names = names if len(names) == len(outputs) else ()  # a result may be a list of tensors
     graph = tracer.builder.build(outputs, writes)
     captured = tuple(tensor for tensor, _ in tracer.captured.values())

@@ -108,4 +108,4 @@ def test_heads_apart_from_channels(channels: int) -> None:
 def test_heads_apart_from_channels_are_stored_in_vectors() -> None:
     qkv = torch.empty(2, 64, 4 * 128, dtype=torch.bfloat16, device="meta")
     (source,) = ops.bias_split_heads.lower(qkv, heads=2, kv_heads=1, target="sm_90a").sources
-    assert source.text.count("LANES = 8;") == source.text.count("store_lanes<LANES>(out_") == 3 and " store(out_" not in source.text
+    assert source.text.count("LANES = 8;") == source.text.count("store_lanes<LANES>(") == 3 and " store(q_ptr" not in source.text
