@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -37,7 +37,7 @@ Frame: TypeAlias = tuple[Any, Any, Any]
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel that is loaded on a device; its binary is unloaded when nothing refers to it any more.
+    """A kernel that is loaded on a device.
 
     Attributes:
         handle: a ``CUkernel``, which the driver launches like a ``CUfunction``.
@@ -98,9 +98,7 @@ class Driver:
             self._library.cuLibraryUnload(library)
         if status:
             raise LaunchError(f"the driver cannot load {entry}: {self.describe_status(status)}", hint=_hint(status))
-        loaded = LoadedKernel(entry, kernel.value or 0)
-        weakref.finalize(loaded, self._library.cuLibraryUnload, library).atexit = False  # then, the driver has ended as well
-        return loaded
+        return LoadedKernel(entry, kernel.value or 0)
 
     def set_attribute(self, kernel: LoadedKernel, attribute: int, value: int, device: int) -> str:
         """Sets an attribute of a kernel on a device. Returns what the driver says against it, or nothing."""
@@ -339,8 +337,13 @@ def encoded(
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory without an attribute
 
 
+_LOADED: dict[tuple[bytes, str, int, int, int], LoadedKernel] = {}
+"""Kernels by the digest of their binary, entry, shared memory, cluster and device. None is unloaded: a CUDA graph may launch it
+after the last reference in Python, and unloading, at any time that the garbage collector chooses, invalidates graphs in capture."""
+
+
 def load(cubin: bytes, entry: str, launch: KernelLaunch, device: int) -> LoadedKernel:
-    """Loads a kernel on a device.
+    """Loads a kernel on a device, once per process.
 
     Args:
         launch: its dynamic shared memory and cluster size.
@@ -348,11 +351,14 @@ def load(cubin: bytes, entry: str, launch: KernelLaunch, device: int) -> LoadedK
     Raises:
         LaunchError: the driver rejects the machine code, or the device the requested resources.
     """
-    with torch.cuda.device(device):  # restores the current device
-        driver().make_current(device)
-        kernel = driver().load(cubin, entry)
-        request(kernel, launch, device)
-    return kernel
+    key = hashlib.sha256(cubin).digest(), entry, launch.shared_bytes, launch.cluster, device
+    if key not in _LOADED:
+        with torch.cuda.device(device):  # restores the current device
+            driver().make_current(device)
+            kernel = driver().load(cubin, entry)
+            request(kernel, launch, device)
+        _LOADED[key] = kernel
+    return _LOADED[key]
 
 
 _LARGE_SHARED_MEMORY, _LARGE_CLUSTERS = 8, 14

@@ -37,7 +37,7 @@ _SHARED = """
 
 _PIPELINES = """
     AHEAD BLOCK at CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
-    SLOTS SPAN SUMS start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
+    PARTIALS SLOTS SPAN start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
     column_outer copied count counter counters end exists failed fetch first_column first_left first_row group groups inside
     is_first is_half last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count
     pivot place put_in_order rank ready row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles
@@ -132,7 +132,7 @@ def scalar_identifier(name: str) -> str:
 def kernel_functions(kernel: str) -> re.Pattern[str]:
     """Returns the pattern of the names of functions that the text of a kernel declares, given the kernel's `identifier`."""
     return re.compile(
-        rf"(\w+_of_)?{re.escape(kernel)}(_\d+|_rows_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
+        rf"{re.escape(kernel)}(_\d+|_rows_\d+|_of|_once|_row|_copy|_combine|_epilogue|_element|_score|_weights|_finish|_carry)*"
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fusegen as fg
+from fusegen.compiler.passes import forget_programs
 
 transformers = pytest.importorskip("transformers")
 
@@ -240,6 +241,25 @@ def test_old_graphs_do_not_die_in_a_recording() -> None:
     finally:
         gc.set_threshold(*thresholds)
     assert graphed.recorded == 1
+
+
+def test_a_graph_outlives_the_kernels_that_it_launches() -> None:
+    """And kernels that die while it is captured do it no harm."""
+    x = torch.randn(64, 512, device="cuda")
+    kernel, other = fg.kernel(lambda x: x.tanh() + 1), fg.kernel(lambda x: x.sigmoid() - 2)
+    wanted = kernel(x)
+    other(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forget_programs()
+        del other
+        gc.collect()
+        result = kernel(x)
+    del kernel
+    gc.collect()
+    result.zero_()
+    graph.replay()
+    assert torch.equal(result, wanted)
 
 
 def test_a_function_that_cannot_be_recorded_spares_the_next() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -40,17 +42,23 @@ def test_a_device_that_refuses(driver: StubDriver) -> None:
         cuda.request(LoadedKernel("fg_some", 7), launch(0, 16), 3)
 
 
-def test_a_binary_is_unloaded_with_its_kernel(driver: StubDriver) -> None:
-    kernel = driver.load(b"binary", "fg_some")
-    assert kernel.handle and driver.libraries == 1
-    del kernel
-    assert driver.libraries == 0
+def test_a_kernel_is_loaded_once_and_outlives_what_refers_to_it(driver: StubDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_LOADED", {})
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(driver, "make_current", lambda _: None)
+    before = driver.libraries
+    handle = cuda.load(b"binary", "fg_some", launch(0, 1), 3).handle
+    gc.collect()
+    assert cuda.load(b"binary", "fg_some", launch(0, 1), 3).handle == handle and driver.libraries == before + 1
+    cuda.load(b"binary", "fg_some", launch(100_000, 1), 3)  # its attributes are those of another kernel
+    assert driver.libraries == before + 2
 
 
 def test_a_binary_that_cannot_be_loaded(driver: StubDriver) -> None:
+    before = driver.libraries
     with pytest.raises(LaunchError, match="the driver cannot load fg_missing: error 500"):
         driver.load(b"binary", "fg_missing")
-    assert driver.libraries == 0
+    assert driver.libraries == before
     driver.refuse(209, 1)
     with pytest.raises(LaunchError, match="the driver cannot load fg_some: error 209"):
         driver.load(b"binary", "fg_some")

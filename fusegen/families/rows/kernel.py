@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -20,6 +21,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import has_16_bits
 from fusegen.program.formula import Formula
+from fusegen.program.names import ascii_name
 from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.column_pairs import Fragments, interleaved
 from fusegen.schedule.context import Context, Leaves
@@ -27,12 +29,14 @@ from fusegen.schedule.indices import CheckedIndex, LoadedIndex
 from fusegen.schedule.kernel import BARRIER_BYTES, SharedArrays, arrange_shared_arrays, padded
 from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
-from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms, as_number
+from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms, as_number
 
 _FEW_NAMES = 2  # values that a function is named after
+_PLAIN = re.compile(r"normalized|square|squared_deviation|elements_of_phase_\d+")
+"""Names of functions that need no ``_of``: no function of a library has them."""
+_NORMALIZING = (Op.ADD, Op.SUB, Op.MUL, Op.RSQRT, Op.CAST, FusedOp.MULTIPLY_ADD)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class RowKernelBuilder:
         self.reductions = {node: self._reduction(node) for node in math.states}
         summed = [part for parts in math.states.values() for part in parts if self._is_total(part)]
         self.namer = ValueNames(math.terms, summed, product(math.column_axes.extents))
-        self.functions: set[str] = set()
+        self.functions = {name for reduction in self.reductions.values() for name in _partial_results(reduction)}
         self.fragments.values |= self._values()
         self.kept = self._kept() if plan.cache_weights else ()
         self.prefetched: set[int] = set()
@@ -349,17 +353,26 @@ class RowKernelBuilder:
         """Returns a word for the values that a phase computes for each element."""
         is_write = [root.kind == "write" for root in results]
         if all(is_write) and not phase.held:
-            return "result" if len(results) == 1 else "results"
+            return "results" if len(results) != 1 else "normalized" if self._is_normalized(phase, results[0]) else "result"
         terms = [root.terms[0] for root in results if not isinstance(self.math.terms.items[root.terms[0]].op, Leaf)]
         words = {self.namer.of_summand(term) for term in terms} if not any(is_write) and not phase.held else set()
         return words.pop() if len(terms) == len(words) == 1 else f"elements_of_phase_{self.phases.index(phase) + 1}"
 
+    def _is_normalized(self, phase: PhaseTerms, result: Root) -> bool:
+        """True for a linear function of elements minus the mean and times the reciprocal deviation of the row."""
+        words = {self.namer.of_row(term) for term in phase.row_earlier}
+        ops = {self.math.terms.items[term].op for term in self.math.terms.producers(result.terms)}
+        return "rstd" in words <= {"mean", "rstd"} and all(isinstance(op, Leaf) or op in _NORMALIZING for op in ops)
+
     def _function(self, word: str) -> str:
-        """Returns a new name for a function of the kernel."""
+        """Returns a new name for a function of the kernel, after the values that it computes. No name of the user's ends in
+        ``_of``; those of independent partial results of reductions do."""
         if len(self.phases) == 1 and word in ("result", "results", "elements_of_phase_1"):
             return self.context.name
+        if _PLAIN.fullmatch(word):
+            return self.context.names.take(word)
         words = (word if number == 1 else f"{word}_{number}" for number in itertools.count(1))
-        name = next(name for name in (identifier(f"{word}_of_{self.context.name}") for word in words) if name not in self.functions)
+        name = next(name for name in (ascii_name(f"{word}_of") for word in words) if name not in self.functions)
         self.functions.add(name)
         return name
 
@@ -423,6 +436,12 @@ class RowKernelBuilder:
         if plan.tiled:
             return [padded(plan.rows * plan.columns_per_step) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
         return [row_elements * size for size in sizes if plan.rows > 1]
+
+
+def _partial_results(reduction: Reduction) -> list[str]:
+    """Returns the names of the variables of independent partial results."""
+    names, rule = [c.name for c in reduction.components], reduction.pivot_sums
+    return [f"{name}_of" for name in (*names, *(f"{name}_{part}" for name in names for part in (rule.sums if rule else ())))]
 
 
 def _number(term: Term) -> str:

@@ -180,7 +180,7 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
     parts = {
         "computes {}": computed,
         "reduces each segment to {}": of_segments,
-        "reduces each row to {}": along,
+        "reduces the row to {}": along,
         "accumulates {} of each column": over,
         "sorts {}": [p.name for p in phase.orders],
         "stores {} for later phases": [p.name for p in phase.held if p not in phase.orders],
