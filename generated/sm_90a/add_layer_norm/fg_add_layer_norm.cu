@@ -33,28 +33,26 @@
 // add_layer_norm in fusegen/specs/normalization.py; its def is line 1:
 //   21: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 
-__device__ __forceinline__ void elements_of_phase_1_of_add_layer_norm(float x, float residual, float& total_part,
-        float& result_1) {
+__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& total_part, float& result_1) {
     const float sum = x + residual;                                                   // summed, line 4
     total_part = sum;
     result_1 = sum;
 }
 
-__device__ __forceinline__ float mean_of_add_layer_norm(float total) {
+__device__ __forceinline__ float mean_of(float total) {
     return total * (1.0f / 4096.0f);                                                  // add_layer_norm, line 21
 }
 
-__device__ __forceinline__ float squared_deviation_of_add_layer_norm(float x, float residual, float mean) {
+__device__ __forceinline__ float squared_deviation(float x, float residual, float mean) {
     const float difference = x + residual - mean;                                     // add_layer_norm, line 21
     return difference * difference;
 }
 
-__device__ __forceinline__ float rstd_of_add_layer_norm(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // add_layer_norm, line 21
 }
 
-__device__ __forceinline__ float result_of_add_layer_norm(float x, float residual, float mean, float rstd,
-        float weight, float bias) {
+__device__ __forceinline__ float normalized(float x, float residual, float mean, float rstd, float weight, float bias) {
     return (x + residual - mean) * rstd * weight + bias;                              // add_layer_norm, line 21
 }
 
@@ -66,7 +64,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
@@ -96,7 +94,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: reduces each row to total; writes h.
+    // Phase 1 of 3: reduces the row to total; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -105,9 +103,9 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -119,28 +117,27 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            elements_of_phase_1_of_add_layer_norm(x[v], residual[v], total_part, result_1[v]);
-            total_of[v % SUMS] += total_part;
+            elements_of_phase_1(x[v], residual[v], total_part, result_1[v]);
+            total_of[v % PARTIALS] += total_part;
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
         store_lanes<LANES>(h_ptr, row * 4096 + column, result_1_raw);
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
-    // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = mean_of_add_layer_norm(total);
-    float squares_of[SUMS];
+    // Phase 2 of 3: computes mean; reduces the row to squares.
+    const float mean = mean_of(total);
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -149,22 +146,21 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(residual_raw[c], residual);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = squared_deviation_of_add_layer_norm(x[v], residual[v], mean);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = squared_deviation(x[v], residual[v], mean);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes normalized.
-    const float rstd = rstd_of_add_layer_norm(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -183,7 +179,7 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_add_layer_norm(x[v], residual[v], mean, rstd, weight[v], bias[v]);
+            result_0[v] = normalized(x[v], residual[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

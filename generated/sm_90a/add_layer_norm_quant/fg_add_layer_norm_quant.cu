@@ -52,39 +52,37 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_add_layer_norm_quant(float x, float residual, float& total_part,
-        float& result_2) {
+__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& total_part, float& result_2) {
     const float h = x + residual;                                                     // add_layer_norm_quant, line 19
     total_part = h;
     result_2 = h;
 }
 
-__device__ __forceinline__ float mean_of_add_layer_norm_quant(float total) {
+__device__ __forceinline__ float mean_of(float total) {
     return total * (1.0f / 4096.0f);                                                  // add_layer_norm_quant, line 20
 }
 
-__device__ __forceinline__ float squared_deviation_of_add_layer_norm_quant(float x, float residual, float mean) {
+__device__ __forceinline__ float squared_deviation(float x, float residual, float mean) {
     const float difference = x + residual - mean;                                     // add_layer_norm_quant, line 20
     return difference * difference;
 }
 
-__device__ __forceinline__ float rstd_of_add_layer_norm_quant(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // add_layer_norm_quant, line 20
 }
 
-__device__ __forceinline__ void elements_of_phase_3_of_add_layer_norm_quant(float x, float residual, float mean,
-        float rstd, float weight, float bias, float& amax_part, float& normalized) {
+__device__ __forceinline__ void elements_of_phase_3(float x, float residual, float mean, float rstd, float weight,
+        float bias, float& amax_part, float& normalized) {
     normalized = (x + residual - mean) * rstd * weight + bias;                        // add_layer_norm_quant, line 20
     amax_part = fabsf(normalized);                                                    // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_add_layer_norm_quant(float amax, float& scale,
-        float& inverse_scale) {
+__device__ __forceinline__ void scale_and_inverse_scale_of(float amax, float& scale, float& inverse_scale) {
     scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of_add_layer_norm_quant(float normalized, float inverse_scale) {
+__device__ __forceinline__ float result_of(float normalized, float inverse_scale) {
     return minimum(maximum(normalized * inverse_scale, -448.0f), 448.0f);             // narrowed, line 9
 }
 
@@ -96,7 +94,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
@@ -145,7 +143,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 4: reduces each row to total; writes h.
+    // Phase 1 of 4: reduces the row to total; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -154,9 +152,9 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -168,28 +166,27 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            elements_of_phase_1_of_add_layer_norm_quant(x[v], residual[v], total_part, result_2[v]);
-            total_of[v % SUMS] += total_part;
+            elements_of_phase_1(x[v], residual[v], total_part, result_2[v]);
+            total_of[v % PARTIALS] += total_part;
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
         store_lanes<LANES>(h_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
-    // Phase 2 of 4: computes mean; reduces each row to squares.
-    const float mean = mean_of_add_layer_norm_quant(total);
-    float squares_of[SUMS];
+    // Phase 2 of 4: computes mean; reduces the row to squares.
+    const float mean = mean_of(total);
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -198,26 +195,25 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         widen_vec(residual_raw[c], residual);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = squared_deviation_of_add_layer_norm_quant(x[v], residual[v], mean);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = squared_deviation(x[v], residual[v], mean);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-    // Phase 3 of 4: computes rstd; reduces each row to amax; stores normalized for later phases.
-    const float rstd = rstd_of_add_layer_norm_quant(squares, eps);
+    // Phase 3 of 4: computes rstd; reduces the row to amax; stores normalized for later phases.
+    const float rstd = rstd_of(squares, eps);
     float normalized_kept[CHUNKS][LANES];
-    float amax_of[SUMS];
+    float amax_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -237,26 +233,24 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float amax_part;
-            elements_of_phase_3_of_add_layer_norm_quant(x[v], residual[v], mean, rstd, weight[v], bias[v], amax_part,
-                    normalized[v]);
-            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
+            elements_of_phase_3(x[v], residual[v], mean, rstd, weight[v], bias[v], amax_part, normalized[v]);
+            amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
             normalized_kept[c][v] = normalized[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float amax = amax_of[0];
-    row_amax_f32_store_partial(amax, shared_array<float>(AMAX_OFFSET));
+    row_amax_f32_store_partial(amax_of[0], shared_array<float>(AMAX_OFFSET));
     block_sync();
-    amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
+    const float amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
 
     // Phase 4 of 4: computes scale, inverse_scale; writes values, scale.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_add_layer_norm_quant(amax, scale, inverse_scale);
+    scale_and_inverse_scale_of(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -264,7 +258,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_add_layer_norm_quant(normalized[v], inverse_scale);
+            result_0[v] = result_of(normalized[v], inverse_scale);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -33,18 +33,17 @@
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ void elements_of_phase_1_of_add_rms_norm(float x, float residual, float& squares_part,
-        float& result_1) {
+__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& squares_part, float& result_1) {
     const float sum = x + residual;                                                   // summed, line 4
     squares_part = sum * sum;                                                         // rms_normalized, line 20
     result_1 = sum;                                                                   // summed, line 4
 }
 
-__device__ __forceinline__ float rstd_of_add_rms_norm(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
-__device__ __forceinline__ float result_of_add_rms_norm(float x, float residual, float rstd, float weight) {
+__device__ __forceinline__ float normalized(float x, float residual, float rstd, float weight) {
     return (x + residual) * rstd * weight;                                            // rms_normalized, line 20
 }
 
@@ -56,7 +55,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
@@ -85,7 +84,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to squares; writes h.
+    // Phase 1 of 2: reduces the row to squares; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -94,9 +93,9 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -108,25 +107,24 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
-            elements_of_phase_1_of_add_rms_norm(x[v], residual[v], squares_part, result_1[v]);
-            squares_of[v % SUMS] += squares_part;
+            elements_of_phase_1(x[v], residual[v], squares_part, result_1[v]);
+            squares_of[v % PARTIALS] += squares_part;
         }
         bf16 result_1_raw[LANES];
         narrow_vec(result_1, result_1_raw);
         store_lanes<LANES>(h_ptr, row * 4096 + column, result_1_raw);
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 2: computes rstd; writes normalized.
-    const float rstd = rstd_of_add_rms_norm(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -141,7 +139,7 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_add_rms_norm(x[v], residual[v], rstd, weight[v]);
+            result_0[v] = normalized(x[v], residual[v], rstd, weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

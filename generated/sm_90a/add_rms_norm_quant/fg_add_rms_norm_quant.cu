@@ -53,30 +53,26 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_add_rms_norm_quant(float x, float residual, float& squares_part,
-        float& result_2) {
+__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& squares_part, float& result_2) {
     const float h = x + residual;                                                     // add_rms_norm_quant, line 21
     squares_part = h * h;                                                             // rms_normalized, line 20
     result_2 = h;                                                                     // add_rms_norm_quant, line 21
 }
 
-__device__ __forceinline__ float rstd_of_add_rms_norm_quant(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
-__device__ __forceinline__ float elements_of_phase_2_of_add_rms_norm_quant(float x, float residual, float rstd,
-        float weight) {
+__device__ __forceinline__ float elements_of_phase_2(float x, float residual, float rstd, float weight) {
     return fabsf((x + residual) * rstd * weight);                                     // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_add_rms_norm_quant(float amax, float& scale,
-        float& inverse_scale) {
+__device__ __forceinline__ void scale_and_inverse_scale_of(float amax, float& scale, float& inverse_scale) {
     scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of_add_rms_norm_quant(float x, float residual, float weight, float rstd,
-        float inverse_scale) {
+__device__ __forceinline__ float result_of(float x, float residual, float weight, float rstd, float inverse_scale) {
     const float clamped = maximum((x + residual) * rstd * weight * inverse_scale, -448.0f);  // narrowed, line 9
     return minimum(clamped, 448.0f);
 }
@@ -89,7 +85,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
@@ -137,7 +133,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: reduces each row to squares; writes h.
+    // Phase 1 of 3: reduces the row to squares; writes h.
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -146,9 +142,9 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -160,34 +156,33 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
-            elements_of_phase_1_of_add_rms_norm_quant(x[v], residual[v], squares_part, result_2[v]);
-            squares_of[v % SUMS] += squares_part;
+            elements_of_phase_1(x[v], residual[v], squares_part, result_2[v]);
+            squares_of[v % PARTIALS] += squares_part;
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
         store_lanes<LANES>(h_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-    // Phase 2 of 3: computes rstd; reduces each row to amax.
-    const float rstd = rstd_of_add_rms_norm_quant(squares, eps);
+    // Phase 2 of 3: computes rstd; reduces the row to amax.
+    const float rstd = rstd_of(squares, eps);
     bf16 weight_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(weight_raw[c], weight_ptr, column);
     }
-    float amax_of[SUMS];
+    float amax_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -198,24 +193,23 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(weight_raw[c], weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float amax_part = elements_of_phase_2_of_add_rms_norm_quant(x[v], residual[v], rstd, weight[v]);
-            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
+            const float amax_part = elements_of_phase_2(x[v], residual[v], rstd, weight[v]);
+            amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float amax = amax_of[0];
-    row_amax_f32_store_partial(amax, shared_array<float>(AMAX_OFFSET));
+    row_amax_f32_store_partial(amax_of[0], shared_array<float>(AMAX_OFFSET));
     block_sync();
-    amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
+    const float amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
 
     // Phase 3 of 3: computes scale, inverse_scale; writes values, scale.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_add_rms_norm_quant(amax, scale, inverse_scale);
+    scale_and_inverse_scale_of(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -228,7 +222,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_add_rms_norm_quant(x[v], residual[v], weight[v], rstd, inverse_scale);
+            result_0[v] = result_of(x[v], residual[v], weight[v], rstd, inverse_scale);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

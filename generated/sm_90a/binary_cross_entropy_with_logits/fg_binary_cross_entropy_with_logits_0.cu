@@ -38,7 +38,7 @@
 // binary_cross_entropy_with_logits in fusegen/specs/loss.py; its def is line 1:
 //    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
-__device__ __forceinline__ float negative_of_binary_cross_entropy_with_logits_0(float target, float input) {
+__device__ __forceinline__ float negative_of(float target, float input) {
     const float logarithm = fast_log1p(fast_exp(-fabsf(input)));                      // line 8
     const float product = (1.0f - target) * (minimum(-input, 0.0f) - logarithm);
     return -(target * (minimum(input, 0.0f) - logarithm) + product);
@@ -52,7 +52,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
@@ -80,7 +80,7 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to total.
+    // Phase 1 of 2: reduces the row to total.
     bf16 target_raw[CHUNKS][LANES];
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
@@ -89,9 +89,9 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         load_lanes<LANES>(target_raw[c], target_ptr, row * 4096 + column);
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float target[LANES];
@@ -100,19 +100,18 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float total_part = negative_of_binary_cross_entropy_with_logits_0(target[v], input[v]);
-            total_of[v % SUMS] += total_part;
+            const float total_part = negative_of(target[v], input[v]);
+            total_of[v % PARTIALS] += total_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 2 of 2: writes total.
     launch_dependents();

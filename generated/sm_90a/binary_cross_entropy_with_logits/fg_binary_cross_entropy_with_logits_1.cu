@@ -29,7 +29,7 @@
 // binary_cross_entropy_with_logits in fusegen/specs/loss.py; its def is line 1:
 //    8: return F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
 
-__device__ __forceinline__ float quotient_of_binary_cross_entropy_with_logits_1(float total_2, i64 coordinate) {
+__device__ __forceinline__ float quotient_of(float total_2, i64 coordinate) {
     return fast_divide(total_2, static_cast<float>(coordinate));                      // line 8
 }
 
@@ -42,7 +42,7 @@ constexpr i32 LANES = 1;  // vector width
 constexpr i32 THREADS = 992;  // per row
 constexpr i32 WARPS = 31;  // per row
 constexpr i32 COMBINING_LANES = 32;  // at least one per warp: a power of two
-constexpr i32 SUMS = 1;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 1;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 17;  // vectors per thread
 constexpr i32 TOTAL_2_OFFSET = 0;  // in shared memory, in bytes
 
@@ -72,10 +72,10 @@ fg_binary_cross_entropy_with_logits_1(const float* total_ptr, bf16* out_ptr, i64
     const Index column_count = input_dim0;
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to total_2.
-    float total_2_of[SUMS];
+    // Phase 1 of 2: reduces the row to total_2.
+    float total_2_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_2_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -87,16 +87,15 @@ fg_binary_cross_entropy_with_logits_1(const float* total_ptr, bf16* out_ptr, i64
         widen_vec(total_raw, total);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_2_of[v % SUMS] += total[v];
+            total_2_of[v % PARTIALS] += total[v];
         }
     }
-    float total_2 = total_2_of[0];
-    row_sum_f32_store_partial(total_2, shared_array<float>(TOTAL_2_OFFSET));
+    row_sum_f32_store_partial(total_2_of[0], shared_array<float>(TOTAL_2_OFFSET));
     block_sync();
-    total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET));
+    const float total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET));
 
     // Phase 2 of 2: computes quotient; writes out.
-    const float quotient = quotient_of_binary_cross_entropy_with_logits_1(total_2, i64(input_dim0) * 4096);
+    const float quotient = quotient_of(total_2, i64(input_dim0) * 4096);
     if (thread == 0) {
         store_narrowed(out_ptr, 0, quotient);
     }

@@ -90,7 +90,7 @@ fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_peak_ptr, float* nor
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
+    // Phase 1 of 2: reduces the row to normalizer_peak, normalizer_mass.
     float normalizer_peak;
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);

@@ -38,15 +38,15 @@
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
-__device__ __forceinline__ void elements_of_phase_1_of_cross_entropy_1(i64 ignore_index, i64 target, float input,
-        float normalizer_peak, float normalizer_mass, float& total_part, float& true_count_part) {
+__device__ __forceinline__ void elements_of_phase_1(i64 ignore_index, i64 target, float input, float normalizer_peak,
+        float normalizer_mass, float& total_part, float& true_count_part) {
     const bool differs = target != ignore_index;                                      // line 14
     const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));
     total_part = differs ? -(input - normalizer_peak - logarithm) : 0.0f;
     true_count_part = differs ? 1.0f : 0.0f;
 }
 
-__device__ __forceinline__ float quotient_of_cross_entropy_1(float total, float true_count) {
+__device__ __forceinline__ float quotient_of(float total, float true_count) {
     return fast_divide(total, true_count);                                            // line 14
 }
 
@@ -58,7 +58,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 1024;  // per row
 constexpr i32 WARPS = 32;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 TRUE_COUNT_OFFSET = 128;
 
@@ -87,13 +87,13 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
     const Index column_count = 8192;
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to total, true_count.
-    float total_of[SUMS];
+    // Phase 1 of 2: reduces the row to total, true_count.
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
-    float true_count_of[SUMS];
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
+    float true_count_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) true_count_of[k] = 0.0f;
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         i64 target_raw[LANES];
@@ -121,32 +121,30 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
             float true_count_part;
-            elements_of_phase_1_of_cross_entropy_1(ignore_index, target[v], input[v], normalizer_peak[v],
-                    normalizer_mass[v], total_part, true_count_part);
-            total_of[v % SUMS] += total_part;
-            true_count_of[v % SUMS] += true_count_part;
+            elements_of_phase_1(ignore_index, target[v], input[v], normalizer_peak[v], normalizer_mass[v], total_part,
+                    true_count_part);
+            total_of[v % PARTIALS] += total_part;
+            true_count_of[v % PARTIALS] += true_count_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) true_count_of[k] += true_count_of[k + half];
     }
-    float true_count = true_count_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
-    row_sum_f32_store_partial(true_count, shared_array<float>(TRUE_COUNT_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(true_count_of[0], shared_array<float>(TRUE_COUNT_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
-    true_count = row_sum_f32_combine_partials(shared_array<float>(TRUE_COUNT_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float true_count = row_sum_f32_combine_partials(shared_array<float>(TRUE_COUNT_OFFSET));
 
     // Phase 2 of 2: computes quotient; writes out.
-    const float quotient = quotient_of_cross_entropy_1(total, true_count);
+    const float quotient = quotient_of(total, true_count);
     if (thread == 0) {
         store_narrowed(out_ptr, 0, quotient);
     }

@@ -54,19 +54,17 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_gated_activation_quant(float gate, float up, float& amax_part,
-        float& product) {
+__device__ __forceinline__ void elements_of_phase_1(float gate, float up, float& amax_part, float& product) {
     product = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                    // gated_activation_quant, line 18
     amax_part = fabsf(product);                                                       // quantized, line 33
 }
 
-__device__ __forceinline__ void scale_and_inverse_scale_of_gated_activation_quant(float amax, float& scale,
-        float& inverse_scale) {
+__device__ __forceinline__ void scale_and_inverse_scale_of(float amax, float& scale, float& inverse_scale) {
     scale = maximum(amax, 1e-10f) * (1.0f / 448.0f);                                  // quantized, line 33
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of_gated_activation_quant(float product, float inverse_scale) {
+__device__ __forceinline__ float result_of(float product, float inverse_scale) {
     return minimum(maximum(product * inverse_scale, -448.0f), 448.0f);                // narrowed, line 9
 }
 
@@ -78,7 +76,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread
 constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
 constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
@@ -107,7 +105,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to amax; stores product for later phases.
+    // Phase 1 of 2: reduces the row to amax; stores product for later phases.
     bf16 gate_raw[CHUNKS][LANES];
     bf16 up_raw[CHUNKS][LANES];
 #pragma unroll
@@ -118,9 +116,9 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
         load_lanes<LANES>(up_raw[c], up_ptr, row * 14336 + column);
     }
     float product_kept[CHUNKS][LANES];
-    float amax_of[SUMS];
+    float amax_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) amax_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) amax_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -133,25 +131,24 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float amax_part;
-            elements_of_phase_1_of_gated_activation_quant(gate[v], up[v], amax_part, product[v]);
-            amax_of[v % SUMS] = amax_f32_combine(amax_of[v % SUMS], amax_part);
+            elements_of_phase_1(gate[v], up[v], amax_part, product[v]);
+            amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
             product_kept[c][v] = product[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) amax_of[k] = amax_f32_combine(amax_of[k], amax_of[k + half]);
     }
-    float amax = amax_of[0];
-    row_amax_f32_store_partial(amax, shared_array<float>(AMAX_OFFSET));
+    row_amax_f32_store_partial(amax_of[0], shared_array<float>(AMAX_OFFSET));
     block_sync();
-    amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
+    const float amax = row_amax_f32_combine_partials(shared_array<float>(AMAX_OFFSET));
 
     // Phase 2 of 2: computes scale, inverse_scale; writes values, scale.
     float scale;
     float inverse_scale;
-    scale_and_inverse_scale_of_gated_activation_quant(amax, scale, inverse_scale);
+    scale_and_inverse_scale_of(amax, scale, inverse_scale);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -160,7 +157,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_gated_activation_quant(product[v], inverse_scale);
+            result_0[v] = result_of(product[v], inverse_scale);
         }
         f8e4m3 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -32,20 +32,20 @@
 // layer_norm in fusegen/specs/normalization.py; its def is line 1:
 //   18: return F.layer_norm(input, normalized_shape, weight, bias, eps)
 
-__device__ __forceinline__ float mean_of_layer_norm(float total) {
+__device__ __forceinline__ float mean_of(float total) {
     return total * (1.0f / 4096.0f);                                                  // line 18
 }
 
-__device__ __forceinline__ float squared_deviation_of_layer_norm(float input, float mean) {
+__device__ __forceinline__ float squared_deviation(float input, float mean) {
     const float difference = input - mean;                                            // line 18
     return difference * difference;
 }
 
-__device__ __forceinline__ float rstd_of_layer_norm(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 18
 }
 
-__device__ __forceinline__ float result_of_layer_norm(float input, float mean, float rstd, float weight, float bias) {
+__device__ __forceinline__ float normalized(float input, float mean, float rstd, float weight, float bias) {
     return (input - mean) * rstd * weight + bias;                                     // line 18
 }
 
@@ -57,7 +57,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
@@ -86,62 +86,60 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: reduces each row to total.
+    // Phase 1 of 3: reduces the row to total.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] += input[v];
+            total_of[v % PARTIALS] += input[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
-    // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = mean_of_layer_norm(total);
-    float squares_of[SUMS];
+    // Phase 2 of 3: computes mean; reduces the row to squares.
+    const float mean = mean_of(total);
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = squared_deviation_of_layer_norm(input[v], mean);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = squared_deviation(input[v], mean);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = rstd_of_layer_norm(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -158,7 +156,7 @@ fg_layer_norm(const bf16* input_ptr, const bf16* weight_ptr, const bf16* bias_pt
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_layer_norm(input[v], mean, rstd, weight[v], bias[v]);
+            result_0[v] = normalized(input[v], mean, rstd, weight[v], bias[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

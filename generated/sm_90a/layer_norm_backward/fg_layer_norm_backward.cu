@@ -47,38 +47,37 @@
 // _input_gradient in fusegen/specs/normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
-__device__ __forceinline__ float elements_of_phase_1_of_layer_norm_backward(float dy, float weight) {
+__device__ __forceinline__ float elements_of_phase_1(float dy, float weight) {
     return dy * weight;                                                               // layer_norm_backward, line 11
 }
 
-__device__ __forceinline__ void mean_and_mean_2_of_layer_norm_backward(float total, float total_2, float& mean,
-        float& mean_2) {
+__device__ __forceinline__ void mean_and_mean_2_of(float total, float total_2, float& mean, float& mean_2) {
     mean = total * (1.0f / 4096.0f);                                                  // layer_norm_backward, line 8
     mean_2 = total_2 * (1.0f / 4096.0f);                                              // _input_gradient, line 3
 }
 
-__device__ __forceinline__ float squared_deviation_of_layer_norm_backward(float x, float mean) {
+__device__ __forceinline__ float squared_deviation(float x, float mean) {
     const float centered = x - mean;                                                  // layer_norm_backward, line 8
     return centered * centered;                                                       // layer_norm_backward, line 9
 }
 
-__device__ __forceinline__ float rstd_of_layer_norm_backward(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // layer_norm_backward, line 9
 }
 
-__device__ __forceinline__ void elements_of_phase_3_of_layer_norm_backward(float x, float dy, float mean, float rstd,
-        float weight, float& total_3_part, float& column_total_part) {
+__device__ __forceinline__ void elements_of_phase_3(float x, float dy, float mean, float rstd, float weight,
+        float& total_3_part, float& column_total_part) {
     const float normalized = (x - mean) * rstd;                                       // layer_norm_backward, line 10
     total_3_part = dy * weight * normalized;                                          // _input_gradient, line 3
     column_total_part = dy * normalized;                                              // layer_norm_backward, line 12
 }
 
-__device__ __forceinline__ float mean_3_of_layer_norm_backward(float total_3) {
+__device__ __forceinline__ float mean_3_of(float total_3) {
     return total_3 * (1.0f / 4096.0f);                                                // _input_gradient, line 3
 }
 
-__device__ __forceinline__ float result_of_layer_norm_backward(float x, float dy, float mean, float rstd, float mean_2,
-        float mean_3, float weight) {
+__device__ __forceinline__ float normalized(float x, float dy, float mean, float rstd, float mean_2, float mean_3,
+        float weight) {
     return rstd * (dy * weight - mean_2 - (x - mean) * rstd * mean_3);                // _input_gradient, line 3
 }
 
@@ -90,7 +89,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
@@ -167,13 +166,13 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
-        // Phase 1 of 4: reduces each row to total, total_2; accumulates column_total_2 of each column.
-        float total_of[SUMS];
+        // Phase 1 of 4: reduces the row to total, total_2; accumulates column_total_2 of each column.
+        float total_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
-        float total_2_of[SUMS];
+        for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
+        float total_2_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = 0.0f;
+        for (i32 k = 0; k < PARTIALS; ++k) total_2_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -188,37 +187,35 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             widen_vec(x_raw, x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const float total_2_part = elements_of_phase_1_of_layer_norm_backward(dy[v], weight[v]);
-                total_of[v % SUMS] += x[v];
-                total_2_of[v % SUMS] += total_2_part;
+                const float total_2_part = elements_of_phase_1(dy[v], weight[v]);
+                total_of[v % PARTIALS] += x[v];
+                total_2_of[v % PARTIALS] += total_2_part;
                 column_total_2[c][v] += dy[v];
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
-        float total = total_of[0];
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) total_2_of[k] += total_2_of[k + half];
         }
-        float total_2 = total_2_of[0];
-        row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
-        row_sum_f32_store_partial(total_2, shared_array<float>(TOTAL_2_OFFSET));
+        row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
+        row_sum_f32_store_partial(total_2_of[0], shared_array<float>(TOTAL_2_OFFSET));
         block_sync();
-        total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
-        total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET));
+        const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+        const float total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET));
 
-        // Phase 2 of 4: computes mean, mean_2; reduces each row to squares.
+        // Phase 2 of 4: computes mean, mean_2; reduces the row to squares.
         float mean;
         float mean_2;
-        mean_and_mean_2_of_layer_norm_backward(total, total_2, mean, mean_2);
-        float squares_of[SUMS];
+        mean_and_mean_2_of(total, total_2, mean, mean_2);
+        float squares_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+        for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float x[LANES];
@@ -227,25 +224,24 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             widen_vec(x_raw, x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const float squares_part = squared_deviation_of_layer_norm_backward(x[v], mean);
-                squares_of[v % SUMS] += squares_part;
+                const float squares_part = squared_deviation(x[v], mean);
+                squares_of[v % PARTIALS] += squares_part;
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
         }
-        float squares = squares_of[0];
-        row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+        row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
         block_sync();
-        squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+        const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-        // Phase 3 of 4: computes rstd; reduces each row to total_3; accumulates column_total of each column.
-        const float rstd = rstd_of_layer_norm_backward(squares, eps);
-        float total_3_of[SUMS];
+        // Phase 3 of 4: computes rstd; reduces the row to total_3; accumulates column_total of each column.
+        const float rstd = rstd_of(squares, eps);
+        float total_3_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_3_of[k] = 0.0f;
+        for (i32 k = 0; k < PARTIALS; ++k) total_3_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -262,24 +258,22 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             for (i32 v = 0; v < LANES; ++v) {
                 float total_3_part;
                 float column_total_part;
-                elements_of_phase_3_of_layer_norm_backward(x[v], dy[v], mean, rstd, weight[v], total_3_part,
-                        column_total_part);
-                total_3_of[v % SUMS] += total_3_part;
+                elements_of_phase_3(x[v], dy[v], mean, rstd, weight[v], total_3_part, column_total_part);
+                total_3_of[v % PARTIALS] += total_3_part;
                 column_total[c][v] += column_total_part;
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) total_3_of[k] += total_3_of[k + half];
         }
-        float total_3 = total_3_of[0];
-        row_sum_f32_store_partial(total_3, shared_array<float>(TOTAL_3_OFFSET));
+        row_sum_f32_store_partial(total_3_of[0], shared_array<float>(TOTAL_3_OFFSET));
         block_sync();
-        total_3 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_3_OFFSET));
+        const float total_3 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_3_OFFSET));
 
         // Phase 4 of 4: computes mean_3; writes dx.
-        const float mean_3 = mean_3_of_layer_norm_backward(total_3);
+        const float mean_3 = mean_3_of(total_3);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -297,7 +291,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = result_of_layer_norm_backward(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
+                result_0[v] = normalized(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);

@@ -38,30 +38,30 @@
 // gelu_of in fusegen/specs/elementwise.py; its def is line 1:
 //    8: return F.gelu(x, approximate=approximate)
 
-__device__ __forceinline__ i32 threshold_i32_of_layer_norm_gelu_dropout_add(i64 threshold) {
+__device__ __forceinline__ i32 threshold_i32_of(i64 threshold) {
     return static_cast<i16>(threshold);
 }
 
-__device__ __forceinline__ float mean_of_layer_norm_gelu_dropout_add(float total) {
+__device__ __forceinline__ float mean_of(float total) {
     // layer_norm_gelu_dropout_add, line 18
     return total * (1.0f / 8192.0f);
 }
 
-__device__ __forceinline__ float squared_deviation_of_layer_norm_gelu_dropout_add(float x, float mean) {
+__device__ __forceinline__ float squared_deviation(float x, float mean) {
     // layer_norm_gelu_dropout_add, line 18
     const float difference = x - mean;
     return difference * difference;
 }
 
-__device__ __forceinline__ float rstd_of_layer_norm_gelu_dropout_add(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     // layer_norm_gelu_dropout_add, line 18
     return fast_rsqrt(squares * (1.0f / 8192.0f) + eps);
 }
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
 // An element is kept, times 1 / (1 - p), if its 16 random bits are at least the threshold.
-__device__ __forceinline__ float result_of_layer_norm_gelu_dropout_add(float x, float mean, float rstd,
-        i32 threshold_i32, float keep_scale, float weight, float bias, i64 random, float residual) {
+__device__ __forceinline__ float result_of(float x, float mean, float rstd, i32 threshold_i32, float keep_scale,
+        float weight, float bias, i64 random, float residual) {
     // layer_norm_gelu_dropout_add, line 18
     const float sum = (x - mean) * rstd * weight + bias;
     const float product = sum * (1.5957692f + 0.071354814f * (sum * sum));            // gelu_of, line 8
@@ -78,7 +78,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
@@ -108,8 +108,8 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: computes threshold_i32; reduces each row to total.
-    const i32 threshold_i32 = threshold_i32_of_layer_norm_gelu_dropout_add(threshold);
+    // Phase 1 of 3: computes threshold_i32; reduces the row to total.
+    const i32 threshold_i32 = threshold_i32_of(threshold);
     bf16 x_raw[CHUNKS][LANES];
     bf16 residual_raw[CHUNKS][LANES];
 #pragma unroll
@@ -118,55 +118,53 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         load_lanes<LANES>(x_raw[c], x_ptr, row * 8192 + column);
         load_lanes<LANES>(residual_raw[c], residual_ptr, row * 8192 + column);
     }
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] += x[v];
+            total_of[v % PARTIALS] += x[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
-    // Phase 2 of 3: computes mean; reduces each row to squares.
-    const float mean = mean_of_layer_norm_gelu_dropout_add(total);
-    float squares_of[SUMS];
+    // Phase 2 of 3: computes mean; reduces the row to squares.
+    const float mean = mean_of(total);
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = squared_deviation_of_layer_norm_gelu_dropout_add(x[v], mean);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = squared_deviation(x[v], mean);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = rstd_of_layer_norm_gelu_dropout_add(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -189,8 +187,8 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_layer_norm_gelu_dropout_add(x[v], mean, rstd, threshold_i32, keep_scale, weight[v],
-                    bias[v], random[v], residual[v]);
+            result_0[v] = result_of(x[v], mean, rstd, threshold_i32, keep_scale, weight[v], bias[v], random[v],
+                    residual[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

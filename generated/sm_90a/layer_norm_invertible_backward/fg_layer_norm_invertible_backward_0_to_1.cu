@@ -58,7 +58,7 @@ __device__ __forceinline__ i32 any_i32_combine(i32 a, i32 b) {
     return a | b;
 }
 
-__device__ __forceinline__ i32 is_equal_of_layer_norm_invertible_backward_0(float weight) {
+__device__ __forceinline__ i32 is_equal_of(float weight) {
     return static_cast<i32>(weight == 0.0f);                                          // line 19
 }
 
@@ -70,7 +70,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 ANY_OFFSET = 0;  // in shared memory, in bytes
 
@@ -95,10 +95,10 @@ __device__ __forceinline__ i32 row_any_i32_combine_partials(Scratch scratch) {
 __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool* has_zero_ptr) {
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to any.
-    i32 any_of[SUMS];
+    // Phase 1 of 2: reduces the row to any.
+    i32 any_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) any_of[k] = any_i32_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) any_of[k] = any_i32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -108,19 +108,18 @@ __device__ __forceinline__ void run(i32 /*block*/, const bf16* weight_ptr, bool*
         widen_vec(weight_raw, weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const i32 any_part = is_equal_of_layer_norm_invertible_backward_0(weight[v]);
-            any_of[v % SUMS] = any_i32_combine(any_of[v % SUMS], any_part);
+            const i32 any_part = is_equal_of(weight[v]);
+            any_of[v % PARTIALS] = any_i32_combine(any_of[v % PARTIALS], any_part);
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) any_of[k] = any_i32_combine(any_of[k], any_of[k + half]);
     }
-    i32 any = any_of[0];
-    row_any_i32_store_partial(any, shared_array<i32>(ANY_OFFSET));
+    row_any_i32_store_partial(any_of[0], shared_array<i32>(ANY_OFFSET));
     block_sync();
-    any = row_any_i32_combine_partials(shared_array<i32>(ANY_OFFSET));
+    const i32 any = row_any_i32_combine_partials(shared_array<i32>(ANY_OFFSET));
 
     // Phase 2 of 2: writes has_zero.
     launch_dependents();
@@ -141,8 +140,8 @@ namespace layer_norm_invertible_backward_1 {
 // _input_gradient in fusegen/specs/normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
-__device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_backward_1(float dy, float weight,
-        float y, float bias, float& total_part, float& total_2_part, float& column_total_part) {
+__device__ __forceinline__ void elements_of_phase_1(float dy, float weight, float y, float bias, float& total_part,
+        float& total_2_part, float& column_total_part) {
     // layer_norm_invertible_backward, line 17
     const float product = dy * weight;
     // layer_norm_invertible_backward, line 16
@@ -154,14 +153,13 @@ __device__ __forceinline__ void elements_of_phase_1_of_layer_norm_invertible_bac
     column_total_part = dy * normalized;
 }
 
-__device__ __forceinline__ void mean_and_mean_2_of_layer_norm_invertible_backward_1(float total, float total_2,
-        float& mean, float& mean_2) {
+__device__ __forceinline__ void mean_and_mean_2_of(float total, float total_2, float& mean, float& mean_2) {
     mean = total * (1.0f / 4096.0f);                                                  // _input_gradient, line 3
     mean_2 = total_2 * (1.0f / 4096.0f);
 }
 
-__device__ __forceinline__ float result_of_layer_norm_invertible_backward_1(float dy, float y, float rstd, float mean,
-        float mean_2, float weight, float bias) {
+__device__ __forceinline__ float result_of(float dy, float y, float rstd, float mean, float mean_2, float weight,
+        float bias) {
     return rstd * (dy * weight - mean - fast_divide(y - bias, weight) * mean_2);      // _input_gradient, line 3
 }
 
@@ -173,7 +171,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
@@ -250,14 +248,14 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
-        // Phase 1 of 2: reduces each row to total, total_2; accumulates column_total, column_total_2 of each column.
+        // Phase 1 of 2: reduces the row to total, total_2; accumulates column_total, column_total_2 of each column.
         const float rstd = widen(load(rstd_ptr, row));
-        float total_of[SUMS];
+        float total_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
-        float total_2_of[SUMS];
+        for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
+        float total_2_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_2_of[k] = 0.0f;
+        for (i32 k = 0; k < PARTIALS; ++k) total_2_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             float weight[LANES];
@@ -277,36 +275,33 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
                 float total_part;
                 float total_2_part;
                 float column_total_part;
-                elements_of_phase_1_of_layer_norm_invertible_backward_1(dy[v], weight[v], y[v], bias[v], total_part,
-                        total_2_part, column_total_part);
-                total_of[v % SUMS] += total_part;
-                total_2_of[v % SUMS] += total_2_part;
+                elements_of_phase_1(dy[v], weight[v], y[v], bias[v], total_part, total_2_part, column_total_part);
+                total_of[v % PARTIALS] += total_part;
+                total_2_of[v % PARTIALS] += total_2_part;
                 column_total[c][v] += column_total_part;
                 column_total_2[c][v] += dy[v];
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
-        float total = total_of[0];
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) total_2_of[k] += total_2_of[k + half];
         }
-        float total_2 = total_2_of[0];
-        row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET) + turn * WARPS);
-        row_sum_f32_store_partial(total_2, shared_array<float>(TOTAL_2_OFFSET) + turn * WARPS);
+        row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET) + turn * WARPS);
+        row_sum_f32_store_partial(total_2_of[0], shared_array<float>(TOTAL_2_OFFSET) + turn * WARPS);
         block_sync();
-        total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET) + turn * WARPS);
-        total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET) + turn * WARPS);
+        const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET) + turn * WARPS);
+        const float total_2 = row_sum_f32_combine_partials(shared_array<float>(TOTAL_2_OFFSET) + turn * WARPS);
 
         // Phase 2 of 2: computes mean, mean_2; writes dx.
         float mean;
         float mean_2;
-        mean_and_mean_2_of_layer_norm_invertible_backward_1(total, total_2, mean, mean_2);
+        mean_and_mean_2_of(total, total_2, mean, mean_2);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -326,8 +321,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = result_of_layer_norm_invertible_backward_1(dy[v], y[v], rstd, mean, mean_2, weight[v],
-                        bias[v]);
+                result_0[v] = result_of(dy[v], y[v], rstd, mean, mean_2, weight[v], bias[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);

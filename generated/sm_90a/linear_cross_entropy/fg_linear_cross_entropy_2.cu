@@ -30,13 +30,13 @@
 //   14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction,
 //       label_smoothing=label_smoothing)
 
-__device__ __forceinline__ void elements_of_phase_1_of_linear_cross_entropy_2(bool differs, float gathered,
-        float& true_count_part, float& total_part) {
+__device__ __forceinline__ void elements_of_phase_1(bool differs, float gathered, float& true_count_part,
+        float& total_part) {
     true_count_part = differs ? 1.0f : 0.0f;                                          // line 14
     total_part = differs ? -gathered : 0.0f;
 }
 
-__device__ __forceinline__ float quotient_of_linear_cross_entropy_2(float total, float true_count) {
+__device__ __forceinline__ float quotient_of(float total, float true_count) {
     return fast_divide(total, true_count);                                            // line 14
 }
 
@@ -48,7 +48,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 1;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 TRUE_COUNT_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 TOTAL_OFFSET = 64;
@@ -83,13 +83,13 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
         load_lanes<LANES>(gathered_raw[c], gathered_ptr, column);
     }
 
-    // Phase 1 of 2: reduces each row to true_count, total.
-    float true_count_of[SUMS];
+    // Phase 1 of 2: reduces the row to true_count, total.
+    float true_count_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) true_count_of[k] = 0.0f;
-    float total_of[SUMS];
+    for (i32 k = 0; k < PARTIALS; ++k) true_count_of[k] = 0.0f;
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         bool differs[LANES];
@@ -100,31 +100,29 @@ fg_linear_cross_entropy_2(const bool* differs_ptr, const bf16* gathered_ptr, bf1
         for (i32 v = 0; v < LANES; ++v) {
             float true_count_part;
             float total_part;
-            elements_of_phase_1_of_linear_cross_entropy_2(differs[v], gathered[v], true_count_part, total_part);
-            true_count_of[v % SUMS] += true_count_part;
-            total_of[v % SUMS] += total_part;
+            elements_of_phase_1(differs[v], gathered[v], true_count_part, total_part);
+            true_count_of[v % PARTIALS] += true_count_part;
+            total_of[v % PARTIALS] += total_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) true_count_of[k] += true_count_of[k + half];
     }
-    float true_count = true_count_of[0];
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(true_count, shared_array<float>(TRUE_COUNT_OFFSET));
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(true_count_of[0], shared_array<float>(TRUE_COUNT_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    true_count = row_sum_f32_combine_partials(shared_array<float>(TRUE_COUNT_OFFSET));
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float true_count = row_sum_f32_combine_partials(shared_array<float>(TRUE_COUNT_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 2 of 2: computes quotient; writes out.
-    const float quotient = quotient_of_linear_cross_entropy_2(total, true_count);
+    const float quotient = quotient_of(total, true_count);
     if (thread == 0) {
         store_narrowed(out_ptr, 0, quotient);
     }

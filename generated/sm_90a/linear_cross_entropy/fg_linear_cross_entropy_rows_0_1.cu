@@ -53,8 +53,7 @@ __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mas
     mass = a_peak >= b_peak ? a_mass + b_mass * rescale : a_mass * rescale + b_mass;
 }
 
-__device__ __forceinline__ float difference_of_linear_cross_entropy_rows_0_1(float projected_at_index,
-        float normalizer_peak, float normalizer_mass) {
+__device__ __forceinline__ float difference_of(float projected_at_index, float normalizer_peak, float normalizer_mass) {
     const float logarithm = logf(normalizer_mass + nan_unless_finite(normalizer_peak));  // line 14
     return projected_at_index - normalizer_peak - logarithm;
 }
@@ -109,7 +108,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_pt
     const Index value_at = checked_index(widen(load(chosen_ptr, block_start_0 + row)), 32000,
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
-    // Phase 1 of 2: reduces each row to normalizer_peak, normalizer_mass.
+    // Phase 1 of 2: reduces the row to normalizer_peak, normalizer_mass.
     const float projected_at_index = widen(load(projected_ptr, row * 32000 + value_at));
     float normalizer_peak;
     float normalizer_mass;
@@ -146,8 +145,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_pt
             shared_array<float>(NORMALIZER_MASS_OFFSET));
 
     // Phase 2 of 2: computes difference; writes gathered.
-    const float difference = difference_of_linear_cross_entropy_rows_0_1(projected_at_index, normalizer_peak,
-            normalizer_mass);
+    const float difference = difference_of(projected_at_index, normalizer_peak, normalizer_mass);
     if (thread == 0) {
         store_narrowed(gathered_ptr, block_start_0 + row, difference);
     }

@@ -40,21 +40,20 @@
 // modulated in fusegen/specs/normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
-__device__ __forceinline__ float mean_of_modulated_layer_norm(float total) {
+__device__ __forceinline__ float mean_of(float total) {
     return total * (1.0f / 4096.0f);                                                  // modulated_layer_norm, line 9
 }
 
-__device__ __forceinline__ float squared_deviation_of_modulated_layer_norm(float x, float mean) {
+__device__ __forceinline__ float squared_deviation(float x, float mean) {
     const float difference = x - mean;                                                // modulated_layer_norm, line 9
     return difference * difference;
 }
 
-__device__ __forceinline__ float rstd_of_modulated_layer_norm(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // modulated_layer_norm, line 9
 }
 
-__device__ __forceinline__ float result_of_modulated_layer_norm(float x, float mean, float rstd, float scale,
-        float shift) {
+__device__ __forceinline__ float normalized(float x, float mean, float rstd, float scale, float shift) {
     return (x - mean) * rstd * (1.0f + scale) + shift;                                // modulated, line 9
 }
 
@@ -67,7 +66,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 192;  // per row
 constexpr i32 WARPS = 6;  // per row
 constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
@@ -125,7 +124,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         copy_async_wait<AHEAD>();
         const Index i0 = row / 4096;
 
-        // Phase 1 of 3: reduces each row to total.
+        // Phase 1 of 3: reduces the row to total.
         bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -137,9 +136,9 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             shared_load_vec(x_raw[c], x_staged, slot_of(c) * SLOT + thread * LANES);
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
         }
-        float total_of[SUMS];
+        float total_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+        for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -148,24 +147,23 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             widen_vec(x_raw[c], x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                total_of[v % SUMS] += x[v];
+                total_of[v % PARTIALS] += x[v];
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
         }
-        float total = total_of[0];
-        row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+        row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
         block_sync();
-        total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+        const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
-        // Phase 2 of 3: computes mean; reduces each row to squares.
-        const float mean = mean_of_modulated_layer_norm(total);
-        float squares_of[SUMS];
+        // Phase 2 of 3: computes mean; reduces the row to squares.
+        const float mean = mean_of(total);
+        float squares_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+        for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -174,16 +172,15 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             widen_vec(x_raw[c], x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const float squares_part = squared_deviation_of_modulated_layer_norm(x[v], mean);
-                squares_of[v % SUMS] += squares_part;
+                const float squares_part = squared_deviation(x[v], mean);
+                squares_of[v % PARTIALS] += squares_part;
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
         }
-        float squares = squares_of[0];
         bf16 scale_next[FORESEEN][LANES];
         bf16 shift_next[FORESEEN][LANES];
 #pragma unroll
@@ -194,12 +191,12 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
                 load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
         }
-        row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+        row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
         block_sync();
-        squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+        const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
         // Phase 3 of 3: computes rstd; writes out.
-        const float rstd = rstd_of_modulated_layer_norm(squares, eps);
+        const float rstd = rstd_of(squares, eps);
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -224,7 +221,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             float result_0[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = result_of_modulated_layer_norm(x[v], mean, rstd, scale[v], shift[v]);
+                result_0[v] = normalized(x[v], mean, rstd, scale[v], shift[v]);
             }
             bf16 result_0_raw[LANES];
             narrow_vec(result_0, result_0_raw);

@@ -34,15 +34,15 @@
 // modulated in fusegen/specs/normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
-__device__ __forceinline__ float elements_of_phase_1_of_modulated_rms_norm(float x) {
+__device__ __forceinline__ float elements_of_phase_1(float x) {
     return x * x;                                                                     // rms_normalized, line 20
 }
 
-__device__ __forceinline__ float rstd_of_modulated_rms_norm(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
-__device__ __forceinline__ float result_of_modulated_rms_norm(float x, float rstd, float scale, float shift) {
+__device__ __forceinline__ float normalized(float x, float rstd, float scale, float shift) {
     return x * rstd * (1.0f + scale) + shift;                                         // modulated, line 9
 }
 
@@ -55,7 +55,7 @@ constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 192;  // per row
 constexpr i32 WARPS = 6;  // per row
 constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 BLOCKS_PER_SM = 5;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
@@ -86,7 +86,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     const i32 thread = thread_id();
     const Index i0 = row / 4096;
 
-    // Phase 1 of 2: reduces each row to squares.
+    // Phase 1 of 2: reduces the row to squares.
     bf16 x_raw[CHUNKS][LANES];
     bf16 scale_raw[CHUNKS][LANES];
     bf16 shift_raw[CHUNKS][LANES];
@@ -98,9 +98,9 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         load_lanes<LANES>(scale_raw[c], scale_ptr, i0 * 4096 + column);
         load_lanes<LANES>(shift_raw[c], shift_ptr, i0 * 4096 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -109,22 +109,21 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1_of_modulated_rms_norm(x[v]);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = elements_of_phase_1(x[v]);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 2: computes rstd; writes out.
-    const float rstd = rstd_of_modulated_rms_norm(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -138,7 +137,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_modulated_rms_norm(x[v], rstd, scale[v], shift[v]);
+            result_0[v] = normalized(x[v], rstd, scale[v], shift[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

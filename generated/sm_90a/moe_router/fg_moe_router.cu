@@ -44,21 +44,21 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_moe_router(float logits, i64 coordinate, i64& smallest_key_part,
+__device__ __forceinline__ void elements_of_phase_1(float logits, i64 coordinate, i64& smallest_key_part,
         i64& key_of_element) {
     key_of_element = descending_key(logits, coordinate);                              // line 30
     smallest_key_part = key_of_element;
 }
 
-__device__ __forceinline__ i64 element_index_of_moe_router(i64 smallest_key) {
+__device__ __forceinline__ i64 element_index_of(i64 smallest_key) {
     return key_index(smallest_key);                                                   // line 30
 }
 
-__device__ __forceinline__ i64 chosen_of_moe_router(i64 key_of_element, i64 smallest_key) {
+__device__ __forceinline__ i64 chosen_of(i64 key_of_element, i64 smallest_key) {
     return key_of_element > smallest_key ? key_of_element : above_all_keys();         // line 30
 }
 
-__device__ __forceinline__ void values_of_row_of_moe_router(i64 smallest_key, i64 smallest_key_2, i64 smallest_key_3,
+__device__ __forceinline__ void values_of_row_of(i64 smallest_key, i64 smallest_key_2, i64 smallest_key_3,
         i64 smallest_key_4, i64 smallest_key_5, i64 smallest_key_6, i64 smallest_key_7, float scale,
         i64 smallest_key_8, float& weights, float& weights_2, float& weights_3, float& weights_4, float& weights_5,
         float& weights_6, float& weights_7, float& weights_8, i64& element_index_8) {
@@ -101,7 +101,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 64;  // per block at a time
 constexpr i32 CHUNKS = 2;  // vectors per thread
 constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
@@ -124,7 +124,7 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest_key; stores key_of_element for later phases.
+    // Phase 1 of 9: reduces the row to smallest_key; stores key_of_element for later phases.
     bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -133,9 +133,9 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
         load_lanes<LANES>(logits_raw[c], logits_ptr, row * 64 + column);
     }
     i64 key_of_element_kept[CHUNKS][LANES];
-    i64 smallest_key_of[SUMS];
+    i64 smallest_key_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) smallest_key_of[k] = amin_i64_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) smallest_key_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -146,29 +146,28 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             i64 smallest_key_part;
-            elements_of_phase_1_of_moe_router(logits[v], column + v, smallest_key_part, key_of_element[v]);
-            smallest_key_of[v % SUMS] = amin_i64_combine(smallest_key_of[v % SUMS], smallest_key_part);
+            elements_of_phase_1(logits[v], column + v, smallest_key_part, key_of_element[v]);
+            smallest_key_of[v % PARTIALS] = amin_i64_combine(smallest_key_of[v % PARTIALS], smallest_key_part);
             key_of_element_kept[c][v] = key_of_element[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) {
             smallest_key_of[k] = amin_i64_combine(smallest_key_of[k], smallest_key_of[k + half]);
         }
     }
-    i64 smallest_key = smallest_key_of[0];
-    smallest_key = row_amin_i64(smallest_key);
+    const i64 smallest_key = row_amin_i64(smallest_key_of[0]);
 
-    // Phases 2 to 8 of 9, one per turn: computes element_index; reduces each row to smallest_key_next; writes indices.
+    // Phases 2 to 8 of 9, one per turn: computes element_index; reduces the row to smallest_key_next; writes indices.
     i64 smallest_key_each[8] = {smallest_key};
 #pragma unroll
     for (i32 turn = 0; turn < 7; ++turn) {
-        const i64 element_index = element_index_of_moe_router(smallest_key_each[turn]);
-        i64 smallest_key_next_of[SUMS];
+        const i64 element_index = element_index_of(smallest_key_each[turn]);
+        i64 smallest_key_next_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) smallest_key_next_of[k] = amin_i64_identity();
+        for (i32 k = 0; k < PARTIALS; ++k) smallest_key_next_of[k] = amin_i64_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -176,20 +175,19 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
             const i64 (&key_of_element)[LANES] = key_of_element_kept[c];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const i64 smallest_key_next_part = chosen_of_moe_router(key_of_element[v], smallest_key_each[turn]);
-                smallest_key_next_of[v % SUMS] = amin_i64_combine(smallest_key_next_of[v % SUMS],
+                const i64 smallest_key_next_part = chosen_of(key_of_element[v], smallest_key_each[turn]);
+                smallest_key_next_of[v % PARTIALS] = amin_i64_combine(smallest_key_next_of[v % PARTIALS],
                         smallest_key_next_part);
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) {
                 smallest_key_next_of[k] = amin_i64_combine(smallest_key_next_of[k], smallest_key_next_of[k + half]);
             }
         }
-        i64 smallest_key_next = smallest_key_next_of[0];
-        smallest_key_next = row_amin_i64(smallest_key_next);
+        const i64 smallest_key_next = row_amin_i64(smallest_key_next_of[0]);
         if (thread == 0 && exists) {
             store_narrowed(indices_ptr, row * 8 + turn, element_index);
         }
@@ -207,7 +205,7 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
     float weights_7;
     float weights_8;
     i64 element_index_8;
-    values_of_row_of_moe_router(smallest_key_each[0], smallest_key_each[1], smallest_key_each[2], smallest_key_each[3],
+    values_of_row_of(smallest_key_each[0], smallest_key_each[1], smallest_key_each[2], smallest_key_each[3],
             smallest_key_each[4], smallest_key_each[5], smallest_key_each[6], scale, smallest_key_each[7], weights,
             weights_2, weights_3, weights_4, weights_5, weights_6, weights_7, weights_8, element_index_8);
     if (thread == 0 && exists) {

@@ -35,7 +35,7 @@
 // reciprocal_rms in fusegen/specs/normalization.py; its def is line 1:
 //    3: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is None else eps))
 
-__device__ __forceinline__ void elements_of_phase_1_of_poly_norm(float x, float& squares_part, float& squares_2_part,
+__device__ __forceinline__ void elements_of_phase_1(float x, float& squares_part, float& squares_2_part,
         float& squares_3_part) {
     const float product = x * x;                                                      // poly_norm, line 8
     const float product_2 = product * x;
@@ -44,14 +44,14 @@ __device__ __forceinline__ void elements_of_phase_1_of_poly_norm(float x, float&
     squares_3_part = product;                                                         // poly_norm, line 8
 }
 
-__device__ __forceinline__ void values_of_row_of_poly_norm(float squares, float eps, float squares_2, float squares_3,
+__device__ __forceinline__ void values_of_row_of(float squares, float eps, float squares_2, float squares_3,
         float& rstd, float& rstd_2, float& rstd_3) {
     rstd = fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // reciprocal_rms, line 3
     rstd_2 = fast_rsqrt(squares_2 * (1.0f / 4096.0f) + eps);
     rstd_3 = fast_rsqrt(squares_3 * (1.0f / 4096.0f) + eps);
 }
 
-__device__ __forceinline__ float result_of_poly_norm(float x, float weight_0, float rstd, float weight_1, float rstd_2,
+__device__ __forceinline__ float result_of(float x, float weight_0, float rstd, float weight_1, float rstd_2,
         float weight_2, float rstd_3, float bias) {
     const float product = x * x;                                                      // poly_norm, line 8
     const float sum = weight_0 * (product * x) * rstd + weight_1 * product * rstd_2;  // poly_norm, line 10
@@ -66,7 +66,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
@@ -96,7 +96,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to squares, squares_2, squares_3.
+    // Phase 1 of 2: reduces the row to squares, squares_2, squares_3.
     const float weight_0 = widen(load(weight_ptr, 0));
     const float weight_1 = widen(load(weight_ptr, 1));
     const float weight_2 = widen(load(weight_ptr, 2));
@@ -107,15 +107,15 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
-    float squares_2_of[SUMS];
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
+    float squares_2_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_2_of[k] = 0.0f;
-    float squares_3_of[SUMS];
+    for (i32 k = 0; k < PARTIALS; ++k) squares_2_of[k] = 0.0f;
+    float squares_3_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_3_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_3_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
@@ -125,43 +125,40 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
             float squares_part;
             float squares_2_part;
             float squares_3_part;
-            elements_of_phase_1_of_poly_norm(x[v], squares_part, squares_2_part, squares_3_part);
-            squares_of[v % SUMS] += squares_part;
-            squares_2_of[v % SUMS] += squares_2_part;
-            squares_3_of[v % SUMS] += squares_3_part;
+            elements_of_phase_1(x[v], squares_part, squares_2_part, squares_3_part);
+            squares_of[v % PARTIALS] += squares_part;
+            squares_2_of[v % PARTIALS] += squares_2_part;
+            squares_3_of[v % PARTIALS] += squares_3_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_2_of[k] += squares_2_of[k + half];
     }
-    float squares_2 = squares_2_of[0];
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_3_of[k] += squares_3_of[k + half];
     }
-    float squares_3 = squares_3_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
-    row_sum_f32_store_partial(squares_2, shared_array<float>(SQUARES_2_OFFSET));
-    row_sum_f32_store_partial(squares_3, shared_array<float>(SQUARES_3_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_2_of[0], shared_array<float>(SQUARES_2_OFFSET));
+    row_sum_f32_store_partial(squares_3_of[0], shared_array<float>(SQUARES_3_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
-    squares_2 = row_sum_f32_combine_partials(shared_array<float>(SQUARES_2_OFFSET));
-    squares_3 = row_sum_f32_combine_partials(shared_array<float>(SQUARES_3_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares_2 = row_sum_f32_combine_partials(shared_array<float>(SQUARES_2_OFFSET));
+    const float squares_3 = row_sum_f32_combine_partials(shared_array<float>(SQUARES_3_OFFSET));
 
     // Phase 2 of 2: computes rstd, rstd_2, rstd_3; writes out.
     float rstd;
     float rstd_2;
     float rstd_3;
-    values_of_row_of_poly_norm(squares, eps, squares_2, squares_3, rstd, rstd_2, rstd_3);
+    values_of_row_of(squares, eps, squares_2, squares_3, rstd, rstd_2, rstd_3);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -170,7 +167,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_poly_norm(x[v], weight_0, rstd, weight_1, rstd_2, weight_2, rstd_3, bias);
+            result_0[v] = result_of(x[v], weight_0, rstd, weight_1, rstd_2, weight_2, rstd_3, bias);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -33,15 +33,15 @@ namespace qk_norm_0 {
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1_of_qk_norm_0(float q) {
+__device__ __forceinline__ float elements_of_phase_1(float q) {
     return q * q;                                                                     // line 20
 }
 
-__device__ __forceinline__ float rstd_of_qk_norm_0(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 20
 }
 
-__device__ __forceinline__ float result_of_qk_norm_0(float q, float rstd, float q_weight) {
+__device__ __forceinline__ float normalized(float q, float rstd, float q_weight) {
     return q * rstd * q_weight;                                                       // line 20
 }
 
@@ -52,7 +52,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 64;  // per block at a time
 constexpr i32 CHUNKS = 4;  // vectors per thread
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 128 : 0;
 
-    // Phase 1 of 2: reduces each row to squares.
+    // Phase 1 of 2: reduces the row to squares.
     bf16 q_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -85,9 +85,9 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         if (column >= column_count) continue;
         load_lanes<LANES>(q_raw[c], q_ptr, row * 128 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -96,20 +96,19 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         widen_vec(q_raw[c], q);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1_of_qk_norm_0(q[v]);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = elements_of_phase_1(q[v]);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    squares = row_sum_f32(squares);
+    const float squares = row_sum_f32(squares_of[0]);
 
     // Phase 2 of 2: computes rstd; writes queries.
-    const float rstd = rstd_of_qk_norm_0(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -123,7 +122,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_qk_norm_0(q[v], rstd, q_weight[v]);
+            result_0[v] = normalized(q[v], rstd, q_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);
@@ -139,15 +138,15 @@ namespace qk_norm_1 {
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1_of_qk_norm_1(float k_val) {
+__device__ __forceinline__ float elements_of_phase_1(float k_val) {
     return k_val * k_val;                                                             // line 20
 }
 
-__device__ __forceinline__ float rstd_of_qk_norm_1(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 20
 }
 
-__device__ __forceinline__ float result_of_qk_norm_1(float k_val, float rstd, float k_weight) {
+__device__ __forceinline__ float normalized(float k_val, float rstd, float k_weight) {
     return k_val * rstd * k_weight;                                                   // line 20
 }
 
@@ -158,7 +157,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 8;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 32;  // per block at a time
 constexpr i32 CHUNKS = 2;  // vectors per thread
 
@@ -183,7 +182,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 128 : 0;
 
-    // Phase 1 of 2: reduces each row to squares.
+    // Phase 1 of 2: reduces the row to squares.
     bf16 k_val_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -191,9 +190,9 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         if (column >= column_count) continue;
         load_lanes<LANES>(k_val_raw[c], k_ptr, row * 128 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -202,20 +201,19 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         widen_vec(k_val_raw[c], k_val);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1_of_qk_norm_1(k_val[v]);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = elements_of_phase_1(k_val[v]);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    squares = row_sum_f32(squares);
+    const float squares = row_sum_f32(squares_of[0]);
 
     // Phase 2 of 2: computes rstd; writes keys.
-    const float rstd = rstd_of_qk_norm_1(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -229,7 +227,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_qk_norm_1(k_val[v], rstd, k_weight[v]);
+            result_0[v] = normalized(k_val[v], rstd, k_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

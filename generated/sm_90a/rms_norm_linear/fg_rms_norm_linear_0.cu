@@ -32,15 +32,15 @@
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1_of_rms_norm_linear_0(float x) {
+__device__ __forceinline__ float elements_of_phase_1(float x) {
     return x * x;                                                                     // line 20
 }
 
-__device__ __forceinline__ float rstd_of_rms_norm_linear_0(float squares, float eps) {
+__device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // line 20
 }
 
-__device__ __forceinline__ float result_of_rms_norm_linear_0(float x, float rstd, float norm_weight) {
+__device__ __forceinline__ float normalized(float x, float rstd, float norm_weight) {
     return x * rstd * norm_weight;                                                    // line 20
 }
 
@@ -52,7 +52,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
@@ -80,38 +80,37 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* rms_n
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 2: reduces each row to squares.
+    // Phase 1 of 2: reduces the row to squares.
     bf16 x_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
     }
-    float squares_of[SUMS];
+    float squares_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) squares_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) squares_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1_of_rms_norm_linear_0(x[v]);
-            squares_of[v % SUMS] += squares_part;
+            const float squares_part = elements_of_phase_1(x[v]);
+            squares_of[v % PARTIALS] += squares_part;
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) squares_of[k] += squares_of[k + half];
     }
-    float squares = squares_of[0];
-    row_sum_f32_store_partial(squares, shared_array<float>(SQUARES_OFFSET));
+    row_sum_f32_store_partial(squares_of[0], shared_array<float>(SQUARES_OFFSET));
     block_sync();
-    squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
+    const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 2: computes rstd; writes rms_normalized.
-    const float rstd = rstd_of_rms_norm_linear_0(squares, eps);
+    const float rstd = rstd_of(squares, eps);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -124,7 +123,7 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* rms_n
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_rms_norm_linear_0(x[v], rstd, norm_weight[v]);
+            result_0[v] = normalized(x[v], rstd, norm_weight[v]);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

@@ -91,8 +91,8 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void values_of_row_of_sample(float temperature, i64 seeds, bool& is_at_least,
-        float& chosen_2, i64& bits) {
+__device__ __forceinline__ void values_of_row_of(float temperature, i64 seeds, bool& is_at_least, float& chosen_2,
+        i64& bits) {
     is_at_least = temperature >= 1e-30f;                                              // sample, line 32
     const i64 sum = wrap_add(seeds, -7046029254386353131LL);                          // _exponential, line 3
     const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
@@ -103,8 +103,8 @@ __device__ __forceinline__ void values_of_row_of_sample(float temperature, i64 s
     bits = product_2 ^ (shift_right(product_2, 31LL) & 0x1FFFFFFFFLL);                // _mixed, line 5
 }
 
-__device__ __forceinline__ float elements_of_phase_1_of_sample(bool is_at_least, float chosen_2, i64 bits,
-        float logits, i64 coordinate) {
+__device__ __forceinline__ float elements_of_phase_1(bool is_at_least, float chosen_2, i64 bits, float logits,
+        i64 coordinate) {
     const i64 sum = wrap_add(bits, wrap_mul(coordinate + 1LL, -7046029254386353131LL));  // _exponential, line 3
     const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
     const i64 x = wrap_mul(bits_2, -4658895280553007687LL);
@@ -115,11 +115,11 @@ __device__ __forceinline__ float elements_of_phase_1_of_sample(bool is_at_least,
     return logits / chosen_2 - (is_at_least ? logf(-log1pf(product)) : 0.0f);         // sample, line 41
 }
 
-__device__ __forceinline__ float chosen_of_sample(float logits, i64 place_indices, i64 coordinate) {
+__device__ __forceinline__ float chosen_2_of(float logits, i64 place_indices, i64 coordinate) {
     return coordinate == place_indices ? logits : -infinity<float>();                 // sample, line 44
 }
 
-__device__ __forceinline__ float difference_of_sample(float chosen, float normalizer_peak, float normalizer_mass) {
+__device__ __forceinline__ float difference_of(float chosen, float normalizer_peak, float normalizer_mass) {
     return chosen - (normalizer_peak + logf(normalizer_mass));                        // sample, line 45
 }
 
@@ -133,7 +133,7 @@ constexpr i32 THREADS = 1344;  // per row
 constexpr i32 CLUSTER = 2;  // blocks per row
 constexpr i32 BLOCK = THREADS / CLUSTER;
 constexpr i32 WARPS = 42;
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 3;  // vectors per thread
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
@@ -270,14 +270,14 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     for (Index row = part; row < row_count; row += PARTS) {
         copy_async_wait<AHEAD>();
 
-        // Phase 1 of 3: computes is_at_least, chosen_2, bits; reduces each row to place_values, place_indices,
+        // Phase 1 of 3: computes is_at_least, chosen_2, bits; reduces the row to place_values, place_indices,
         // normalizer_peak, normalizer_mass.
         const float temperature = widen(load(temperature_ptr, row));
         const i64 seeds = widen(load(seeds_ptr, row));
         bool is_at_least;
         float chosen_2;
         i64 bits;
-        values_of_row_of_sample(temperature, seeds, is_at_least, chosen_2, bits);
+        values_of_row_of(temperature, seeds, is_at_least, chosen_2, bits);
         bf16 logits_raw[CHUNKS][LANES];
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
@@ -307,8 +307,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             float normalizer_mass_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                place_values_part[v] = elements_of_phase_1_of_sample(is_at_least, chosen_2, bits, logits[v], column
-                        + v);
+                place_values_part[v] = elements_of_phase_1(is_at_least, chosen_2, bits, logits[v], column + v);
                 place_indices_part[v] = column + v;
                 normalizer_peak_part[v] = logits[v];
                 normalizer_mass_part[v] = 1.0f;
@@ -340,10 +339,10 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         row_normalizer_f32(normalizer_peak, normalizer_mass, shared_array<float>(NORMALIZER_PEAK_OFFSET) + turn
                 * WARPS, shared_array<float>(NORMALIZER_MASS_OFFSET) + turn * WARPS, arrived + 2 + turn, parity);
 
-        // Phase 2 of 3: reduces each row to chosen; writes token.
-        float chosen_of[SUMS];
+        // Phase 2 of 3: reduces the row to chosen; writes token.
+        float chosen_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) chosen_of[k] = amax_f32_identity();
+        for (i32 k = 0; k < PARTIALS; ++k) chosen_of[k] = amax_f32_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -352,23 +351,23 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             widen_vec(logits_raw[c], logits);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const float chosen_part = chosen_of_sample(logits[v], place_indices, column + v);
-                chosen_of[v % SUMS] = amax_f32_combine(chosen_of[v % SUMS], chosen_part);
+                const float chosen_part = chosen_2_of(logits[v], place_indices, column + v);
+                chosen_of[v % PARTIALS] = amax_f32_combine(chosen_of[v % PARTIALS], chosen_part);
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) chosen_of[k] = amax_f32_combine(chosen_of[k], chosen_of[k + half]);
         }
-        float chosen = chosen_of[0];
-        chosen = row_amax_f32(chosen, shared_array<float>(CHOSEN_OFFSET) + turn * WARPS, arrived + 4 + turn, parity);
+        const float chosen = row_amax_f32(chosen_of[0], shared_array<float>(CHOSEN_OFFSET) + turn * WARPS, arrived + 4
+                + turn, parity);
         if (thread == 0) {
             store_narrowed(token_ptr, row, place_indices);
         }
 
         // Phase 3 of 3: computes difference; writes logprob.
-        const float difference = difference_of_sample(chosen, normalizer_peak, normalizer_mass);
+        const float difference = difference_of(chosen, normalizer_peak, normalizer_mass);
         if (thread == 0) {
             store_narrowed(logprob_ptr, row, difference);
         }

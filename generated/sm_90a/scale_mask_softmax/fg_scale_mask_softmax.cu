@@ -38,17 +38,17 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float elements_of_phase_1_of_scale_mask_softmax(float scale, float scores, float mask) {
+__device__ __forceinline__ float elements_of_phase_1(float scale, float scores, float mask) {
     return scores * scale + mask;                                                     // line 21
 }
 
-__device__ __forceinline__ void elements_of_phase_2_of_scale_mask_softmax(float scores, float mask, float scale,
-        float largest, float& total_part, float& exponential) {
+__device__ __forceinline__ void elements_of_phase_2(float scores, float mask, float scale, float largest,
+        float& total_part, float& exponential) {
     exponential = fast_exp(scores * scale + mask - largest);                          // line 25
     total_part = exponential;
 }
 
-__device__ __forceinline__ float result_of_scale_mask_softmax(float exponential, float total) {
+__device__ __forceinline__ float result_of(float exponential, float total) {
     return fast_divide(exponential, total);                                           // line 25
 }
 
@@ -59,7 +59,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 32;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 8;  // per block at a time
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 1024 columns are a row
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
@@ -91,7 +91,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     const Index i0 = row / (scores_dim1 * 1024);
     const Index i2 = row - i0 * (scores_dim1 * 1024);
 
-    // Phase 1 of 3: reduces each row to largest.
+    // Phase 1 of 3: reduces the row to largest.
     bf16 scores_raw[CHUNKS][LANES];
     bf16 mask_raw[CHUNKS][LANES];
 #pragma unroll
@@ -100,9 +100,9 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         load_lanes<LANES>(scores_raw[c], scores_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column);
         load_lanes<LANES>(mask_raw[c], mask_ptr, i0 * 1024 + column);
     }
-    float largest_of[SUMS];
+    float largest_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float scores[LANES];
@@ -111,23 +111,22 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(mask_raw[c], mask);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = elements_of_phase_1_of_scale_mask_softmax(scale, scores[v], mask[v]);
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], largest_part);
+            const float largest_part = elements_of_phase_1(scale, scores[v], mask[v]);
+            largest_of[v % PARTIALS] = amax_f32_combine(largest_of[v % PARTIALS], largest_part);
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
-    float largest = largest_of[0];
-    largest = row_amax_f32(largest);
+    const float largest = row_amax_f32(largest_of[0]);
 
-    // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
+    // Phase 2 of 3: reduces the row to total; stores exponential for later phases.
     float exponential_kept[CHUNKS][LANES];
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float scores[LANES];
@@ -138,18 +137,17 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            elements_of_phase_2_of_scale_mask_softmax(scores[v], mask[v], scale, largest, total_part, exponential[v]);
-            total_of[v % SUMS] += total_part;
+            elements_of_phase_2(scores[v], mask[v], scale, largest, total_part, exponential[v]);
+            total_of[v % PARTIALS] += total_part;
             exponential_kept[c][v] = exponential[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    total = row_sum_f32(total);
+    const float total = row_sum_f32(total_of[0]);
 
     // Phase 3 of 3: writes out.
 #pragma unroll
@@ -159,7 +157,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_scale_mask_softmax(exponential[v], total);
+            result_0[v] = result_of(exponential[v], total);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

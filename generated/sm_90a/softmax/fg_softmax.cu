@@ -43,13 +43,12 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_2_of_softmax(float input, float largest, float& total_part,
-        float& exponential) {
+__device__ __forceinline__ void elements_of_phase_2(float input, float largest, float& total_part, float& exponential) {
     exponential = fast_exp(input - largest);                                          // line 6
     total_part = exponential;
 }
 
-__device__ __forceinline__ float result_of_softmax(float exponential, float total) {
+__device__ __forceinline__ float result_of(float exponential, float total) {
     return fast_divide(exponential, total);                                           // line 6
 }
 
@@ -61,7 +60,7 @@ using Index = i32;
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 LARGEST_OFFSET = 0;  // in shared memory, in bytes
@@ -108,40 +107,39 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
-    // Phase 1 of 3: reduces each row to largest.
+    // Phase 1 of 3: reduces the row to largest.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
     }
-    float largest_of[SUMS];
+    float largest_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) largest_of[k] = amax_f32_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) largest_of[k] = amax_f32_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            largest_of[v % SUMS] = amax_f32_combine(largest_of[v % SUMS], input[v]);
+            largest_of[v % PARTIALS] = amax_f32_combine(largest_of[v % PARTIALS], input[v]);
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) largest_of[k] = amax_f32_combine(largest_of[k], largest_of[k + half]);
     }
-    float largest = largest_of[0];
-    row_amax_f32_store_partial(largest, shared_array<float>(LARGEST_OFFSET));
+    row_amax_f32_store_partial(largest_of[0], shared_array<float>(LARGEST_OFFSET));
     block_sync();
-    largest = row_amax_f32_combine_partials(shared_array<float>(LARGEST_OFFSET));
+    const float largest = row_amax_f32_combine_partials(shared_array<float>(LARGEST_OFFSET));
 
-    // Phase 2 of 3: reduces each row to total; stores exponential for later phases.
+    // Phase 2 of 3: reduces the row to total; stores exponential for later phases.
     float exponential_kept[CHUNKS][LANES];
-    float total_of[SUMS];
+    float total_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) total_of[k] = 0.0f;
+    for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         float input[LANES];
@@ -150,20 +148,19 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float total_part;
-            elements_of_phase_2_of_softmax(input[v], largest, total_part, exponential[v]);
-            total_of[v % SUMS] += total_part;
+            elements_of_phase_2(input[v], largest, total_part, exponential[v]);
+            total_of[v % PARTIALS] += total_part;
             exponential_kept[c][v] = exponential[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) total_of[k] += total_of[k + half];
     }
-    float total = total_of[0];
-    row_sum_f32_store_partial(total, shared_array<float>(TOTAL_OFFSET));
+    row_sum_f32_store_partial(total_of[0], shared_array<float>(TOTAL_OFFSET));
     block_sync();
-    total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
+    const float total = row_sum_f32_combine_partials(shared_array<float>(TOTAL_OFFSET));
 
     // Phase 3 of 3: writes out.
 #pragma unroll
@@ -173,7 +170,7 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
         float result_0[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of_softmax(exponential[v], total);
+            result_0[v] = result_of(exponential[v], total);
         }
         bf16 result_0_raw[LANES];
         narrow_vec(result_0, result_0_raw);

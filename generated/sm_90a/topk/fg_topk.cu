@@ -39,19 +39,18 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1_of_topk(float input, i64 coordinate, i64& smallest_key_part,
+__device__ __forceinline__ void elements_of_phase_1(float input, i64 coordinate, i64& smallest_key_part,
         i64& key_of_element) {
     key_of_element = descending_key(input, coordinate);                               // line 7
     smallest_key_part = key_of_element;
 }
 
-__device__ __forceinline__ void element_index_and_element_of_topk(i64 smallest_key, i64& element_index,
-        float& element) {
+__device__ __forceinline__ void element_index_and_element_of(i64 smallest_key, i64& element_index, float& element) {
     element_index = key_index(smallest_key);                                          // line 7
     element = descending_value(smallest_key);
 }
 
-__device__ __forceinline__ i64 chosen_of_topk(i64 key_of_element, i64 smallest_key) {
+__device__ __forceinline__ i64 chosen_of(i64 key_of_element, i64 smallest_key) {
     return key_of_element > smallest_key ? key_of_element : above_all_keys();         // line 7
 }
 
@@ -62,7 +61,7 @@ using Index = i32;
 
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 4;  // per row
-constexpr i32 SUMS = 4;  // independent partial sums per thread, which hide the latency of additions
+constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 64;  // per block at a time
 constexpr i32 CHUNKS = 2;  // vectors per thread
 constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
@@ -85,7 +84,7 @@ fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim
     const Index row = exists ? own : row_count - 1;
     const Index column_count = exists ? 64 : 0;
 
-    // Phase 1 of 9: reduces each row to smallest_key; stores key_of_element for later phases.
+    // Phase 1 of 9: reduces the row to smallest_key; stores key_of_element for later phases.
     bf16 input_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
@@ -94,9 +93,9 @@ fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim
         load_lanes<LANES>(input_raw[c], input_ptr, row * 64 + column);
     }
     i64 key_of_element_kept[CHUNKS][LANES];
-    i64 smallest_key_of[SUMS];
+    i64 smallest_key_of[PARTIALS];
 #pragma unroll
-    for (i32 k = 0; k < SUMS; ++k) smallest_key_of[k] = amin_i64_identity();
+    for (i32 k = 0; k < PARTIALS; ++k) smallest_key_of[k] = amin_i64_identity();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -107,32 +106,31 @@ fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             i64 smallest_key_part;
-            elements_of_phase_1_of_topk(input[v], column + v, smallest_key_part, key_of_element[v]);
-            smallest_key_of[v % SUMS] = amin_i64_combine(smallest_key_of[v % SUMS], smallest_key_part);
+            elements_of_phase_1(input[v], column + v, smallest_key_part, key_of_element[v]);
+            smallest_key_of[v % PARTIALS] = amin_i64_combine(smallest_key_of[v % PARTIALS], smallest_key_part);
             key_of_element_kept[c][v] = key_of_element[v];
         }
     }
 #pragma unroll
-    for (i32 half = SUMS / 2; half > 0; half /= 2) {
+    for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
         for (i32 k = 0; k < half; ++k) {
             smallest_key_of[k] = amin_i64_combine(smallest_key_of[k], smallest_key_of[k + half]);
         }
     }
-    i64 smallest_key = smallest_key_of[0];
-    smallest_key = row_amin_i64(smallest_key);
+    const i64 smallest_key = row_amin_i64(smallest_key_of[0]);
 
-    // Phases 2 to 8 of 9, one per turn: computes element_index, element; reduces each row to smallest_key_next; writes
+    // Phases 2 to 8 of 9, one per turn: computes element_index, element; reduces the row to smallest_key_next; writes
     // indices, values.
     i64 smallest_key_each[8] = {smallest_key};
 #pragma unroll
     for (i32 turn = 0; turn < 7; ++turn) {
         i64 element_index;
         float element;
-        element_index_and_element_of_topk(smallest_key_each[turn], element_index, element);
-        i64 smallest_key_next_of[SUMS];
+        element_index_and_element_of(smallest_key_each[turn], element_index, element);
+        i64 smallest_key_next_of[PARTIALS];
 #pragma unroll
-        for (i32 k = 0; k < SUMS; ++k) smallest_key_next_of[k] = amin_i64_identity();
+        for (i32 k = 0; k < PARTIALS; ++k) smallest_key_next_of[k] = amin_i64_identity();
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
@@ -140,20 +138,19 @@ fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim
             const i64 (&key_of_element)[LANES] = key_of_element_kept[c];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const i64 smallest_key_next_part = chosen_of_topk(key_of_element[v], smallest_key_each[turn]);
-                smallest_key_next_of[v % SUMS] = amin_i64_combine(smallest_key_next_of[v % SUMS],
+                const i64 smallest_key_next_part = chosen_of(key_of_element[v], smallest_key_each[turn]);
+                smallest_key_next_of[v % PARTIALS] = amin_i64_combine(smallest_key_next_of[v % PARTIALS],
                         smallest_key_next_part);
             }
         }
 #pragma unroll
-        for (i32 half = SUMS / 2; half > 0; half /= 2) {
+        for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
 #pragma unroll
             for (i32 k = 0; k < half; ++k) {
                 smallest_key_next_of[k] = amin_i64_combine(smallest_key_next_of[k], smallest_key_next_of[k + half]);
             }
         }
-        i64 smallest_key_next = smallest_key_next_of[0];
-        smallest_key_next = row_amin_i64(smallest_key_next);
+        const i64 smallest_key_next = row_amin_i64(smallest_key_next_of[0]);
         if (thread == 0 && exists) {
             store_narrowed(indices_ptr, row * 8 + turn, element_index);
             store_narrowed(values_ptr, row * 8 + turn, element);
@@ -164,7 +161,7 @@ fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim
     // Phase 9 of 9: computes element_index, element; writes indices, values.
     i64 element_index;
     float element;
-    element_index_and_element_of_topk(smallest_key_each[7], element_index, element);
+    element_index_and_element_of(smallest_key_each[7], element_index, element);
     if (thread == 0 && exists) {
         store_narrowed(indices_ptr, row * 8 + 7, element_index);
         store_narrowed(values_ptr, row * 8 + 7, element);
