@@ -113,8 +113,13 @@ def return_line(function: Callable[..., object]) -> str | None:
 def result_names(function: Callable[..., object]) -> tuple[str, ...]:
     """Returns the variables that all of a function's return statements return, empty where they return another expression."""
     code = getattr(inspect.unwrap(function), "__code__", None)
+    return _returned_names(code) if isinstance(code, CodeType) else ()
+
+
+@lru_cache(maxsize=1024)  # functions whose state changes are traced again and again, and reading a source takes milliseconds
+def _returned_names(code: CodeType) -> tuple[str, ...]:
     try:
-        written = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0] if isinstance(code, CodeType) else None
+        written = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     except (OSError, SyntaxError, IndexError, ValueError, tokenize.TokenError):  # no source, or only a part of a statement
         return ()
     if not isinstance(written, ast.FunctionDef):

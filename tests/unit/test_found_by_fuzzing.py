@@ -59,7 +59,7 @@ def test_a_number_beside_a_statistic() -> None:
         return total, torch.full_like(total, 3).to(torch.bfloat16)
 
     agree(function, (randn(4),), (randn(3, 70),))
-    assert "constant_of_function()" in fg.kernel(function).lower(randn(3, 70), target="sm_90a").asm["cuda"]
+    assert "constant_of()" in fg.kernel(function).lower(randn(3, 70), target="sm_90a").asm["cuda"]
 
 
 def test_indices_divide_by_products_of_one_size() -> None:
