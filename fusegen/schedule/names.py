@@ -36,14 +36,14 @@ _SHARED = """
 """Names that all pipelines share."""
 
 _PIPELINES = """
-    AHEAD BLOCK at CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE SLOT
-    PARTIALS SLOTS SPAN start Scratch THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
+    AHEAD BLOCK at CHUNKS CLUSTER COLUMNS COMBINING_LANES FG_INLINE FG_INLINE_BODY FORESEEN KEPT LANES PARTS REPEATS ROWS SHARE
+    SLOT PARTIALS SLOTS SPAN start THREADS TILE UNROLL WARPS WORTH_THREADS arguments arrived base begin behind block ahead
     column_outer copied count counter counters end exists failed fetch first_column first_left first_row group groups inside
     is_first is_half last_row leading memcpy middle outer_count own parity blocks is_held key_of_two LAST level LEVELS part_count
-    pivot place put_in_order rank ready row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles
-    turn warp_of_row whole PEERS CHUNK TILES VECTORS WIDTH Element add_vector first_at_least first_key goes_on head_end
-    is_continued last_key part_end last_start own_row row_of_block run_begin run_end run_length run_starts search_blocks tail_begin
-    BLOCKS_PER_SM min
+    pivot place put_in_order rank ready row_end slot_of span spans sum task tasks there tile tile_column tile_row tiles turn
+    warp_of_row whole PEERS CHUNK TILES VECTORS WIDTH SharedArray Element add_vector first_at_least first_key goes_on head_end
+    is_continued last_key part_end last_start own_row row_of_block run_begin run_end run_length run_starts search_blocks
+    tail_begin BLOCKS_PER_SM min
 """
 """Names that pipelines use."""
 

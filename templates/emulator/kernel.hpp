@@ -7,7 +7,7 @@ extern "C" void __ubsan_handle_out_of_bounds(void*, void* index) {
 
 namespace emulator {
 
-// An address in a block's shared memory. In CUDA this is a plain pointer, so emitted text must declare it `auto`.
+// An address in a block's shared memory. In CUDA this is a plain pointer, so emitted text declares it `auto` or `SharedArray`.
 template <typename T>
 struct SharedArray {
   i64 offset;

@@ -110,6 +110,7 @@ class RowKernelBuilder:
         self.namer = ValueNames(math.terms, summed, product(math.column_axes.extents))
         self.functions = {name for reduction in self.reductions.values() for name in _partial_results(reduction)}
         self.fragments.values |= self._values()
+        self.written = {r.key: context.names.take("result") for r in math.roots if r.kind in ("write", "segment_write")}
         self.kept = self._kept() if plan.cache_weights else ()
         self.prefetched: set[int] = set()
 
@@ -298,7 +299,7 @@ class RowKernelBuilder:
 
     def _results(self, root: Root) -> list[tuple[str, int]]:
         if root.kind in ("write", "segment_write"):
-            return [(f"result_{root.key}", term) for term in root.terms]
+            return [(self.written[root.key], term) for term in root.terms]
         if root.kind == "order":
             return [(self._ordered(root).name, root.terms[0])]
         reduction = self.reductions[root.key]
@@ -331,8 +332,9 @@ class RowKernelBuilder:
         """Returns the math on each element, and the results that need none."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in self._results(r)]
-        roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads and not self._is_ordered(t)]
-        return self._computed(self._function(self._element_word(phase, results)), phase, roots)
+        held = [t for t in phase.held if t not in self.reads and not self._is_ordered(t)]
+        roots += [(self.fragments.values[t].name, t) for t in held]
+        return self._computed(self._function(self._element_word(phase, results, held)), phase, roots)
 
     def _segments(self, phase: PhaseTerms, node: int) -> Segments:
         """Returns a reduction over segments, with the math on elements before it and on segments after it."""
@@ -349,14 +351,17 @@ class RowKernelBuilder:
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
 
-    def _element_word(self, phase: PhaseTerms, results: Sequence[Root]) -> str:
-        """Returns a word for the values that a phase computes for each element."""
-        is_write = [root.kind == "write" for root in results]
-        if all(is_write) and not phase.held:
+    def _element_word(self, phase: PhaseTerms, results: Sequence[Root], held: Sequence[int]) -> str:
+        """Returns a word for the values that a phase computes for each element, of which later phases use those that are held."""
+        if all(root.kind == "write" for root in results) and not held:
             return "results" if len(results) != 1 else "normalized" if self._is_normalized(phase, results[0]) else "result"
-        terms = [root.terms[0] for root in results if not isinstance(self.math.terms.items[root.terms[0]].op, Leaf)]
-        words = {self.namer.of_summand(term) for term in terms} if not any(is_write) and not phase.held else set()
-        return words.pop() if len(terms) == len(words) == 1 else f"elements_of_phase_{self.phases.index(phase) + 1}"
+        names, words = {t: self.fragments.values[t].name for t in held}, dict[int, str]()
+        for root in results:
+            for t in (t for t in root.terms if not isinstance(self.math.terms.items[t].op, Leaf)):
+                words[t] = names.get(t) or ("result" if root.kind == "write" else self.namer.of_summand(t))
+        words |= names
+        is_clear = 0 < len(words) == len(set(words.values())) <= _FEW_NAMES
+        return "_and_".join(words.values()) if is_clear else f"elements_of_phase_{self.phases.index(phase) + 1}"
 
     def _is_normalized(self, phase: PhaseTerms, result: Root) -> bool:
         """True for a linear function of elements minus the mean and times the reciprocal deviation of the row."""
@@ -384,12 +389,15 @@ class RowKernelBuilder:
         known = dict.fromkeys((*phase.earlier, *phase.row_earlier, *phase.segment_terms, *self._row_leaves()))
         available = [t for t in known if t not in missing and (t not in computed_here or self._is_available(t, phase))]
         numbers = {t: number for _, t in roots if (number := _number(self.math.terms.items[t]))}
-        computed = [(result, t) for result, t in roots if t not in available and t not in numbers]
+        absent = [(result, t) for result, t in roots if t not in available and t not in numbers]
+        results = {t: result for result, t in absent if not result.endswith("_part")}  # reductions take them, too
+        computed = [(result, t) for result, t in absent if results.get(t, result) == result]
         call = self.fragments.call(name, computed, available) if computed else None
-        return call, tuple(self._copy(result, t, numbers) for result, t in roots if (result, t) not in computed)
+        shared = {t: CallArgument(Origin.LANES, result) for t, result in results.items()}
+        return call, tuple(self._copy(result, t, numbers, shared) for result, t in roots if (result, t) not in computed)
 
-    def _copy(self, name: str, term: int, numbers: Mapping[int, str]) -> Copy:
-        value = CallArgument(Origin.VALUE, numbers[term]) if term in numbers else self.fragments.values[term]
+    def _copy(self, name: str, term: int, numbers: Mapping[int, str], shared: Mapping[int, CallArgument]) -> Copy:
+        value = CallArgument(Origin.VALUE, numbers[term]) if term in numbers else shared.get(term) or self.fragments.values[term]
         return Copy(name, self.math.terms.items[term].dtype, value)
 
     def _is_available(self, term: int, phase: PhaseTerms) -> bool:

@@ -113,7 +113,8 @@ def _phase(
 ) -> PhaseView:
     of_segments = [argument for s in phase.segments for argument in _arguments(s.call, s.copies)]
     arguments = [*of_segments, *_arguments(phase.call, phase.copies)]
-    arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
+    computed = {result.name for result in phase.call.function.results} if phase.call else set()
+    arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES and a.name not in computed))
     copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
     elements = _elements(phase, copies)
     in_arrays = [c for c in phase.copies if elements.get(c.name.removesuffix("_part")) != copies[c.name]]

@@ -54,7 +54,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 // gelu in its tanh form, x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2u).
-__device__ __forceinline__ void elements_of_phase_1(float input, float& amax_part, float& product) {
+__device__ __forceinline__ void magnitude_and_product_of(float input, float& amax_part, float& product) {
     const float product_2 = input * (1.5957692f + 0.071354814f * (input * input));    // gelu_of, line 8
     product = input * fast_reciprocal(1.0f + fast_exp(-product_2));
     amax_part = fabsf(product);                                                       // quantized, line 33
@@ -83,16 +83,14 @@ constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a t
 constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -124,7 +122,7 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr)
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float amax_part;
-            elements_of_phase_1(input[v], amax_part, product[v]);
+            magnitude_and_product_of(input[v], amax_part, product[v]);
             amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
             product_kept[c][v] = product[v];
         }
@@ -146,14 +144,14 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr)
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         const float (&product)[LANES] = product_kept[c];
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(product[v], inverse_scale);
+            result[v] = result_of(product[v], inverse_scale);
         }
-        f8e4m3 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(values_ptr, row * 8192 + column, result_0_raw);
+        f8e4m3 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(values_ptr, row * 8192 + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

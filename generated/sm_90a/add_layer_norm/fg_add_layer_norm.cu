@@ -33,10 +33,8 @@
 // add_layer_norm in fusegen/specs/normalization.py; its def is line 1:
 //   21: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 
-__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& total_part, float& result_1) {
-    const float sum = x + residual;                                                   // summed, line 4
-    total_part = sum;
-    result_1 = sum;
+__device__ __forceinline__ float result_of(float x, float residual) {
+    return x + residual;                                                              // summed, line 4
 }
 
 __device__ __forceinline__ float mean_of(float total) {
@@ -71,16 +69,14 @@ constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 SQUARES_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -113,16 +109,15 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float result_1[LANES];
+        float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            float total_part;
-            elements_of_phase_1(x[v], residual[v], total_part, result_1[v]);
-            total_of[v % PARTIALS] += total_part;
+            result_2[v] = result_of(x[v], residual[v]);
+            total_of[v % PARTIALS] += result_2[v];
         }
-        bf16 result_1_raw[LANES];
-        narrow_vec(result_1, result_1_raw);
-        store_lanes<LANES>(h_ptr, row * 4096 + column, result_1_raw);
+        bf16 result_2_raw[LANES];
+        narrow_vec(result_2, result_2_raw);
+        store_lanes<LANES>(h_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
     for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
@@ -176,13 +171,13 @@ fg_add_layer_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weigh
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(x[v], residual[v], mean, rstd, weight[v], bias[v]);
+            result[v] = normalized(x[v], residual[v], mean, rstd, weight[v], bias[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_raw);
     }
 }

@@ -52,10 +52,8 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& total_part, float& result_2) {
-    const float h = x + residual;                                                     // add_layer_norm_quant, line 19
-    total_part = h;
-    result_2 = h;
+__device__ __forceinline__ float result_of(float x, float residual) {
+    return x + residual;                                                              // add_layer_norm_quant, line 19
 }
 
 __device__ __forceinline__ float mean_of(float total) {
@@ -71,8 +69,8 @@ __device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // add_layer_norm_quant, line 20
 }
 
-__device__ __forceinline__ void elements_of_phase_3(float x, float residual, float mean, float rstd, float weight,
-        float bias, float& amax_part, float& normalized) {
+__device__ __forceinline__ void magnitude_and_normalized_of(float x, float residual, float mean, float rstd,
+        float weight, float bias, float& amax_part, float& normalized) {
     normalized = (x + residual - mean) * rstd * weight + bias;                        // add_layer_norm_quant, line 20
     amax_part = fabsf(normalized);                                                    // quantized, line 33
 }
@@ -82,7 +80,7 @@ __device__ __forceinline__ void scale_and_inverse_scale_of(float amax, float& sc
     inverse_scale = fast_divide(1.0f, scale);                                         // narrowed, line 8
 }
 
-__device__ __forceinline__ float result_of(float normalized, float inverse_scale) {
+__device__ __forceinline__ float result_2_of(float normalized, float inverse_scale) {
     return minimum(maximum(normalized * inverse_scale, -448.0f), 448.0f);             // narrowed, line 9
 }
 
@@ -102,16 +100,14 @@ constexpr i32 SQUARES_OFFSET = 16;
 constexpr i32 AMAX_OFFSET = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -120,16 +116,14 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
 }
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -165,9 +159,8 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
         float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            float total_part;
-            elements_of_phase_1(x[v], residual[v], total_part, result_2[v]);
-            total_of[v % PARTIALS] += total_part;
+            result_2[v] = result_of(x[v], residual[v]);
+            total_of[v % PARTIALS] += result_2[v];
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
@@ -233,7 +226,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float amax_part;
-            elements_of_phase_3(x[v], residual[v], mean, rstd, weight[v], bias[v], amax_part, normalized[v]);
+            magnitude_and_normalized_of(x[v], residual[v], mean, rstd, weight[v], bias[v], amax_part, normalized[v]);
             amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
             normalized_kept[c][v] = normalized[v];
         }
@@ -255,14 +248,14 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         const float (&normalized)[LANES] = normalized_kept[c];
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(normalized[v], inverse_scale);
+            result[v] = result_2_of(normalized[v], inverse_scale);
         }
-        f8e4m3 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(values_ptr, row * 4096 + column, result_0_raw);
+        f8e4m3 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(values_ptr, row * 4096 + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

@@ -33,10 +33,10 @@
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& squares_part, float& result_1) {
+__device__ __forceinline__ void square_and_result_of(float x, float residual, float& squares_part, float& result_2) {
     const float sum = x + residual;                                                   // summed, line 4
     squares_part = sum * sum;                                                         // rms_normalized, line 20
-    result_1 = sum;                                                                   // summed, line 4
+    result_2 = sum;                                                                   // summed, line 4
 }
 
 __device__ __forceinline__ float rstd_of(float squares, float eps) {
@@ -61,16 +61,14 @@ constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a t
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -103,16 +101,16 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float result_1[LANES];
+        float result_2[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
-            elements_of_phase_1(x[v], residual[v], squares_part, result_1[v]);
+            square_and_result_of(x[v], residual[v], squares_part, result_2[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
-        bf16 result_1_raw[LANES];
-        narrow_vec(result_1, result_1_raw);
-        store_lanes<LANES>(h_ptr, row * 4096 + column, result_1_raw);
+        bf16 result_2_raw[LANES];
+        narrow_vec(result_2, result_2_raw);
+        store_lanes<LANES>(h_ptr, row * 4096 + column, result_2_raw);
     }
 #pragma unroll
     for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
@@ -136,13 +134,13 @@ fg_add_rms_norm(const bf16* x_ptr, const bf16* residual_ptr, const bf16* weight_
         widen_vec(x_raw[c], x);
         float residual[LANES];
         widen_vec(residual_raw[c], residual);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(x[v], residual[v], rstd, weight[v]);
+            result[v] = normalized(x[v], residual[v], rstd, weight[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_raw);
     }
 }

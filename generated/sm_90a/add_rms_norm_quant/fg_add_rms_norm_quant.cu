@@ -53,7 +53,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1(float x, float residual, float& squares_part, float& result_2) {
+__device__ __forceinline__ void square_and_result_of(float x, float residual, float& squares_part, float& result_2) {
     const float h = x + residual;                                                     // add_rms_norm_quant, line 21
     squares_part = h * h;                                                             // rms_normalized, line 20
     result_2 = h;                                                                     // add_rms_norm_quant, line 21
@@ -63,7 +63,7 @@ __device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // rms_normalized, line 20
 }
 
-__device__ __forceinline__ float elements_of_phase_2(float x, float residual, float rstd, float weight) {
+__device__ __forceinline__ float magnitude_of(float x, float residual, float rstd, float weight) {
     return fabsf((x + residual) * rstd * weight);                                     // quantized, line 33
 }
 
@@ -92,16 +92,14 @@ constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 AMAX_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -110,16 +108,14 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
 }
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -156,7 +152,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float squares_part;
-            elements_of_phase_1(x[v], residual[v], squares_part, result_2[v]);
+            square_and_result_of(x[v], residual[v], squares_part, result_2[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
         bf16 result_2_raw[LANES];
@@ -193,7 +189,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(weight_raw[c], weight);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float amax_part = elements_of_phase_2(x[v], residual[v], rstd, weight[v]);
+            const float amax_part = magnitude_of(x[v], residual[v], rstd, weight[v]);
             amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
         }
     }
@@ -219,14 +215,14 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         widen_vec(residual_raw[c], residual);
         float weight[LANES];
         widen_vec(weight_raw[c], weight);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(x[v], residual[v], weight[v], rstd, inverse_scale);
+            result[v] = result_of(x[v], residual[v], weight[v], rstd, inverse_scale);
         }
-        f8e4m3 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(values_ptr, row * 4096 + column, result_0_raw);
+        f8e4m3 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(values_ptr, row * 4096 + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

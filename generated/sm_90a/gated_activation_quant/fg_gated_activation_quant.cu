@@ -54,7 +54,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1(float gate, float up, float& amax_part, float& product) {
+__device__ __forceinline__ void magnitude_and_product_of(float gate, float up, float& amax_part, float& product) {
     product = gate * fast_reciprocal(1.0f + fast_exp(-gate)) * up;                    // gated_activation_quant, line 18
     amax_part = fabsf(product);                                                       // quantized, line 33
 }
@@ -82,16 +82,14 @@ constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a t
 constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -131,7 +129,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float amax_part;
-            elements_of_phase_1(gate[v], up[v], amax_part, product[v]);
+            magnitude_and_product_of(gate[v], up[v], amax_part, product[v]);
             amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
             product_kept[c][v] = product[v];
         }
@@ -154,14 +152,14 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         const float (&product)[LANES] = product_kept[c];
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(product[v], inverse_scale);
+            result[v] = result_of(product[v], inverse_scale);
         }
-        f8e4m3 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(values_ptr, row * 14336 + column, result_0_raw);
+        f8e4m3 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(values_ptr, row * 14336 + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

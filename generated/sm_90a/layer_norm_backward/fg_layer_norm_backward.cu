@@ -47,7 +47,7 @@
 // _input_gradient in fusegen/specs/normalization.py; its def is line 1:
 //    3: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))
 
-__device__ __forceinline__ float elements_of_phase_1(float dy, float weight) {
+__device__ __forceinline__ float product_of(float dy, float weight) {
     return dy * weight;                                                               // layer_norm_backward, line 11
 }
 
@@ -103,16 +103,14 @@ constexpr i32 X_OFFSET = 128;
 constexpr i32 DY_OFFSET = X_OFFSET + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -187,7 +185,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             widen_vec(x_raw, x);
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                const float total_2_part = elements_of_phase_1(dy[v], weight[v]);
+                const float total_2_part = product_of(dy[v], weight[v]);
                 total_of[v % PARTIALS] += x[v];
                 total_2_of[v % PARTIALS] += total_2_part;
                 column_total_2[c][v] += dy[v];
@@ -288,14 +286,14 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             shared_load_vec(dy_raw, dy_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(dy_raw, dy);
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
-            float result_0[LANES];
+            float result[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = normalized(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
+                result[v] = normalized(x[v], dy[v], mean, rstd, mean_2, mean_3, weight[v]);
             }
-            bf16 result_0_raw[LANES];
-            narrow_vec(result_0, result_0_raw);
-            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_0_raw);
+            bf16 result_raw[LANES];
+            narrow_vec(result, result_raw);
+            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_raw);
         }
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }

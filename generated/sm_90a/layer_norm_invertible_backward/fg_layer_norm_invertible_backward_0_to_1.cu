@@ -75,16 +75,14 @@ constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 409
 constexpr i32 ANY_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_any_i32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_any_i32_store_partial(i32 value, Scratch scratch) {
+__device__ __forceinline__ void row_any_i32_store_partial(i32 value, SharedArray<i32> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = any_i32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ i32 row_any_i32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ i32 row_any_i32_combine_partials(SharedArray<i32> scratch) {
     const i32 warp = lane_id() % WARPS;
     i32 value = shared_load(scratch, warp);
 #pragma unroll
@@ -182,16 +180,14 @@ constexpr i32 DY_OFFSET = 128;
 constexpr i32 Y_OFFSET = DY_OFFSET + SLOTS * SLOT * sizeof(bf16);
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -318,14 +314,14 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
             shared_load_vec(y_raw, y_staged, slot_of(c) * SLOT + thread * LANES);
             widen_vec(y_raw, y);
             fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));  // the stage is free
-            float result_0[LANES];
+            float result[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                result_0[v] = result_of(dy[v], y[v], rstd, mean, mean_2, weight[v], bias[v]);
+                result[v] = result_of(dy[v], y[v], rstd, mean, mean_2, weight[v], bias[v]);
             }
-            bf16 result_0_raw[LANES];
-            narrow_vec(result_0, result_0_raw);
-            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_0_raw);
+            bf16 result_raw[LANES];
+            narrow_vec(result, result_raw);
+            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_raw);
         }
         turn ^= 1;
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;

@@ -65,16 +65,14 @@ constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 SQUARES_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -156,13 +154,13 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         widen_vec(norm_bias_raw, norm_bias);
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(x[v], mean, rstd, norm_weight[v], norm_bias[v]);
+            result[v] = normalized(x[v], mean, rstd, norm_weight[v], norm_bias[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_raw);
     }
 }

@@ -65,8 +65,8 @@ __device__ __forceinline__ float rstd_of(float squares, float eps) {
     return fast_rsqrt(squares * (1.0f / 4096.0f) + eps);                              // layer_norm_quant, line 17
 }
 
-__device__ __forceinline__ void elements_of_phase_3(float input, float mean, float rstd, float weight, float bias,
-        float& amax_part, float& normalized) {
+__device__ __forceinline__ void magnitude_and_normalized_of(float input, float mean, float rstd, float weight,
+        float bias, float& amax_part, float& normalized) {
     normalized = (input - mean) * rstd * weight + bias;                               // layer_norm_quant, line 17
     amax_part = fabsf(normalized);                                                    // quantized, line 33
 }
@@ -96,16 +96,14 @@ constexpr i32 SQUARES_OFFSET = 16;
 constexpr i32 AMAX_OFFSET = 32;
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -114,16 +112,14 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
 }
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -212,7 +208,7 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             float amax_part;
-            elements_of_phase_3(input[v], mean, rstd, weight[v], bias[v], amax_part, normalized[v]);
+            magnitude_and_normalized_of(input[v], mean, rstd, weight[v], bias[v], amax_part, normalized[v]);
             amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
             normalized_kept[c][v] = normalized[v];
         }
@@ -234,14 +230,14 @@ fg_layer_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, const bf16* b
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         const float (&normalized)[LANES] = normalized_kept[c];
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(normalized[v], inverse_scale);
+            result[v] = result_of(normalized[v], inverse_scale);
         }
-        f8e4m3 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(values_ptr, row * 4096 + column, result_0_raw);
+        f8e4m3 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(values_ptr, row * 4096 + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

@@ -71,9 +71,8 @@ constexpr i32 NORMALIZER_PEAK_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 NORMALIZER_MASS_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_normalizer_f32_combine_partials combines those of all warps.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_store_partial(float peak, float mass, Scratch0 peak_scratch,
-        Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32_store_partial(float peak, float mass,
+        SharedArray<float> peak_scratch, SharedArray<float> mass_scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) {
         normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
@@ -85,9 +84,8 @@ __device__ __forceinline__ void row_normalizer_f32_store_partial(float peak, flo
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak, float& mass, Scratch0 peak_scratch,
-        Scratch1 mass_scratch) {
+__device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak, float& mass,
+        SharedArray<float> peak_scratch, SharedArray<float> mass_scratch) {
     const i32 warp = lane_id() % WARPS;
     peak = shared_load(peak_scratch, warp);
     mass = shared_load(mass_scratch, warp);

@@ -69,16 +69,14 @@ constexpr i32 LARGEST_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 TOTAL_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -87,16 +85,14 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
 }
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -167,13 +163,13 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
         const Index column = (c * THREADS + thread) * LANES;
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(input[v], largest, logarithm);
+            result[v] = result_of(input[v], largest, logarithm);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
     }
 }

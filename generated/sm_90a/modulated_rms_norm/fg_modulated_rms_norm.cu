@@ -34,7 +34,7 @@
 // modulated in fusegen/specs/normalization.py; its def is line 1:
 //    9: return scaled if shift is None else scaled + shift
 
-__device__ __forceinline__ float elements_of_phase_1(float x) {
+__device__ __forceinline__ float square(float x) {
     return x * x;                                                                     // rms_normalized, line 20
 }
 
@@ -61,16 +61,14 @@ constexpr i32 BLOCKS_PER_SM = 5;  // at least, which limits the registers of a t
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % COMBINING_LANES;
     float value = 0.0f;
     if (warp < WARPS) value = shared_load(scratch, warp);
@@ -109,7 +107,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1(x[v]);
+            const float squares_part = square(x[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
     }
@@ -134,13 +132,13 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         widen_vec(scale_raw[c], scale);
         float shift[LANES];
         widen_vec(shift_raw[c], shift);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(x[v], rstd, scale[v], shift[v]);
+            result[v] = normalized(x[v], rstd, scale[v], shift[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
     }
 }

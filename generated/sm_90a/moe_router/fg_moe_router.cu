@@ -44,10 +44,8 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1(float logits, i64 coordinate, i64& smallest_key_part,
-        i64& key_of_element) {
-    key_of_element = descending_key(logits, coordinate);                              // line 30
-    smallest_key_part = key_of_element;
+__device__ __forceinline__ i64 key_of_element_of(float logits, i64 coordinate) {
+    return descending_key(logits, coordinate);                                        // line 30
 }
 
 __device__ __forceinline__ i64 element_index_of(i64 smallest_key) {
@@ -145,9 +143,8 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
         i64 key_of_element[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            i64 smallest_key_part;
-            elements_of_phase_1(logits[v], column + v, smallest_key_part, key_of_element[v]);
-            smallest_key_of[v % PARTIALS] = amin_i64_combine(smallest_key_of[v % PARTIALS], smallest_key_part);
+            key_of_element[v] = key_of_element_of(logits[v], column + v);
+            smallest_key_of[v % PARTIALS] = amin_i64_combine(smallest_key_of[v % PARTIALS], key_of_element[v]);
             key_of_element_kept[c][v] = key_of_element[v];
         }
     }

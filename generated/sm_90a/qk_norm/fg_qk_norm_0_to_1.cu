@@ -33,7 +33,7 @@ namespace qk_norm_0 {
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1(float q) {
+__device__ __forceinline__ float square(float q) {
     return q * q;                                                                     // line 20
 }
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         widen_vec(q_raw[c], q);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1(q[v]);
+            const float squares_part = square(q[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
     }
@@ -119,14 +119,14 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         widen_vec(q_weight_raw, q_weight);
         float q[LANES];
         widen_vec(q_raw[c], q);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(q[v], rstd, q_weight[v]);
+            result[v] = normalized(q[v], rstd, q_weight[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(queries_ptr, row * 128 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(queries_ptr, row * 128 + column, result_raw);
     }
 }
 }  // namespace qk_norm_0
@@ -138,7 +138,7 @@ namespace qk_norm_1 {
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1(float k_val) {
+__device__ __forceinline__ float square(float k_val) {
     return k_val * k_val;                                                             // line 20
 }
 
@@ -201,7 +201,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         widen_vec(k_val_raw[c], k_val);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1(k_val[v]);
+            const float squares_part = square(k_val[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
     }
@@ -224,14 +224,14 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         widen_vec(k_weight_raw, k_weight);
         float k_val[LANES];
         widen_vec(k_val_raw[c], k_val);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(k_val[v], rstd, k_weight[v]);
+            result[v] = normalized(k_val[v], rstd, k_weight[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(keys_ptr, row * 128 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(keys_ptr, row * 128 + column, result_raw);
     }
 }
 }  // namespace qk_norm_1

@@ -49,7 +49,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float elements_of_phase_1(float input) {
+__device__ __forceinline__ float magnitude_of(float input) {
     return fabsf(input);                                                              // quantized, line 33
 }
 
@@ -76,16 +76,14 @@ constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a t
 constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -114,7 +112,7 @@ fg_quantize(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr) {
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float amax_part = elements_of_phase_1(input[v]);
+            const float amax_part = magnitude_of(input[v]);
             amax_of[v % PARTIALS] = amax_f32_combine(amax_of[v % PARTIALS], amax_part);
         }
     }
@@ -136,14 +134,14 @@ fg_quantize(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr) {
         const Index column = (c * THREADS + thread) * LANES;
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(input[v], inverse_scale);
+            result[v] = result_of(input[v], inverse_scale);
         }
-        f8e4m3 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(values_ptr, row * 4096 + column, result_0_raw);
+        f8e4m3 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(values_ptr, row * 4096 + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

@@ -32,7 +32,7 @@
 // rms_norm in fusegen/specs/normalization.py; its def is line 1:
 //   23: return F.rms_norm(input, normalized_shape, weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1(float input) {
+__device__ __forceinline__ float square(float input) {
     return input * input;                                                             // line 23
 }
 
@@ -58,16 +58,14 @@ constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a t
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -96,7 +94,7 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
         widen_vec(input_raw[c], input);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1(input[v]);
+            const float squares_part = square(input[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
     }
@@ -120,13 +118,13 @@ fg_rms_norm(const bf16* input_ptr, const bf16* weight_ptr, bf16* out_ptr, double
         widen_vec(weight_raw, weight);
         float input[LANES];
         widen_vec(input_raw[c], input);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(input[v], rstd, weight[v]);
+            result[v] = normalized(input[v], rstd, weight[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
     }
 }

@@ -32,7 +32,7 @@
 // rms_normalized in fusegen/specs/normalization.py; its def is line 1:
 //   20: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-__device__ __forceinline__ float elements_of_phase_1(float x) {
+__device__ __forceinline__ float square(float x) {
     return x * x;                                                                     // line 20
 }
 
@@ -58,16 +58,14 @@ constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a t
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -96,7 +94,7 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* rms_n
         widen_vec(x_raw[c], x);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float squares_part = elements_of_phase_1(x[v]);
+            const float squares_part = square(x[v]);
             squares_of[v % PARTIALS] += squares_part;
         }
     }
@@ -120,13 +118,13 @@ fg_rms_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, bf16* rms_n
         widen_vec(norm_weight_raw, norm_weight);
         float x[LANES];
         widen_vec(x_raw[c], x);
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = normalized(x[v], rstd, norm_weight[v]);
+            result[v] = normalized(x[v], rstd, norm_weight[v]);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(rms_normalized_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(rms_normalized_ptr, row * 4096 + column, result_raw);
     }
 }

@@ -103,8 +103,7 @@ __device__ __forceinline__ void values_of_row_of(float temperature, i64 seeds, b
     bits = product_2 ^ (shift_right(product_2, 31LL) & 0x1FFFFFFFFLL);                // _mixed, line 5
 }
 
-__device__ __forceinline__ float elements_of_phase_1(bool is_at_least, float chosen_2, i64 bits, float logits,
-        i64 coordinate) {
+__device__ __forceinline__ float left_of(bool is_at_least, float chosen_2, i64 bits, float logits, i64 coordinate) {
     const i64 sum = wrap_add(bits, wrap_mul(coordinate + 1LL, -7046029254386353131LL));  // _exponential, line 3
     const i64 bits_2 = sum ^ (shift_right(sum, 30LL) & 0x3FFFFFFFFLL);                // _mixed, line 3
     const i64 x = wrap_mul(bits_2, -4658895280553007687LL);
@@ -155,8 +154,7 @@ __device__ __forceinline__ i32 warp_of_row() {
 // Combines one value of every thread of a row; all of them receive the result.
 // Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
 // `arrived`.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64* arrived, u32 parity) {
+__device__ __forceinline__ float row_amax_f32(float value, SharedArray<float> scratch, u64* arrived, u32 parity) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() < CLUSTER) cluster_push(scratch, warp_of_row(), value, lane_id(), arrived);
@@ -172,9 +170,8 @@ __device__ __forceinline__ float row_amax_f32(float value, Scratch scratch, u64*
 // Combines one state of every thread of a row; all of them receive the result.
 // Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
 // `arrived`.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch0 values_scratch,
-        Scratch1 indices_scratch, u64* arrived, u32 parity) {
+__device__ __forceinline__ void row_max_f32(float& values, i64& indices, SharedArray<float> values_scratch,
+        SharedArray<i64> indices_scratch, u64* arrived, u32 parity) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) {
         max_f32_combine(values, indices, shuffle_xor(values, mask), shuffle_xor(indices, mask), values, indices);
@@ -199,9 +196,8 @@ __device__ __forceinline__ void row_max_f32(float& values, i64& indices, Scratch
 // Combines one state of every thread of a row; all of them receive the result.
 // Each warp sends its partial result to all blocks of the cluster, then waits until those of all warps have arrived at
 // `arrived`.
-template <typename Scratch0, typename Scratch1>
-__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, Scratch0 peak_scratch,
-        Scratch1 mass_scratch, u64* arrived, u32 parity) {
+__device__ __forceinline__ void row_normalizer_f32(float& peak, float& mass, SharedArray<float> peak_scratch,
+        SharedArray<float> mass_scratch, u64* arrived, u32 parity) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) {
         normalizer_f32_combine(peak, mass, shuffle_xor(peak, mask), shuffle_xor(mass, mask), peak, mass);
@@ -307,7 +303,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
             float normalizer_mass_part[LANES];
 #pragma unroll
             for (i32 v = 0; v < LANES; ++v) {
-                place_values_part[v] = elements_of_phase_1(is_at_least, chosen_2, bits, logits[v], column + v);
+                place_values_part[v] = left_of(is_at_least, chosen_2, bits, logits[v], column + v);
                 place_indices_part[v] = column + v;
                 normalizer_peak_part[v] = logits[v];
                 normalizer_mass_part[v] = 1.0f;

@@ -38,14 +38,12 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float elements_of_phase_1(float scale, float scores, float mask) {
+__device__ __forceinline__ float sum_of(float scale, float scores, float mask) {
     return scores * scale + mask;                                                     // line 21
 }
 
-__device__ __forceinline__ void elements_of_phase_2(float scores, float mask, float scale, float largest,
-        float& total_part, float& exponential) {
-    exponential = fast_exp(scores * scale + mask - largest);                          // line 25
-    total_part = exponential;
+__device__ __forceinline__ float exponential_of(float scores, float mask, float scale, float largest) {
+    return fast_exp(scores * scale + mask - largest);                                 // line 25
 }
 
 __device__ __forceinline__ float result_of(float exponential, float total) {
@@ -111,7 +109,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(mask_raw[c], mask);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = elements_of_phase_1(scale, scores[v], mask[v]);
+            const float largest_part = sum_of(scale, scores[v], mask[v]);
             largest_of[v % PARTIALS] = amax_f32_combine(largest_of[v % PARTIALS], largest_part);
         }
     }
@@ -136,9 +134,8 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            float total_part;
-            elements_of_phase_2(scores[v], mask[v], scale, largest, total_part, exponential[v]);
-            total_of[v % PARTIALS] += total_part;
+            exponential[v] = exponential_of(scores[v], mask[v], scale, largest);
+            total_of[v % PARTIALS] += exponential[v];
             exponential_kept[c][v] = exponential[v];
         }
     }
@@ -154,13 +151,13 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         const float (&exponential)[LANES] = exponential_kept[c];
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(exponential[v], total);
+            result[v] = result_of(exponential[v], total);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(out_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column, result_raw);
     }
 }

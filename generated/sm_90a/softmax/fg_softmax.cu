@@ -43,9 +43,8 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_2(float input, float largest, float& total_part, float& exponential) {
-    exponential = fast_exp(input - largest);                                          // line 6
-    total_part = exponential;
+__device__ __forceinline__ float exponential_of(float input, float largest) {
+    return fast_exp(input - largest);                                                 // line 6
 }
 
 __device__ __forceinline__ float result_of(float exponential, float total) {
@@ -67,16 +66,14 @@ constexpr i32 LARGEST_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 TOTAL_OFFSET = 16;
 
 // Stores a warp's partial result; after a barrier, row_amax_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_amax_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_amax_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value = amax_f32_combine(value, shuffle_xor(value, mask));
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -85,16 +82,14 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(Scratch scratch) 
 }
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.
-template <typename Scratch>
-__device__ __forceinline__ void row_sum_f32_store_partial(float value, Scratch scratch) {
+__device__ __forceinline__ void row_sum_f32_store_partial(float value, SharedArray<float> scratch) {
 #pragma unroll
     for (i32 mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     if (lane_id() == 0) shared_store(scratch, warp_id(), value);
 }
 
 // Combines the partial results of all warps; every thread receives the result.
-template <typename Scratch>
-__device__ __forceinline__ float row_sum_f32_combine_partials(Scratch scratch) {
+__device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float> scratch) {
     const i32 warp = lane_id() % WARPS;
     float value = shared_load(scratch, warp);
 #pragma unroll
@@ -147,9 +142,8 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
         float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            float total_part;
-            elements_of_phase_2(input[v], largest, total_part, exponential[v]);
-            total_of[v % PARTIALS] += total_part;
+            exponential[v] = exponential_of(input[v], largest);
+            total_of[v % PARTIALS] += exponential[v];
             exponential_kept[c][v] = exponential[v];
         }
     }
@@ -167,13 +161,13 @@ fg_softmax(const bf16* input_ptr, bf16* out_ptr) {
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         const float (&exponential)[LANES] = exponential_kept[c];
-        float result_0[LANES];
+        float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result_0[v] = result_of(exponential[v], total);
+            result[v] = result_of(exponential[v], total);
         }
-        bf16 result_0_raw[LANES];
-        narrow_vec(result_0, result_0_raw);
-        store_lanes<LANES>(out_ptr, row * 4096 + column, result_0_raw);
+        bf16 result_raw[LANES];
+        narrow_vec(result, result_raw);
+        store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
     }
 }

@@ -39,10 +39,8 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
     return minimum(a, b);
 }
 
-__device__ __forceinline__ void elements_of_phase_1(float input, i64 coordinate, i64& smallest_key_part,
-        i64& key_of_element) {
-    key_of_element = descending_key(input, coordinate);                               // line 7
-    smallest_key_part = key_of_element;
+__device__ __forceinline__ i64 key_of_element_of(float input, i64 coordinate) {
+    return descending_key(input, coordinate);                                         // line 7
 }
 
 __device__ __forceinline__ void element_index_and_element_of(i64 smallest_key, i64& element_index, float& element) {
@@ -105,9 +103,8 @@ fg_topk(const bf16* input_ptr, bf16* values_ptr, i64* indices_ptr, i64 input_dim
         i64 key_of_element[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            i64 smallest_key_part;
-            elements_of_phase_1(input[v], column + v, smallest_key_part, key_of_element[v]);
-            smallest_key_of[v % PARTIALS] = amin_i64_combine(smallest_key_of[v % PARTIALS], smallest_key_part);
+            key_of_element[v] = key_of_element_of(input[v], column + v);
+            smallest_key_of[v % PARTIALS] = amin_i64_combine(smallest_key_of[v % PARTIALS], key_of_element[v]);
             key_of_element_kept[c][v] = key_of_element[v];
         }
     }

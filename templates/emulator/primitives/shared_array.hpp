@@ -1,4 +1,5 @@
+using emulator::SharedArray;
 template <typename T>
-inline emulator::SharedArray<T> shared_array(u32 byte_offset) {
+inline SharedArray<T> shared_array(u32 byte_offset) {
   return {byte_offset};
 }
