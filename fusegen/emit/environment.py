@@ -6,9 +6,9 @@ import hashlib
 import marshal
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fusegen.errors import SettingsError, VerificationError
 from fusegen.files import FORMAT, read_sealed, write_sealed
 from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.symbolic import Axes, Index
+from fusegen.ir.symbolic import Axes, Index, NamedNumber
 from fusegen.program.formula import Formula, FormulaKind
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.program import Launch, Traffic
@@ -49,21 +49,32 @@ def condition_text(bounds: Bounds) -> str:
 
 @dataclass(frozen=True)
 class LinearIndex:
-    """A variable of the text: the row-major position that the axes' indices are decoded from."""
+    """A variable of the text: the row-major position that the axes' indices are decoded from.
+
+    ``pitches`` are factors of the position that the text names.
+    """
 
     axes: Axes
     name: str
+    pitches: Mapping[int, NamedNumber] = field(default_factory=dict)
 
     def __call__(self, offset: Index) -> Index:
         """Writes an offset that is linear in the position with the position. No intermediate value exceeds the offset."""
-        if len(self.axes.symbols) < 2:
-            return offset  # the axis is the position
+        position = self.axes.symbols[0] if len(self.axes.symbols) == 1 else sympy.Symbol(self.name, integer=True, nonnegative=True)
+        written = sympy.expand(sympy.sympify(self._of_position(offset, position)))
+        pitch = written.coeff(position)
+        named = self.pitches.get(int(pitch)) if pitch.is_Integer else None
+        return written if named is None else written - pitch * position + named * position
+
+    def _of_position(self, offset: Index, position: sympy.Symbol) -> Index:
+        if position in self.axes.symbols:
+            return offset
         expanded = sympy.expand(sympy.sympify(offset))
         flattened, scale = self._flattened(), expanded.coeff(self.axes.symbols[-1])
         rest = sympy.expand(expanded - scale * flattened)
         if scale == 0 or {*scale.free_symbols, *rest.free_symbols} & set(self.axes.symbols):
             return offset
-        written = sympy.expand(scale * sympy.Symbol(self.name, integer=True, nonnegative=True) + rest)
+        written = sympy.expand(scale * position + rest)
         return written if all(term.is_nonnegative for term in sympy.Add.make_args(written)) else offset
 
     def _flattened(self) -> sympy.Expr:

@@ -11,7 +11,7 @@ import sympy
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Node, ScalarProgram
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo, exact_quotient
+from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo, NamedNumber, exact_quotient
 from fusegen.program import numbers
 from fusegen.program.formula import Formula, FormulaKind, Relation, formula_of, size
 from fusegen.program.numbers import NumberLeaf, Numbers, Operation, Scalar
@@ -51,7 +51,7 @@ def integer_text(expr: Index, division: str = "//") -> str:
 
 
 def _order(expr: sympy.Expr) -> tuple[bool, str]:
-    return expr.is_Integer, str(expr)
+    return expr.is_Integer or isinstance(expr, NamedNumber), str(expr)
 
 
 def _signed(term: sympy.Expr) -> Formula:

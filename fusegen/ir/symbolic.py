@@ -23,6 +23,10 @@ Index: TypeAlias = int | sympy.Expr
 """An index: a literal, or an expression of axes and sizes."""
 
 
+class NamedNumber(sympy.Symbol):  # type: ignore[misc]  # sympy has no types
+    """A number that emitted text defines as a constant; products end with it."""
+
+
 class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
     """Integer division of non-negative operands; evaluated for literals. Division by 0, in unused indices of empty tensors,
     gives 0."""

@@ -11,7 +11,7 @@ from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragm
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan, scratch_buffers
 from fusegen.families.rows.repeats import rolled
 from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
-from fusegen.ir.symbolic import literal, product
+from fusegen.ir.symbolic import NamedNumber, literal, product
 from fusegen.schedule.access import Access, divisor
 from fusegen.schedule.kernel import BANKS, LoweredKernel
 from fusegen.schedule.math import Reduction
@@ -56,8 +56,12 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
     body = replace(whole, phases=repeats.phases)
     touched = [*row_accesses(body), *write_accesses(body)]
     offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
-    if all(literal(extent) is not None for extent in body.row_axes.extents[1:]):  # a kernel reads the extents that it takes
-        offsets = replace(offsets, linear=LinearIndex(body.row_axes, "row"))
+    columns = product(body.column_axes.extents)
+    reads_extents = body.plan.warps == 1 or body.plan.persistent_blocks > 0  # for the number of rows
+    if reads_extents or all(literal(extent) is not None for extent in body.row_axes.extents[1:]):
+        number = literal(columns)
+        pitches = {number: NamedNumber("COLUMNS", integer=True, positive=True)} if number else {}
+        offsets = replace(offsets, linear=LinearIndex(body.row_axes, "row", pitches))
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
     lane_axis = body.column_axes.symbols[-1]
@@ -74,7 +78,8 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
         **head(launch),
         index_type="i64" if kernel.index64 else "i32",
         rows=c_text(product(body.row_axes.extents)),
-        columns=c_text(product(body.column_axes.extents)),
+        columns=literal(columns) or 0,
+        column_count="COLUMNS" if literal(columns) else c_text(columns),
         row_decode=decode(body.row_axes, "row", "Index"),
         indices=[*offsets.indices(a for a in touched if a not in staged), *checks.once],
         staged_indices=offsets.indices(staged),

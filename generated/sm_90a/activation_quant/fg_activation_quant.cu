@@ -74,11 +74,12 @@ __device__ __forceinline__ float result_of(float product, float inverse_scale) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 8192;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
 
@@ -108,7 +109,7 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr)
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(input_raw[c], input_ptr, row * 8192 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * COLUMNS + column);
     }
     float product_kept[CHUNKS][LANES];
     float amax_of[PARTIALS];
@@ -151,7 +152,7 @@ fg_activation_quant(const bf16* input_ptr, f8e4m3* values_ptr, float* scale_ptr)
         }
         f8e4m3 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(values_ptr, row * 8192 + column, result_raw);
+        store_lanes<LANES>(values_ptr, row * COLUMNS + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

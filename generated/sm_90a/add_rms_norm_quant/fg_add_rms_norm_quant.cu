@@ -82,11 +82,12 @@ __device__ __forceinline__ float result_of(float x, float residual, float weight
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 AMAX_OFFSET = 16;
@@ -135,8 +136,8 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
-        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * COLUMNS + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * COLUMNS + column);
     }
     float squares_of[PARTIALS];
 #pragma unroll
@@ -157,7 +158,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         }
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(h_ptr, row * 4096 + column, result_2_raw);
+        store_lanes<LANES>(h_ptr, row * COLUMNS + column, result_2_raw);
     }
 #pragma unroll
     for (i32 half = PARTIALS / 2; half > 0; half /= 2) {
@@ -222,7 +223,7 @@ fg_add_rms_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16* w
         }
         f8e4m3 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(values_ptr, row * 4096 + column, result_raw);
+        store_lanes<LANES>(values_ptr, row * COLUMNS + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

@@ -49,11 +49,12 @@ __device__ __forceinline__ float negative_of(float target, float input) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 
@@ -84,8 +85,8 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(target_raw[c], target_ptr, row * 4096 + column);
-        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(target_raw[c], target_ptr, row * COLUMNS + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * COLUMNS + column);
     }
     float total_of[PARTIALS];
 #pragma unroll

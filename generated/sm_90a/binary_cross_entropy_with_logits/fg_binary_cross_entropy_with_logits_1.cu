@@ -43,7 +43,7 @@ constexpr i32 THREADS = 992;  // per row
 constexpr i32 WARPS = 31;  // per row
 constexpr i32 COMBINING_LANES = 32;  // at least one per warp: a power of two
 constexpr i32 PARTIALS = 1;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 17;  // vectors per thread
+constexpr i32 CHUNKS = 17;  // vectors per thread: CHUNKS * THREADS * LANES >= input_dim0
 constexpr i32 TOTAL_2_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_sum_f32_combine_partials combines those of all warps.

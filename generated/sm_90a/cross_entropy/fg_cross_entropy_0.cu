@@ -50,6 +50,7 @@ __device__ __forceinline__ void normalizer_f32_combine(float a_peak, float a_mas
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 32000;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
@@ -84,7 +85,7 @@ __device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak,
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_peak_ptr, float* normalizer_mass_ptr) {
-    const Index column_count = 32000;
+    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -95,7 +96,7 @@ fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_peak_ptr, float* nor
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 input_raw[LANES];
-        load_lanes<LANES>(input_raw, input_ptr, row * 32000 + column);
+        load_lanes<LANES>(input_raw, input_ptr, row * COLUMNS + column);
         float input[LANES];
         widen_vec(input_raw, input);
         float normalizer_peak_part[LANES];

@@ -55,6 +55,7 @@ __device__ __forceinline__ float quotient_of(float total, float true_count) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 8192;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 1024;  // per row
 constexpr i32 WARPS = 32;  // per row
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* normalizer_peak_ptr,
         const float* normalizer_mass_ptr, bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();
-    const Index column_count = 8192;
+    const Index column_count = COLUMNS;
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces the row to total, true_count.

@@ -73,11 +73,12 @@ __device__ __forceinline__ float result_of(float product, float inverse_scale) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 14336;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
 constexpr i32 AMAX_OFFSET = 0;  // in shared memory, in bytes
 
@@ -99,7 +100,7 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* values_ptr, float* scale_ptr) {
-    const Index column_count = 14336;
+    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -110,8 +111,8 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(gate_raw[c], gate_ptr, row * 14336 + column);
-        load_lanes<LANES>(up_raw[c], up_ptr, row * 14336 + column);
+        load_lanes<LANES>(gate_raw[c], gate_ptr, row * COLUMNS + column);
+        load_lanes<LANES>(up_raw[c], up_ptr, row * COLUMNS + column);
     }
     float product_kept[CHUNKS][LANES];
     float amax_of[PARTIALS];
@@ -159,7 +160,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
         }
         f8e4m3 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(values_ptr, row * 14336 + column, result_raw);
+        store_lanes<LANES>(values_ptr, row * COLUMNS + column, result_raw);
     }
     if (thread == 0) {
         store_narrowed(scale_ptr, row, scale);

@@ -86,11 +86,12 @@ __device__ __forceinline__ float normalized(float x, float dy, float mean, float
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 SLOTS = 16;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = THREADS * LANES;  // elements between stages
@@ -146,8 +147,8 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count) {
-            copy_async<LANES>(x_staged, slot * SLOT + thread * LANES, x_ptr, row * 4096 + column);
-            copy_async<LANES>(dy_staged, slot * SLOT + thread * LANES, dy_ptr, row * 4096 + column);
+            copy_async<LANES>(x_staged, slot * SLOT + thread * LANES, x_ptr, row * COLUMNS + column);
+            copy_async<LANES>(dy_staged, slot * SLOT + thread * LANES, dy_ptr, row * COLUMNS + column);
         }
         copy_async_commit();
     };
@@ -293,7 +294,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
             }
             bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
-            store_lanes<LANES>(dx_ptr, row * 4096 + column, result_raw);
+            store_lanes<LANES>(dx_ptr, row * COLUMNS + column, result_raw);
         }
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }

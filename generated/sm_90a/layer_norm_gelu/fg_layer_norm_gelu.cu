@@ -60,11 +60,12 @@ __device__ __forceinline__ float result_of(float x, float mean, float rstd, floa
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 8192;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 SQUARES_OFFSET = 32;
@@ -95,7 +96,7 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(x_raw[c], x_ptr, row * 8192 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * COLUMNS + column);
     }
     float total_of[PARTIALS];
 #pragma unroll
@@ -164,6 +165,6 @@ fg_layer_norm_gelu(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_p
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, row * 8192 + column, result_raw);
+        store_lanes<LANES>(out_ptr, row * COLUMNS + column, result_raw);
     }
 }

@@ -75,11 +75,12 @@ __device__ __forceinline__ float result_of(float x, float mean, float rstd, i32 
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 8192;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 256;  // per row
 constexpr i32 WARPS = 8;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 8192 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 SQUARES_OFFSET = 32;
@@ -113,8 +114,8 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(x_raw[c], x_ptr, row * 8192 + column);
-        load_lanes<LANES>(residual_raw[c], residual_ptr, row * 8192 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * COLUMNS + column);
+        load_lanes<LANES>(residual_raw[c], residual_ptr, row * COLUMNS + column);
     }
     float total_of[PARTIALS];
 #pragma unroll
@@ -171,7 +172,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         bf16 bias_raw[LANES];
         load_lanes<LANES>(bias_raw, bias_ptr, column);
         i16 random_raw[LANES];
-        load_lanes<LANES>(random_raw, random_bits(seed_ptr, 0), row * 8192 + column);
+        load_lanes<LANES>(random_raw, random_bits(seed_ptr, 0), row * COLUMNS + column);
         float weight[LANES];
         widen_vec(weight_raw, weight);
         float bias[LANES];
@@ -190,6 +191,6 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, row * 8192 + column, result_raw);
+        store_lanes<LANES>(out_ptr, row * COLUMNS + column, result_raw);
     }
 }

@@ -55,11 +55,12 @@ __device__ __forceinline__ float normalized(float x, float mean, float rstd, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 TOTAL_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 SQUARES_OFFSET = 16;
@@ -91,7 +92,7 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * COLUMNS + column);
     }
     float total_of[PARTIALS];
 #pragma unroll
@@ -161,6 +162,6 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(normalized_ptr, row * 4096 + column, result_raw);
+        store_lanes<LANES>(normalized_ptr, row * COLUMNS + column, result_raw);
     }
 }

@@ -63,6 +63,7 @@ __device__ __forceinline__ float difference_of(float projected_at_index, float n
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 32000;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
@@ -100,21 +101,21 @@ fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_pt
         i64 block_start_0_offset) {
     const Index block_start_0 = static_cast<Index>(block_start_0_offset);
     wait_for_previous();
-    const Index column_count = 32000;
+    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
     const Index value_at = checked_index(widen(load(chosen_ptr, block_start_0 + row)), 32000,
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
     // Phase 1 of 2: reduces the row to normalizer_peak, normalizer_mass.
-    const float projected_at_index = widen(load(projected_ptr, row * 32000 + value_at));
+    const float projected_at_index = widen(load(projected_ptr, row * COLUMNS + value_at));
     float normalizer_peak;
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
     for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
         bf16 projected_raw[LANES];
-        load_lanes<LANES>(projected_raw, projected_ptr, row * 32000 + column);
+        load_lanes<LANES>(projected_raw, projected_ptr, row * COLUMNS + column);
         float projected[LANES];
         widen_vec(projected_raw, projected);
         float normalizer_peak_part[LANES];

@@ -59,11 +59,12 @@ __device__ __forceinline__ float result_of(float input, float largest, float log
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 constexpr i32 LARGEST_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 TOTAL_OFFSET = 16;
@@ -110,7 +111,7 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(input_raw[c], input_ptr, row * 4096 + column);
+        load_lanes<LANES>(input_raw[c], input_ptr, row * COLUMNS + column);
     }
     float largest_of[PARTIALS];
 #pragma unroll
@@ -170,6 +171,6 @@ fg_log_softmax(const bf16* input_ptr, bf16* out_ptr) {
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
+        store_lanes<LANES>(out_ptr, row * COLUMNS + column, result_raw);
     }
 }

@@ -62,12 +62,13 @@ __device__ __forceinline__ float normalized(float x, float mean, float rstd, flo
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 192;  // per row
 constexpr i32 WARPS = 6;  // per row
 constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 3;  // vectors per thread
+constexpr i32 CHUNKS = 3;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 constexpr i32 FORESEEN = 2;  // vectors that a thread prefetches
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
@@ -99,7 +100,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         i64 x_dim0_extent, double eps) {
     const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index row_count = x_dim0 * 4096;
-    const Index column_count = 4096;
+    const Index column_count = COLUMNS;
     const i32 thread = thread_id();
     // This block's share of the rows.
     constexpr i32 PARTS = 528;  // at most: every block has rows
@@ -111,7 +112,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count && column < column_count) {
-            copy_async<LANES>(x_staged, slot * SLOT + thread * LANES, x_ptr, row * 4096 + column);
+            copy_async<LANES>(x_staged, slot * SLOT + thread * LANES, x_ptr, row * COLUMNS + column);
         }
         copy_async_commit();
     };
@@ -223,7 +224,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
             }
             bf16 result_raw[LANES];
             narrow_vec(result, result_raw);
-            store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
+            store_lanes<LANES>(out_ptr, row * COLUMNS + column, result_raw);
         }
         base = base + CHUNKS < SLOTS ? base + CHUNKS : 0;
     }

@@ -51,12 +51,13 @@ __device__ __forceinline__ float normalized(float x, float rstd, float scale, fl
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 192;  // per row
 constexpr i32 WARPS = 6;  // per row
 constexpr i32 COMBINING_LANES = 8;  // at least one per warp: a power of two
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 3;  // vectors per thread
+constexpr i32 CHUNKS = 3;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 constexpr i32 BLOCKS_PER_SM = 5;  // at least, which limits the registers of a thread
 constexpr i32 SQUARES_OFFSET = 0;  // in shared memory, in bytes
 
@@ -79,7 +80,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float>
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, double eps) {
-    const Index column_count = 4096;
+    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
     const Index i0 = row / 4096;
@@ -92,7 +93,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(x_raw[c], x_ptr, row * 4096 + column);
+        load_lanes<LANES>(x_raw[c], x_ptr, row * COLUMNS + column);
         load_lanes<LANES>(scale_raw[c], scale_ptr, i0 * 4096 + column);
         load_lanes<LANES>(shift_raw[c], shift_ptr, i0 * 4096 + column);
     }
@@ -139,6 +140,6 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, row * 4096 + column, result_raw);
+        store_lanes<LANES>(out_ptr, row * COLUMNS + column, result_raw);
     }
 }

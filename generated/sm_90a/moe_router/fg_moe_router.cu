@@ -97,11 +97,12 @@ __device__ __forceinline__ void values_of_row_of(i64 smallest_key, i64 smallest_
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 64;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 64;  // per block at a time
-constexpr i32 CHUNKS = 2;  // vectors per thread
+constexpr i32 CHUNKS = 2;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 constexpr i32 BLOCKS_PER_SM = 3;  // at least, which limits the registers of a thread
 
 // Combines one value of every thread of a row; all of them receive the result.
@@ -120,7 +121,7 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
     const Index own = static_cast<Index>(block_id()) * ROWS + group;
     const bool exists = own < row_count;
     const Index row = exists ? own : row_count - 1;
-    const Index column_count = exists ? 64 : 0;
+    const Index column_count = exists ? COLUMNS : 0;
 
     // Phase 1 of 9: reduces the row to smallest_key; stores key_of_element for later phases.
     bf16 logits_raw[CHUNKS][LANES];
@@ -128,7 +129,7 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(logits_raw[c], logits_ptr, row * 64 + column);
+        load_lanes<LANES>(logits_raw[c], logits_ptr, row * COLUMNS + column);
     }
     i64 key_of_element_kept[CHUNKS][LANES];
     i64 smallest_key_of[PARTIALS];

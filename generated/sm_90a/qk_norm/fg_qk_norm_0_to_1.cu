@@ -50,11 +50,12 @@ __device__ __forceinline__ float normalized(float q, float rstd, float q_weight)
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 128;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 64;  // per block at a time
-constexpr i32 CHUNKS = 4;  // vectors per thread
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
     const Index own = static_cast<Index>(block) * ROWS + group;
     const bool exists = own < row_count;
     const Index row = exists ? own : row_count - 1;
-    const Index column_count = exists ? 128 : 0;
+    const Index column_count = exists ? COLUMNS : 0;
 
     // Phase 1 of 2: reduces the row to squares.
     bf16 q_raw[CHUNKS][LANES];
@@ -83,7 +84,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(q_raw[c], q_ptr, row * 128 + column);
+        load_lanes<LANES>(q_raw[c], q_ptr, row * COLUMNS + column);
     }
     float squares_of[PARTIALS];
 #pragma unroll
@@ -126,7 +127,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(queries_ptr, row * 128 + column, result_raw);
+        store_lanes<LANES>(queries_ptr, row * COLUMNS + column, result_raw);
     }
 }
 }  // namespace qk_norm_0
@@ -155,11 +156,12 @@ __device__ __forceinline__ float normalized(float k_val, float rstd, float k_wei
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 128;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 8;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 32;  // per block at a time
-constexpr i32 CHUNKS = 2;  // vectors per thread
+constexpr i32 CHUNKS = 2;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 
 // Combines one value of every thread of a row; all of them receive the result.
 __device__ __forceinline__ float row_sum_f32(float value) {
@@ -180,7 +182,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     const Index own = static_cast<Index>(block) * ROWS + group;
     const bool exists = own < row_count;
     const Index row = exists ? own : row_count - 1;
-    const Index column_count = exists ? 128 : 0;
+    const Index column_count = exists ? COLUMNS : 0;
 
     // Phase 1 of 2: reduces the row to squares.
     bf16 k_val_raw[CHUNKS][LANES];
@@ -188,7 +190,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
-        load_lanes<LANES>(k_val_raw[c], k_ptr, row * 128 + column);
+        load_lanes<LANES>(k_val_raw[c], k_ptr, row * COLUMNS + column);
     }
     float squares_of[PARTIALS];
 #pragma unroll
@@ -231,7 +233,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(keys_ptr, row * 128 + column, result_raw);
+        store_lanes<LANES>(keys_ptr, row * COLUMNS + column, result_raw);
     }
 }
 }  // namespace qk_norm_1

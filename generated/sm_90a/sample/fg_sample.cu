@@ -127,13 +127,14 @@ __device__ __forceinline__ float difference_of(float chosen, float normalizer_pe
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 32000;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 1344;  // per row
 constexpr i32 CLUSTER = 2;  // blocks per row
 constexpr i32 BLOCK = THREADS / CLUSTER;
 constexpr i32 WARPS = 42;
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 3;  // vectors per thread
+constexpr i32 CHUNKS = 3;  // vectors per thread: CHUNKS * THREADS * LANES >= COLUMNS
 constexpr i32 SLOTS = 6;  // pipeline stages: vectors per thread in shared memory
 constexpr i32 AHEAD = SLOTS - CHUNKS;  // of them for later rows
 constexpr i32 SLOT = BLOCK * LANES;  // elements between stages
@@ -223,7 +224,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLO
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* token_ptr,
         float* logprob_ptr, i64 logits_dim0_extent) {
     const Index row_count = static_cast<Index>(logits_dim0_extent);
-    const Index column_count = 32000;
+    const Index column_count = COLUMNS;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
     // two mbarriers per reduction, for the bytes that warps send
     u64* const arrived = &*shared_array<u64>(ARRIVED_OFFSET);
@@ -255,7 +256,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
         if (row < row_count && column < column_count) {
-            copy_async<LANES>(logits_staged, slot * SLOT + thread_id() * LANES, logits_ptr, row * 32000 + column);
+            copy_async<LANES>(logits_staged, slot * SLOT + thread_id() * LANES, logits_ptr, row * COLUMNS + column);
         }
         copy_async_commit();
     };

@@ -55,11 +55,12 @@ __device__ __forceinline__ float result_of(float exponential, float total) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
+constexpr i32 COLUMNS = 1024;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 32;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
 constexpr i32 ROWS = 8;  // per block at a time
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 1024 columns are a row
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
 // Combines one value of every thread of a row; all of them receive the result.
@@ -87,7 +88,6 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
     const Index row = static_cast<Index>(block_id()) * ROWS + group;
     if (row >= row_count) return;
     const Index i0 = row / (scores_dim1 * 1024);
-    const Index i2 = row - i0 * (scores_dim1 * 1024);
 
     // Phase 1 of 3: reduces the row to largest.
     bf16 scores_raw[CHUNKS][LANES];
@@ -95,7 +95,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<LANES>(scores_raw[c], scores_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column);
+        load_lanes<LANES>(scores_raw[c], scores_ptr, row * COLUMNS + column);
         load_lanes<LANES>(mask_raw[c], mask_ptr, i0 * 1024 + column);
     }
     float largest_of[PARTIALS];
@@ -158,6 +158,6 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(out_ptr, i2 * 1024 + i0 * scores_dim1 * 1048576 + column, result_raw);
+        store_lanes<LANES>(out_ptr, row * COLUMNS + column, result_raw);
     }
 }
