@@ -181,9 +181,15 @@ class CallView:
 
 
 def call_view(call: MathCall, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
-    arguments = [argument_text(a, offsets, lane_axis) for a in call.arguments]
+    pairs = zip(call.arguments, call.function.parameters, strict=True)
+    arguments = [_narrowed(a, p.dtype) or argument_text(a, offsets, lane_axis) for a, p in pairs]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
+
+
+def _narrowed(argument: CallArgument, dtype: DType) -> str:
+    """Prints the conversion of a run-time number, which kernels take in 64 bits; empty if none is needed."""
+    return f"static_cast<float>({argument.name})" if argument.origin is Origin.SCALAR and dtype is DType.FLOAT32 else ""
 
 
 def read_by(*calls: MathCall | None) -> frozenset[str]:

@@ -203,7 +203,7 @@ fg_add_layer_norm_quant(const bf16* x_ptr, const bf16* residual_ptr, const bf16*
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 4: computes rstd; reduces the row to amax; stores normalized for later phases.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
     float normalized_kept[CHUNKS][LANES];
     float amax_of[PARTIALS];
 #pragma unroll

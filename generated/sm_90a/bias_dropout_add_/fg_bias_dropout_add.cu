@@ -66,7 +66,7 @@ fg_bias_dropout_add(const bf16* bias_ptr, const i64* seed_ptr, const bf16* resid
     float result[LANES];
 #pragma unroll
     for (i32 v = 0; v < LANES; ++v) {
-        result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold, keep_scale);
+        result[v] = bias_dropout_add(x[v], bias[v], random[v], residual[v], threshold, static_cast<float>(keep_scale));
     }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);

@@ -59,7 +59,10 @@ fg_clamped_swiglu(const bf16* gate_ptr, bf16* out_ptr, double limit, double minu
     }
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = clamped_swiglu(gate[v], gate_neighbor[v], limit, alpha, minus_limit);
+    for (i32 v = 0; v < LANES; ++v) {
+        result[v] = clamped_swiglu(gate[v], gate_neighbor[v], static_cast<float>(limit), static_cast<float>(alpha),
+                static_cast<float>(minus_limit));
+    }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);

@@ -53,7 +53,7 @@ fg_dropout(const bf16* input_ptr, const i64* seed_ptr, bf16* out_ptr, i64 thresh
     widen_vec(random_raw, random);
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], threshold, keep_scale);
+    for (i32 v = 0; v < LANES; ++v) result[v] = dropout(input[v], random[v], threshold, static_cast<float>(keep_scale));
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);

@@ -47,7 +47,7 @@ fg_elu(const bf16* input_ptr, bf16* out_ptr, double alpha) {
     widen_vec(input_raw, input);
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = elu(input[v], alpha);
+    for (i32 v = 0; v < LANES; ++v) result[v] = elu(input[v], static_cast<float>(alpha));
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);

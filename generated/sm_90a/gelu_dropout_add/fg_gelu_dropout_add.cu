@@ -66,7 +66,9 @@ fg_gelu_dropout_add(const bf16* x_ptr, const i64* seed_ptr, const bf16* residual
     widen_vec(residual_raw, residual);
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold, keep_scale);
+    for (i32 v = 0; v < LANES; ++v) {
+        result[v] = gelu_dropout_add(x[v], random[v], residual[v], threshold, static_cast<float>(keep_scale));
+    }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);

@@ -237,7 +237,7 @@ fg_layer_norm_backward(const bf16* x_ptr, const bf16* dy_ptr, const bf16* weight
         const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
         // Phase 3 of 4: computes rstd; reduces the row to total_3; accumulates column_total of each column.
-        const float rstd = rstd_of(squares, eps);
+        const float rstd = rstd_of(squares, static_cast<float>(eps));
         float total_3_of[PARTIALS];
 #pragma unroll
         for (i32 k = 0; k < PARTIALS; ++k) total_3_of[k] = 0.0f;

@@ -147,7 +147,7 @@ fg_layer_norm_gelu_add(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bi
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

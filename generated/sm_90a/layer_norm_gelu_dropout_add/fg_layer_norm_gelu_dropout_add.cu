@@ -163,7 +163,7 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes out.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -186,8 +186,8 @@ fg_layer_norm_gelu_dropout_add(const bf16* x_ptr, const bf16* weight_ptr, const 
         float result[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            result[v] = result_of(x[v], mean, rstd, threshold_i32, keep_scale, weight[v], bias[v], random[v],
-                    residual[v]);
+            result[v] = result_of(x[v], mean, rstd, threshold_i32, static_cast<float>(keep_scale), weight[v], bias[v],
+                    random[v], residual[v]);
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);

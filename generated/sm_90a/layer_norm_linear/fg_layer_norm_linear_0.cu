@@ -140,7 +140,7 @@ fg_layer_norm_linear_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf1
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 3 of 3: computes rstd; writes normalized.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
     launch_dependents();
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

@@ -45,7 +45,7 @@ fg_leaky_relu(const bf16* input_ptr, bf16* out_ptr, double negative_slope) {
     widen_vec(input_raw, input);
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = leaky_relu(input[v], negative_slope);
+    for (i32 v = 0; v < LANES; ++v) result[v] = leaky_relu(input[v], static_cast<float>(negative_slope));
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);

@@ -122,7 +122,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 2: computes rstd; writes out.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

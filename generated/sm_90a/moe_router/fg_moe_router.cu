@@ -204,8 +204,9 @@ fg_moe_router(const bf16* logits_ptr, bf16* weights_ptr, i64* indices_ptr, i64 l
     float weights_8;
     i64 element_index_8;
     values_of_row_of(smallest_key_each[0], smallest_key_each[1], smallest_key_each[2], smallest_key_each[3],
-            smallest_key_each[4], smallest_key_each[5], smallest_key_each[6], scale, smallest_key_each[7], weights,
-            weights_2, weights_3, weights_4, weights_5, weights_6, weights_7, weights_8, element_index_8);
+            smallest_key_each[4], smallest_key_each[5], smallest_key_each[6], static_cast<float>(scale),
+            smallest_key_each[7], weights, weights_2, weights_3, weights_4, weights_5, weights_6, weights_7, weights_8,
+            element_index_8);
     if (thread == 0 && exists) {
         store_narrowed(weights_ptr, row * 8, weights);
         store_narrowed(weights_ptr, row * 8 + 1, weights_2);

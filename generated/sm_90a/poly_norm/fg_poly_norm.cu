@@ -157,7 +157,7 @@ fg_poly_norm(const bf16* x_ptr, const bf16* weight_ptr, const bf16* bias_ptr, bf
     float rstd;
     float rstd_2;
     float rstd_3;
-    values_of_row_of(squares, eps, squares_2, squares_3, rstd, rstd_2, rstd_3);
+    values_of_row_of(squares, static_cast<float>(eps), squares_2, squares_3, rstd, rstd_2, rstd_3);
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

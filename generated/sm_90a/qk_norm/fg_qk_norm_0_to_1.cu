@@ -109,7 +109,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* q_
     const float squares = row_sum_f32(squares_of[0]);
 
     // Phase 2 of 2: computes rstd; writes queries.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
@@ -215,7 +215,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
     const float squares = row_sum_f32(squares_of[0]);
 
     // Phase 2 of 2: computes rstd; writes keys.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;

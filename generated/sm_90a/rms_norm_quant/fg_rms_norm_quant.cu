@@ -155,7 +155,7 @@ fg_rms_norm_quant(const bf16* input_ptr, const bf16* weight_ptr, f8e4m3* values_
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
     // Phase 2 of 3: computes rstd; reduces the row to amax.
-    const float rstd = rstd_of(squares, eps);
+    const float rstd = rstd_of(squares, static_cast<float>(eps));
     bf16 weight_raw[CHUNKS][LANES];
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {

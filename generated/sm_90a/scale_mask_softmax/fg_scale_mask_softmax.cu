@@ -109,7 +109,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(mask_raw[c], mask);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = sum_of(scale, scores[v], mask[v]);
+            const float largest_part = sum_of(static_cast<float>(scale), scores[v], mask[v]);
             largest_of[v % PARTIALS] = amax_f32_combine(largest_of[v % PARTIALS], largest_part);
         }
     }
@@ -134,7 +134,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         float exponential[LANES];
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            exponential[v] = exponential_of(scores[v], mask[v], scale, largest);
+            exponential[v] = exponential_of(scores[v], mask[v], static_cast<float>(scale), largest);
             total_of[v % PARTIALS] += exponential[v];
             exponential_kept[c][v] = exponential[v];
         }

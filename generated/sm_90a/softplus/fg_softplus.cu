@@ -55,10 +55,12 @@ fg_softplus(const bf16* input_ptr, bf16* out_ptr, double beta, double threshold)
     load_lanes<LANES>(input_raw, input_ptr, position);
     float input[LANES];
     widen_vec(input_raw, input);
-    const float quotient = softplus_common(beta);
+    const float quotient = softplus_common(static_cast<float>(beta));
     float result[LANES];
 #pragma unroll
-    for (i32 v = 0; v < LANES; ++v) result[v] = softplus(input[v], beta, threshold, quotient);
+    for (i32 v = 0; v < LANES; ++v) {
+        result[v] = softplus(input[v], static_cast<float>(beta), static_cast<float>(threshold), quotient);
+    }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
     store_lanes<LANES>(out_ptr, position, result_raw);
