@@ -10,7 +10,7 @@ from typing import Any, cast
 import sympy
 
 from fusegen.emit.environment import c_text, environment, needed_definitions
-from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements
+from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements, widened
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.random import BITS
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
@@ -257,7 +257,7 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCo
     offset_texts = [offsets.text(_renamed(o, axes, coordinates)) for o in read.offsets]
     conditions = [offsets.condition(_renamed_bounds(b, axes, coordinates) for b in c) for c in read.conditions]
     base = elements(pointer, offsets.prefix)
-    values = [f"widen(load({base}, {offset}))" for offset in offset_texts]
+    values = [widened(f"load({base}, {offset})", pointer.dtype) for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
     is_drawn = pointer.stream is not None
     is_lazy = is_drawn or sympy.sympify(read.offsets[0]).has(LoadedIndex, CheckedIndex)

@@ -74,6 +74,11 @@ class FragmentView:
         return max(1, len(self.parts))
 
     @property
+    def is_wide(self) -> bool:
+        """True if memory holds elements in the computing type."""
+        return self.type == self.wide != DType.BOOL.spelling
+
+    @property
     def uniform(self) -> bool:
         """True if all lanes access one element."""
         return self.pattern == AccessPattern.UNIFORM.value
@@ -118,8 +123,13 @@ def loaded_in_turn(accesses: Iterable[Access], offsets: Offsets, lane_axis: symp
         views.append(fragment(access, replace(offsets, loaded=loaded), lane_axis))
         if access.pattern is AccessPattern.VECTOR and not access.conditions:
             place = offsets.linear(sympy.sympify(access.offset).subs(lane_axis, lane_axis + LANE))
-            loaded |= {LoadedIndex(access.buffer, place): f"widen({access.name}_raw[v])"}
+            loaded |= {LoadedIndex(access.buffer, place): widened(f"{access.name}_raw[v]", offsets.pointers[access.buffer].dtype)}
     return tuple(views)
+
+
+def widened(text: str, dtype: DType) -> str:
+    """Prints a stored value in the type that the math computes with."""
+    return text if dtype in (DType.INT64, DType.FLOAT32, DType.FLOAT64) else f"widen({text})"
 
 
 def shift(bounds: Bounds, replacements: Mapping[sympy.Symbol, Index]) -> Bounds:
@@ -341,7 +351,8 @@ class Offsets:
         if call in self.loaded:
             return self.loaded[call]
         if isinstance(call, LoadedIndex):
-            return self.load.format(f"{self.prefix}{self.pointers[call.buffer].name}", c_text(call.offset))
+            pointer = self.pointers[call.buffer]
+            return widened(self.load.format(f"{self.prefix}{pointer.name}", c_text(call.offset)), pointer.dtype)
         function = "wrapped_index" if call.wraps else "checked_index"
         return self.checked.format(function, *map(c_text, call.args[:2]), f"fusegen: {self.kernel}: {call.message}")
 
@@ -349,15 +360,15 @@ class Offsets:
 def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
     pointers = {p.buffer: p for p in kernel.pointers}
     narrow = frozenset(() if kernel.index64 else kernel.sizes)
-    return Offsets(kernel.name, pointers, "widen(load({}, {}))", '{}({}, {}, "{}")', prefix, narrow)
+    return Offsets(kernel.name, pointers, "load({}, {})", '{}({}, {}, "{}")', prefix, narrow)
 
 
 def cpu_offsets(kernel: LoweredKernel) -> Offsets:
     pointers = {p.buffer: p for p in kernel.pointers}
-    return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
+    return Offsets(kernel.name, pointers, "{}[{}]", '{}({}, {}, "{}", failed)')
 
 
-_IN_64_BITS = ("i64(", "min(", "max(", "widen(")
+_IN_64_BITS = ("i64(", "min(", "max(", "widen(", "load(")
 
 
 def _in_64_bits(operand: sympy.Expr) -> str:

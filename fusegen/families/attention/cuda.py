@@ -11,7 +11,7 @@ from fusegen.emit.column_pairs import PairCoordinates, Wrapper, offset_text, ope
 from fusegen.emit.cuda import CUDA, assemble, math_text
 from fusegen.emit.environment import c_text, mentions, render
 from fusegen.emit.math import function, function_text
-from fusegen.emit.views import cuda_offsets, entry
+from fusegen.emit.views import cuda_offsets, entry, widened
 from fusegen.families.attention.plan import AttentionBody, FewQueriesPlan, PagedKeys
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index
@@ -135,7 +135,8 @@ def _values_of_batch(kernel: LoweredKernel, body: AttentionBody) -> dict[LoadedI
         pointer = pointers[read.buffer]
         if pointer.stream is None and read.offset.free_symbols <= {batch}:
             offset = c_text(read.offset.subs(batch, sympy.Symbol("work.batch", integer=True)))
-            held[read] = _Held(name, pointer.dtype.compute.spelling, f"widen(load({pointer.name}, {offset}))")
+            value = widened(f"load({pointer.name}, {offset})", pointer.dtype)
+            held[read] = _Held(name, pointer.dtype.compute.spelling, value)
     return held
 
 

@@ -175,19 +175,21 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCK = 128;  // threads of each block
 constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_bias_split_heads_val_0_to_2(i64 bias_split_heads_val_0_blocks, i64 bias_split_heads_val_1_blocks,
         const bf16* qkv_ptr, const bf16* bias_ptr, bf16* q_ptr, bf16* k_ptr, bf16* v_ptr, i64 qkv_dim1) {
     i32 block = block_id();
     if (block < bias_split_heads_val_0_blocks) {
-        return bias_split_heads_val_0::run(block, qkv_ptr, bias_ptr, q_ptr, qkv_dim1);
+        bias_split_heads_val_0::run(block, qkv_ptr, bias_ptr, q_ptr, qkv_dim1);
+        return;
     }
     block -= static_cast<i32>(bias_split_heads_val_0_blocks);
     if (block < bias_split_heads_val_1_blocks) {
-        return bias_split_heads_val_1::run(block, qkv_ptr, bias_ptr, k_ptr, qkv_dim1);
+        bias_split_heads_val_1::run(block, qkv_ptr, bias_ptr, k_ptr, qkv_dim1);
+        return;
     }
     block -= static_cast<i32>(bias_split_heads_val_1_blocks);
     bias_split_heads_val_2::run(block, qkv_ptr, bias_ptr, v_ptr, qkv_dim1);

@@ -37,7 +37,6 @@
 #include "../primitives/tma_prefetch_map.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/warp_sync.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -467,7 +466,7 @@ fg_cached_attention(
     const i32 query_tiles = (i32(queries) + QUERIES - 1) / QUERIES;
     const Work work(block_id() / SPLITS, i32(heads) / SHARING, query_tiles);
     const i32 rank = block_id() % SPLITS;
-    const Operands operands{static_cast<i32>(k_cache_dim2_extent), widen(load(lengths_ptr, work.batch))};
+    const Operands operands{static_cast<i32>(k_cache_dim2_extent), load(lengths_ptr, work.batch)};
     i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
     // The last query of the tile sees the most keys.
     const i32 last_query = min(work.query + QUERIES, i32(queries)) - 1;

@@ -101,7 +101,7 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
             input_raw[v] = load(input_ptr, column * 32000 + v * 32000
-                    + checked_index(choose(widen(target_raw[v]) != ignore_index, widen(target_raw[v]), 0), 32000,
+                    + checked_index(choose(target_raw[v] != ignore_index, target_raw[v], 0), 32000,
                     "fusegen: cross_entropy_1: index of a computed tensor out of range [0, 32000)"));
         }
         float normalizer_peak_raw[LANES];

@@ -16,7 +16,6 @@
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Pipeline
@@ -33,7 +32,7 @@ fg_embedding(const bf16* weight_ptr, const i64* input_ptr, bf16* out_ptr, i64 we
 
     const Index i0 = position / 4096;
     const Index i1 = position - i0 * 4096;
-    const Index weight_at = checked_index(widen(load(input_ptr, i0)), weight_dim0,
+    const Index weight_at = checked_index(load(input_ptr, i0), weight_dim0,
             "fusegen: embedding: index of 'weight' out of range [0, weight_dim0)");
     bf16 weight_raw[LANES];
     load_lanes<LANES>(weight_raw, weight_ptr, weight_at * 4096 + i1);

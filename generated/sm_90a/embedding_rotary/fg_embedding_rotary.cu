@@ -55,7 +55,7 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
     const Index i2 = i3_outer - i2_outer * 4096;
     const Index i0 = i2_outer / 32;
     const Index i1 = i2_outer - i0 * 32;
-    const Index weight_at = checked_index(widen(load(input_ptr, i0 * 4096 + i2)), weight_dim0,
+    const Index weight_at = checked_index(load(input_ptr, i0 * 4096 + i2), weight_dim0,
             "fusegen: embedding_rotary: index of 'weight' out of range [0, weight_dim0)");
     bf16 weight_raw[LANES];
     bf16 cos_val_raw[LANES];

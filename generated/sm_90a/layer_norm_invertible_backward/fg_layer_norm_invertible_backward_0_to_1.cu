@@ -247,7 +247,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
         copy_async_wait<AHEAD>();
 
         // Phase 1 of 2: reduces the row to total, total_2; accumulates column_total, column_total_2 of each column.
-        const float rstd = widen(load(rstd_ptr, row));
+        const float rstd = load(rstd_ptr, row);
         float total_of[PARTIALS];
 #pragma unroll
         for (i32 k = 0; k < PARTIALS; ++k) total_of[k] = 0.0f;
@@ -341,16 +341,17 @@ __device__ __forceinline__ void run(i32 block, const bf16* dy_ptr, const bf16* w
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCK = 128;  // threads of each block
 constexpr i32 BLOCKS_PER_SM = 2;  // at least, which limits the registers of a thread
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_layer_norm_invertible_backward_0_to_1(i64 layer_norm_invertible_backward_0_blocks, const bf16* weight_ptr,
         bool* has_zero_ptr, const bf16* dy_ptr, const bf16* y_ptr, const bf16* bias_ptr, const float* rstd_ptr,
         bf16* dx_ptr, float* partial_column_total_ptr, float* partial_column_total_2_ptr, i64 y_dim0) {
     i32 block = block_id();
     if (block < layer_norm_invertible_backward_0_blocks) {
-        return layer_norm_invertible_backward_0::run(block, weight_ptr, has_zero_ptr);
+        layer_norm_invertible_backward_0::run(block, weight_ptr, has_zero_ptr);
+        return;
     }
     block -= static_cast<i32>(layer_norm_invertible_backward_0_blocks);
     layer_norm_invertible_backward_1::run(block, dy_ptr, weight_ptr, y_ptr, bias_ptr, rstd_ptr, dx_ptr,

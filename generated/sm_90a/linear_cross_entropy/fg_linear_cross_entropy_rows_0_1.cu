@@ -104,7 +104,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_pt
     const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
-    const Index value_at = checked_index(widen(load(chosen_ptr, block_start_0 + row)), 32000,
+    const Index value_at = checked_index(load(chosen_ptr, block_start_0 + row), 32000,
             "fusegen: linear_cross_entropy_rows_0_1: index of a computed tensor out of range [0, 32000)");
 
     // Phase 1 of 2: reduces the row to normalizer_peak, normalizer_mass.

@@ -78,7 +78,7 @@ __device__ __forceinline__ void epilogue(const Operands& operands, const float (
         f8e4m3 (&out)[2]) {
     float bias[2];
     load_wide(bias, operands.bias_ptr, col);
-    const float scale = widen(load(operands.scale_ptr, 0));
+    const float scale = load(operands.scale_ptr, 0);
     float result[2];
 #pragma unroll
     for (i32 v = 0; v < 2; ++v) result[v] = linear_quant_epilogue(product[v], bias[v], scale);

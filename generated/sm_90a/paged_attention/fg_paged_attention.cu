@@ -39,7 +39,6 @@
 #include "../primitives/tma_prefetch_map.cuh"
 #include "../primitives/warp_id.cuh"
 #include "../primitives/warp_sync.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/refuse_index.cuh"
 #include "../primitives/checked_index.cuh"
 #include "../primitives/wrapped_index.cuh"
@@ -119,7 +118,7 @@ __device__ __forceinline__ i64 seen_keys(const Operands& operands, i32 /*batch*/
 
 // The page of the cache with a block of keys.
 __device__ __forceinline__ i64 page_number(const Operands& operands, i32 batch, i32 block) {
-    return wrapped_index(widen(load(operands.page_table_ptr, batch * 512 + block)), operands.k_cache_dim0,
+    return wrapped_index(load(operands.page_table_ptr, batch * 512 + block), operands.k_cache_dim0,
             "fusegen: paged_attention: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
 }
 
@@ -516,8 +515,7 @@ fg_paged_attention(
     const i32 query_tiles = (i32(queries) + QUERIES - 1) / QUERIES;
     const Work work(block_id() / SPLITS, i32(heads) / SHARING, query_tiles);
     const i32 rank = block_id() % SPLITS;
-    const Operands operands{page_table_ptr, static_cast<i32>(k_cache_dim0_extent),
-            widen(load(lengths_ptr, work.batch))};
+    const Operands operands{page_table_ptr, static_cast<i32>(k_cache_dim0_extent), load(lengths_ptr, work.batch)};
     i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
     // The last query of the tile sees the most keys.
     const i32 last_query = min(work.query + QUERIES, i32(queries)) - 1;

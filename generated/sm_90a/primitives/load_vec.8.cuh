@@ -4,13 +4,11 @@ __device__ __forceinline__ void load_vec(T (&dst)[N], const T* base, i64 i) {
     constexpr i32 bytes = N * sizeof(T);
     constexpr i32 width = vector_width(bytes);
     static_assert(width == 8, "no other accesses were expected");
-    if constexpr (width == 8) {
-        const u32* from = reinterpret_cast<const u32*>(base + i);
-        u32 words[bytes / 4];
+    const u32* from = reinterpret_cast<const u32*>(base + i);
+    u32 words[bytes / 4];
 #pragma unroll
-        for (i32 w = 0; w < bytes / 4; w += 2) {
-            asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
-        }
-        memcpy(dst, words, bytes);
+    for (i32 w = 0; w < bytes / 4; w += 2) {
+        asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(words[w]), "=r"(words[w + 1]) : "l"(from + w));
     }
+    memcpy(dst, words, bytes);
 }

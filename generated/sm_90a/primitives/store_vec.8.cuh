@@ -4,14 +4,12 @@ __device__ __forceinline__ void store_vec(T* base, i64 i, const T (&src)[N]) {
     constexpr i32 bytes = N * sizeof(T);
     constexpr i32 width = vector_width(bytes);
     static_assert(width == 8, "no other accesses were expected");
-    if constexpr (width == 8) {
-        u32* to = reinterpret_cast<u32*>(base + i);
-        u32 words[bytes / 4];
-        memcpy(words, src, bytes);
+    u32* to = reinterpret_cast<u32*>(base + i);
+    u32 words[bytes / 4];
+    memcpy(words, src, bytes);
 #pragma unroll
-        for (i32 w = 0; w < bytes / 4; w += 2) {
-            asm volatile("st.global.v2.b32 [%0], {%1, %2};"
-                         :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
-        }
+    for (i32 w = 0; w < bytes / 4; w += 2) {
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};"
+                     :: "l"(to + w), "r"(words[w]), "r"(words[w + 1]) : "memory");
     }
 }

@@ -241,16 +241,17 @@ __device__ __forceinline__ void run(i32 block, const bf16* k_ptr, const bf16* k_
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 THREADS = 256;  // per block of every part
+constexpr i32 BLOCK = 256;  // threads of each block
 constexpr i32 BLOCKS_PER_SM = 4;  // at least, which limits the registers of a thread
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_qk_norm_0_to_1(i64 qk_norm_0_blocks, const bf16* q_ptr, const bf16* q_weight_ptr, bf16* queries_ptr,
         const bf16* k_ptr, const bf16* k_weight_ptr, bf16* keys_ptr, i64 q_dim0, i64 q_dim1, i64 q_dim2, i64 k_dim1,
         double eps) {
     i32 block = block_id();
     if (block < qk_norm_0_blocks) {
-        return qk_norm_0::run(block, q_ptr, q_weight_ptr, queries_ptr, q_dim0, q_dim1, q_dim2, eps);
+        qk_norm_0::run(block, q_ptr, q_weight_ptr, queries_ptr, q_dim0, q_dim1, q_dim2, eps);
+        return;
     }
     block -= static_cast<i32>(qk_norm_0_blocks);
     qk_norm_1::run(block, k_ptr, k_weight_ptr, keys_ptr, k_dim1, q_dim0, q_dim2, eps);

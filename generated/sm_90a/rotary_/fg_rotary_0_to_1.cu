@@ -101,14 +101,17 @@ __device__ __forceinline__ void run(i32 block, const bf16* cos_ptr, const bf16* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCK = 128;  // threads of each block
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_rotary_0_to_1(i64 rotary_0_blocks, const bf16* cos_ptr, const bf16* sin_ptr, bf16* q_ptr, bf16* k_ptr, i64 q_dim2,
         i64 q_dim0, i64 q_dim1, i64 k_dim1) {
     i32 block = block_id();
-    if (block < rotary_0_blocks) return rotary_0::run(block, cos_ptr, sin_ptr, q_ptr, q_dim2, q_dim0, q_dim1);
+    if (block < rotary_0_blocks) {
+        rotary_0::run(block, cos_ptr, sin_ptr, q_ptr, q_dim2, q_dim0, q_dim1);
+        return;
+    }
     block -= static_cast<i32>(rotary_0_blocks);
     rotary_0::run(block, cos_ptr, sin_ptr, k_ptr, q_dim2, k_dim1, q_dim0);  // rotary_1: the same text
 }

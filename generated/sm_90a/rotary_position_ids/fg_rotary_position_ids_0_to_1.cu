@@ -124,15 +124,16 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const i64* pos
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCK = 128;  // threads of each block
 constexpr i32 BLOCKS_PER_SM = 1;  // at least, so that a thread may take most registers
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_rotary_position_ids_0_to_1(i64 rotary_position_ids_0_blocks, const bf16* q_ptr, const i64* position_ids_ptr,
         bf16* queries_ptr, const bf16* k_ptr, bf16* keys_ptr, i64 q_dim1, i64 q_dim0, i64 k_dim1) {
     i32 block = block_id();
     if (block < rotary_position_ids_0_blocks) {
-        return rotary_position_ids_0::run(block, q_ptr, position_ids_ptr, queries_ptr, q_dim1, q_dim0);
+        rotary_position_ids_0::run(block, q_ptr, position_ids_ptr, queries_ptr, q_dim1, q_dim0);
+        return;
     }
     block -= static_cast<i32>(rotary_position_ids_0_blocks);
     // rotary_position_ids_1: the same text

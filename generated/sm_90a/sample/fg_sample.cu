@@ -270,7 +270,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
         // Phase 1 of 3: computes is_at_least, chosen_2, bits; reduces the row to place_values, place_indices,
         // normalizer_peak, normalizer_mass.
         const float temperature = widen(load(temperature_ptr, row));
-        const i64 seeds = widen(load(seeds_ptr, row));
+        const i64 seeds = load(seeds_ptr, row);
         bool is_at_least;
         float chosen_2;
         i64 bits;

@@ -137,7 +137,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     const Index i2 = i3_outer - i2_outer * 4096;
     const Index i0 = i2_outer / 8;
     const Index i1 = i2_outer - i0 * 8;
-    const Index k_cache_at = wrapped_index(widen(load(slots_ptr, i2)), k_cache_dim0 * k_cache_dim1,
+    const Index k_cache_at = wrapped_index(load(slots_ptr, i2), k_cache_dim0 * k_cache_dim1,
             "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
     bf16 qkv_raw[LANES];
     bf16 cos_val_raw[LANES];
@@ -206,7 +206,7 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* s
 
     const Index i0 = position / 1024;
     const Index i2 = position - i0 * 1024;
-    const Index v_cache_at = wrapped_index(widen(load(slots_ptr, i0)), k_cache_dim0 * k_cache_dim1,
+    const Index v_cache_at = wrapped_index(load(slots_ptr, i0), k_cache_dim0 * k_cache_dim1,
             "fusegen: split_rotary_cache_2: index of 'v_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
     bf16 qkv_raw[LANES];
     load_lanes<LANES>(qkv_raw, qkv_ptr, i0 * 6144 + i2 + 5120);
@@ -224,21 +224,22 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const i64* s
 // ---------------------------------------------------------------------------------------------------------------------
 // Parts
 // ---------------------------------------------------------------------------------------------------------------------
-constexpr i32 THREADS = 128;  // per block of every part
+constexpr i32 BLOCK = 128;  // threads of each block
 constexpr i32 BLOCKS_PER_SM = 8;  // at least, which limits the registers of a thread
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS_PER_SM)
 fg_split_rotary_cache_0_to_2(i64 split_rotary_cache_0_blocks, i64 split_rotary_cache_1_blocks, const bf16* qkv_ptr,
         const bf16* cos_ptr, const bf16* sin_ptr, bf16* out_ptr, const i64* slots_ptr, bf16* k_cache_ptr,
         bf16* v_cache_ptr, i64 k_cache_dim0, i64 k_cache_dim1) {
     i32 block = block_id();
     if (block < split_rotary_cache_0_blocks) {
-        return split_rotary_cache_0::run(block, qkv_ptr, cos_ptr, sin_ptr, out_ptr);
+        split_rotary_cache_0::run(block, qkv_ptr, cos_ptr, sin_ptr, out_ptr);
+        return;
     }
     block -= static_cast<i32>(split_rotary_cache_0_blocks);
     if (block < split_rotary_cache_1_blocks) {
-        return split_rotary_cache_1::run(block, qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, k_cache_dim0,
-                k_cache_dim1);
+        split_rotary_cache_1::run(block, qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_cache_ptr, k_cache_dim0, k_cache_dim1);
+        return;
     }
     block -= static_cast<i32>(split_rotary_cache_1_blocks);
     split_rotary_cache_2::run(block, qkv_ptr, slots_ptr, v_cache_ptr, k_cache_dim0, k_cache_dim1);
