@@ -313,7 +313,7 @@ def test_offsets_use_the_position() -> None:
     (source,) = SPECS["merge_heads"].lower(torch.bfloat16, "sm_90a").sources
     assert "load_lanes<LANES>(q_raw, q_ptr, position);" in source.pipeline
     (source,) = SPECS["modulated_rms_norm"].lower(torch.bfloat16, "sm_90a").sources
-    assert "x_ptr, row * 4096 + column)" in source.pipeline and "i1" not in source.pipeline
+    assert "x_ptr, row * COLUMNS + column)" in source.pipeline and "i1" not in source.pipeline
 
 
 def test_an_index_that_is_a_value_too_is_loaded_once() -> None:

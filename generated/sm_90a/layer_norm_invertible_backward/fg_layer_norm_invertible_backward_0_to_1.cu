@@ -67,12 +67,11 @@ __device__ __forceinline__ i32 is_equal_of(float weight) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 128;  // per row
 constexpr i32 WARPS = 4;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
+constexpr i32 CHUNKS = 4;  // vectors per thread: CHUNKS * THREADS * LANES = 4096
 constexpr i32 ANY_OFFSET = 0;  // in shared memory, in bytes
 
 // Stores a warp's partial result; after a barrier, row_any_i32_combine_partials combines those of all warps.

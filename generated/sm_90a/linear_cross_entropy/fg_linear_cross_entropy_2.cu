@@ -45,12 +45,11 @@ __device__ __forceinline__ float quotient_of(float total, float true_count) {
 // ---------------------------------------------------------------------------------------------------------------------
 using Index = i32;
 
-constexpr i32 COLUMNS = 4096;  // of a row
 constexpr i32 LANES = 8;  // vector width
 constexpr i32 THREADS = 512;  // per row
 constexpr i32 WARPS = 16;  // per row
 constexpr i32 PARTIALS = 4;  // independent partial results per thread, which hide the latency of combining
-constexpr i32 CHUNKS = 1;  // vectors per thread: CHUNKS * THREADS * LANES = COLUMNS
+constexpr i32 CHUNKS = 1;  // vectors per thread: CHUNKS * THREADS * LANES = 4096
 constexpr i32 TRUE_COUNT_OFFSET = 0;  // in shared memory, in bytes
 constexpr i32 TOTAL_OFFSET = 64;
 
