@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -34,7 +37,7 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).with_hoisted((*body.reads, *body.writes), [lane_axis])
     if not body.plan.wraps:  # otherwise elements of the next row have indices of their own
-        offsets = replace(offsets, linear=LinearIndex(body.axes, "position"))
+        offsets = _with_common(replace(offsets, linear=LinearIndex(body.axes, "position")), [*body.reads, *body.writes])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     return render(
         "cuda/pointwise.cu.jinja",
@@ -57,6 +60,27 @@ def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> s
         lane_axis=lane_axis.name,
         lane_decode=decode(body.axes, "(position + v)", "Index"),
     )
+
+
+def _with_common(offsets: Offsets, accesses: Sequence[Access]) -> Offsets:
+    """Names the offsets that several accesses have, besides a number."""
+    positions = [(a, sympy.expand(offsets.linear(a.offset)).as_coeff_Add()[1]) for a in accesses]
+    count, named, names = Counter(place for _, place in positions), dict[sympy.Expr, sympy.Symbol](), set[str]()
+    for access, place in positions:
+        if count[place] > 1 and place not in named and not place.is_Atom and not place.has(LoadedIndex, CheckedIndex):
+            stem = offsets.pointers[access.buffer].name.removesuffix("_ptr")
+            name = next(n for n in (f"{stem}{k if k > 1 else ''}_offset" for k in itertools.count(1)) if n not in names)
+            names.add(name)
+            named[place] = sympy.Symbol(name, integer=True, nonnegative=True)
+
+    def near(index: Index) -> Index:
+        """Returns an offset in elements from a named one, if it is a number besides the lane's."""
+        written = sympy.expand(offsets.linear(index))
+        distances = ((symbol, sympy.expand(written - place)) for place, symbol in named.items())
+        return next((symbol + distance for symbol, distance in distances if distance.free_symbols <= {LANE}), written)
+
+    lines = {symbol.name: f"const Index {symbol} = {offsets.text(place)};" for place, symbol in named.items()}
+    return replace(offsets, linear=near, lines={**offsets.lines, **lines})
 
 
 def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: HoistedMath, launch: Launch) -> str:

@@ -57,6 +57,8 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
     const Index i1 = i2_outer - i0 * 32;
     const Index weight_at = checked_index(load(input_ptr, i0 * 4096 + i2), weight_dim0,
             "fusegen: embedding_rotary: index of 'weight' out of range [0, weight_dim0)");
+    const Index cos_offset = i2 * 128 + i3;
+    const Index out_offset = i1 * 128 + i0 * 16777216 + i2 * 4096 + i3;
     bf16 weight_raw[LANES];
     bf16 cos_val_raw[LANES];
     bf16 weight_at_index_raw[LANES];
@@ -64,11 +66,11 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
     bf16 cos_other_raw[LANES];
     bf16 sin_other_raw[LANES];
     load_lanes<LANES>(weight_raw, weight_ptr, i1 * 128 + weight_at * 4096 + i3);
-    load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
+    load_lanes<LANES>(cos_val_raw, cos_ptr, cos_offset);
     load_lanes<LANES>(weight_at_index_raw, weight_ptr, i1 * 128 + weight_at * 4096 + i3 + 64);
-    load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
-    load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-    load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+    load_lanes<LANES>(sin_val_raw, sin_ptr, cos_offset);
+    load_lanes<LANES>(cos_other_raw, cos_ptr, cos_offset + 64);
+    load_lanes<LANES>(sin_other_raw, sin_ptr, cos_offset + 64);
     float weight[LANES];
     widen_vec(weight_raw, weight);
     float cos_val[LANES];
@@ -90,8 +92,8 @@ fg_embedding_rotary(const bf16* weight_ptr, const bf16* cos_ptr, const bf16* sin
     }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
-    store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3, result_raw);
+    store_lanes<LANES>(out_ptr, out_offset, result_raw);
     bf16 result_2_raw[LANES];
     narrow_vec(result_2, result_2_raw);
-    store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 16777216 + i2 * 4096 + i3 + 64, result_2_raw);
+    store_lanes<LANES>(out_ptr, out_offset + 64, result_2_raw);
 }

@@ -43,10 +43,11 @@ fg_glu(const bf16* input_ptr, bf16* out_ptr) {
 
     const Index i0 = position / 14336;
     const Index i1 = position - i0 * 14336;
+    const Index input_offset = i0 * 28672 + i1;
     bf16 input_raw[LANES];
     bf16 input_other_raw[LANES];
-    load_lanes<LANES>(input_raw, input_ptr, i0 * 28672 + i1);
-    load_lanes<LANES>(input_other_raw, input_ptr, i0 * 28672 + i1 + 14336);
+    load_lanes<LANES>(input_raw, input_ptr, input_offset);
+    load_lanes<LANES>(input_other_raw, input_ptr, input_offset + 14336);
     float input[LANES];
     widen_vec(input_raw, input);
     float input_other[LANES];

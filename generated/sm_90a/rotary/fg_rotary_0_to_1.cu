@@ -58,18 +58,20 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* co
         const Index i3 = position - i3_outer * 64;
         const Index i1 = i3_outer / q_dim2;
         const Index i2 = i3_outer - i1 * q_dim2;
+        const Index q_offset = i1 * q_dim2 * 128 + i2 * 128 + i3;
+        const Index cos_offset = i2 * 128 + i3;
         bf16 q_raw[LANES];
         bf16 cos_val_raw[LANES];
         bf16 q_other_raw[LANES];
         bf16 sin_val_raw[LANES];
         bf16 cos_other_raw[LANES];
         bf16 sin_other_raw[LANES];
-        load_lanes<LANES>(q_raw, q_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3);
-        load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(q_other_raw, q_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
-        load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-        load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+        load_lanes<LANES>(q_raw, q_ptr, q_offset);
+        load_lanes<LANES>(cos_val_raw, cos_ptr, cos_offset);
+        load_lanes<LANES>(q_other_raw, q_ptr, q_offset + 64);
+        load_lanes<LANES>(sin_val_raw, sin_ptr, cos_offset);
+        load_lanes<LANES>(cos_other_raw, cos_ptr, cos_offset + 64);
+        load_lanes<LANES>(sin_other_raw, sin_ptr, cos_offset + 64);
         float q[LANES];
         widen_vec(q_raw, q);
         float cos_val[LANES];
@@ -90,10 +92,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* q_ptr, const bf16* co
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(queries_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3, result_raw);
+        store_lanes<LANES>(queries_ptr, q_offset, result_raw);
         bf16 result_2_raw[LANES];
         narrow_vec(result_2, result_2_raw);
-        store_lanes<LANES>(queries_ptr, i1 * q_dim2 * 128 + i2 * 128 + i3 + 64, result_2_raw);
+        store_lanes<LANES>(queries_ptr, q_offset + 64, result_2_raw);
     }
 }
 }  // namespace rotary_0

@@ -64,18 +64,21 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     const Index i2 = i3_outer - i2_outer * 4096;
     const Index i0 = i2_outer / 32;
     const Index i1 = i2_outer - i0 * 32;
+    const Index qkv_offset = i1 * 128 + i2 * 6144 + i3;
+    const Index cos_offset = i2 * 128 + i3;
+    const Index out_offset = i1 * 128 + i0 * 4096 + i2 * 4096 + i3;
     bf16 qkv_raw[LANES];
     bf16 cos_val_raw[LANES];
     bf16 qkv_other_raw[LANES];
     bf16 sin_val_raw[LANES];
     bf16 cos_other_raw[LANES];
     bf16 sin_other_raw[LANES];
-    load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3);
-    load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
-    load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 64);
-    load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
-    load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-    load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+    load_lanes<LANES>(qkv_raw, qkv_ptr, qkv_offset);
+    load_lanes<LANES>(cos_val_raw, cos_ptr, cos_offset);
+    load_lanes<LANES>(qkv_other_raw, qkv_ptr, qkv_offset + 64);
+    load_lanes<LANES>(sin_val_raw, sin_ptr, cos_offset);
+    load_lanes<LANES>(cos_other_raw, cos_ptr, cos_offset + 64);
+    load_lanes<LANES>(sin_other_raw, sin_ptr, cos_offset + 64);
     float qkv[LANES];
     widen_vec(qkv_raw, qkv);
     float cos_val[LANES];
@@ -97,10 +100,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
-    store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3, result_raw);
+    store_lanes<LANES>(out_ptr, out_offset, result_raw);
     bf16 result_2_raw[LANES];
     narrow_vec(result_2, result_2_raw);
-    store_lanes<LANES>(out_ptr, i1 * 128 + i0 * 4096 + i2 * 4096 + i3 + 64, result_2_raw);
+    store_lanes<LANES>(out_ptr, out_offset + 64, result_2_raw);
 }
 }  // namespace split_rotary_cache_0
 
@@ -139,18 +142,20 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     const Index i1 = i2_outer - i0 * 8;
     const Index k_cache_at = wrapped_index(load(slots_ptr, i2), k_cache_dim0 * k_cache_dim1,
             "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
+    const Index qkv_offset = i1 * 128 + i2 * 6144 + i3;
+    const Index cos_offset = i2 * 128 + i3;
     bf16 qkv_raw[LANES];
     bf16 cos_val_raw[LANES];
     bf16 qkv_other_raw[LANES];
     bf16 sin_val_raw[LANES];
     bf16 cos_other_raw[LANES];
     bf16 sin_other_raw[LANES];
-    load_lanes<LANES>(qkv_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4096);
-    load_lanes<LANES>(cos_val_raw, cos_ptr, i2 * 128 + i3);
-    load_lanes<LANES>(qkv_other_raw, qkv_ptr, i1 * 128 + i2 * 6144 + i3 + 4160);
-    load_lanes<LANES>(sin_val_raw, sin_ptr, i2 * 128 + i3);
-    load_lanes<LANES>(cos_other_raw, cos_ptr, i2 * 128 + i3 + 64);
-    load_lanes<LANES>(sin_other_raw, sin_ptr, i2 * 128 + i3 + 64);
+    load_lanes<LANES>(qkv_raw, qkv_ptr, qkv_offset + 4096);
+    load_lanes<LANES>(cos_val_raw, cos_ptr, cos_offset);
+    load_lanes<LANES>(qkv_other_raw, qkv_ptr, qkv_offset + 4160);
+    load_lanes<LANES>(sin_val_raw, sin_ptr, cos_offset);
+    load_lanes<LANES>(cos_other_raw, cos_ptr, cos_offset + 64);
+    load_lanes<LANES>(sin_other_raw, sin_ptr, cos_offset + 64);
     float qkv[LANES];
     widen_vec(qkv_raw, qkv);
     float cos_val[LANES];
