@@ -347,7 +347,9 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
     for number, source in enumerate(sources):  # a part with the text of an earlier one takes its namespace
         names[number] = next((name for name, text in texts.items() if _is_alike(text, source.kernel_text)), names[number])
         texts.setdefault(names[number], source.kernel_text)
-    own = [f"namespace {name} {{\n{text}}}  // namespace {name}\n" for name, text in texts.items()]
+    others = {name: [p.kernel.name for p, of in zip(parts, names, strict=True) if name == of != p.kernel.name] for name in texts}
+    heads = {name: f"// {', '.join(o)}: this text with other arguments.\n" if o else "" for name, o in others.items()}
+    own = [f"{heads[name]}namespace {name} {{\n{text}}}  // namespace {name}\n" for name, text in texts.items()]
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),

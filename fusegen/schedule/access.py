@@ -59,7 +59,8 @@ class Anchor:
 
 
 def merge_axes(axes: Axes, expressions: Iterable[Index], single: str) -> tuple[Axes, dict[sympy.Symbol, Index]]:
-    """Merges adjacent axes that every expression uses only in linearized form; a single remaining axis is named `single`.
+    """Merges adjacent axes that every expression uses only in linearized form, and drops outer ones of extent 1; a single remaining
+    axis is named `single`.
 
     Also returns the replacements of removed symbols (0 if merged into a neighbour).
     """
@@ -69,7 +70,7 @@ def merge_axes(axes: Axes, expressions: Iterable[Index], single: str) -> tuple[A
     d = len(symbols) - 2
     while d >= 0:
         outer, inner, extent = symbols[d], symbols[d + 1], extents[d + 1]
-        if all(_acts_as_one(e, outer, inner, extent) for e in expanded):
+        if extents[d] == 1 or all(_acts_as_one(e, outer, inner, extent) for e in expanded):
             expanded = [e.subs(outer, 0) for e in expanded]
             replaced[outer] = 0
             extents[d : d + 2] = [simplify_dim(extents[d] * extent)]

@@ -24,6 +24,7 @@
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
+// rotary_1: the same text, with other arguments.
 namespace rotary_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -115,5 +116,5 @@ fg_rotary_0_to_1(i64 rotary_0_blocks, const bf16* q_ptr, const bf16* cos_ptr, co
         return;
     }
     block -= static_cast<i32>(rotary_0_blocks);
-    rotary_0::run(block, k_ptr, cos_ptr, sin_ptr, keys_ptr, q_dim2, k_dim1, q_dim0);  // rotary_1: the same text
+    rotary_0::run(block, k_ptr, cos_ptr, sin_ptr, keys_ptr, q_dim2, k_dim1, q_dim0);  // rotary_1
 }

@@ -26,6 +26,7 @@
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
+// rotary_position_ids_1: the same text, with other arguments.
 namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -136,6 +137,5 @@ fg_rotary_position_ids_0_to_1(i64 rotary_position_ids_0_blocks, const bf16* q_pt
         return;
     }
     block -= static_cast<i32>(rotary_position_ids_0_blocks);
-    // rotary_position_ids_1: the same text
-    rotary_position_ids_0::run(block, k_ptr, position_ids_ptr, keys_ptr, k_dim1, q_dim0);
+    rotary_position_ids_0::run(block, k_ptr, position_ids_ptr, keys_ptr, k_dim1, q_dim0);  // rotary_position_ids_1
 }

@@ -27,6 +27,7 @@
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
+// rotary_position_ids_1: the same text, with other arguments.
 namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
@@ -137,5 +138,5 @@ fg_rotary_position_ids_0_to_1(i64 rotary_position_ids_0_blocks, const i64* posit
         return;
     }
     block -= static_cast<i32>(rotary_position_ids_0_blocks);
-    rotary_position_ids_0::run(block, position_ids_ptr, k_ptr, k_dim1, q_dim0);  // rotary_position_ids_1: the same text
+    rotary_position_ids_0::run(block, position_ids_ptr, k_ptr, k_dim1, q_dim0);  // rotary_position_ids_1
 }

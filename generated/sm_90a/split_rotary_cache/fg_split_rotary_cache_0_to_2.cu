@@ -60,13 +60,11 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
 
     const Index i3_outer = position / 64;
     const Index i3 = position - i3_outer * 64;
-    const Index i2_outer = i3_outer / 4096;
-    const Index i2 = i3_outer - i2_outer * 4096;
-    const Index i0 = i2_outer / 32;
-    const Index i1 = i2_outer - i0 * 32;
+    const Index i1 = i3_outer / 4096;
+    const Index i2 = i3_outer - i1 * 4096;
     const Index qkv_offset = i1 * 128 + i2 * 6144 + i3;
     const Index cos_offset = i2 * 128 + i3;
-    const Index out_offset = i1 * 128 + i0 * 4096 + i2 * 4096 + i3;
+    const Index out_offset = i1 * 128 + i2 * 4096 + i3;
     bf16 qkv_raw[LANES];
     bf16 cos_val_raw[LANES];
     bf16 qkv_other_raw[LANES];
@@ -136,10 +134,8 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
 
     const Index i3_outer = position / 64;
     const Index i3 = position - i3_outer * 64;
-    const Index i2_outer = i3_outer / 4096;
-    const Index i2 = i3_outer - i2_outer * 4096;
-    const Index i0 = i2_outer / 8;
-    const Index i1 = i2_outer - i0 * 8;
+    const Index i1 = i3_outer / 4096;
+    const Index i2 = i3_outer - i1 * 4096;
     const Index k_cache_at = wrapped_index(load(slots_ptr, i2), k_cache_dim0 * k_cache_dim1,
             "fusegen: split_rotary_cache_1: index of 'k_cache' out of range [-(k_cache_dim0 * k_cache_dim1), k_cache_dim0 * k_cache_dim1)");
     const Index qkv_offset = i1 * 128 + i2 * 6144 + i3;
@@ -177,10 +173,10 @@ __device__ __forceinline__ void run(i32 block, const bf16* qkv_ptr, const bf16* 
     }
     bf16 result_raw[LANES];
     narrow_vec(result, result_raw);
-    store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3, result_raw);
+    store_lanes<LANES>(k_cache_ptr, k_cache_at * 1024 + i1 * 128 + i3, result_raw);
     bf16 result_2_raw[LANES];
     narrow_vec(result_2, result_2_raw);
-    store_lanes<LANES>(k_cache_ptr, i0 * 1024 + k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
+    store_lanes<LANES>(k_cache_ptr, k_cache_at * 1024 + i1 * 128 + i3 + 64, result_2_raw);
 }
 }  // namespace split_rotary_cache_1
 
