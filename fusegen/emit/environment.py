@@ -25,7 +25,6 @@ from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, Index, NamedNumber
 from fusegen.program.formula import Formula, FormulaKind
-from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source, fitted
@@ -128,7 +127,7 @@ def banner(launch: Launch, target: Target) -> str:
         lines.append(f"Grid {_in_c(launch.grid)}, block {launch.block}{shared}{reason}.")
     lines.append(_moved(launch.traffic))
     if target.warp:
-        lines += _tensors(launch.kernel.pointers)
+        lines += _tensors(launch)
     if target.warp and not launch.kernel.index64:
         lines.append(_NARROW)
     return fitted("\n".join(f"// {line}" for line in lines))
@@ -147,12 +146,13 @@ def banner_of_parts(whole: Launch, parts: Sequence[Launch], target: Target) -> s
         lines.append(f"{part.kernel.name}: {part.description}.")
         lines.append(f"Blocks: {_in_c(part.grid)}{reason}.")
         lines.append(_moved(part.traffic))
-        lines += _tensors(part.kernel.pointers)
+        lines += _tensors(part)
     return fitted("\n".join(f"// {line}" for line in lines))
 
 
-def _tensors(pointers: Sequence[Pointer]) -> list[str]:
+def _tensors(launch: Launch) -> list[str]:
     """Returns sentences about the tensors that the text is valid for, and about the launches that read its temporaries."""
+    pointers = list({p.buffer: p for p in (*launch.mapped, *launch.kernel.pointers)}.values())
     groups, layouts = dict[tuple[str, str], list[str]](), dict.fromkeys(p.layout for p in pointers if p.stream is None)
     for p in (p for p in pointers if p.stream is None):
         groups.setdefault((f"{p.dtype.spelling} {p.shape}", p.layout), []).append(p.name.removesuffix("_ptr"))

@@ -18,7 +18,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position, contiguous_strides
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, product, same
-from fusegen.program.call import Role
+from fusegen.program.call import Role, TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.program.names import ascii_name
 from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform, pattern_of, size_names, vector_width
@@ -135,6 +135,10 @@ class Context:
         written = dict.fromkeys(sorted(set(writes)))
         read = [b for b in dict.fromkeys([*reads, *loaded_buffers(expressions)]) if b not in written]
         return tuple(self._pointer(b, b in written) for b in (*read, *written))
+
+    def mapped(self, maps: Iterable[TensorMapSpec]) -> tuple[Pointer, ...]:
+        """Returns the tensors of tensor maps, as pointers."""
+        return tuple(self._pointer(each.buffer, each.writable) for each in maps)
 
     def _pointer(self, buffer: int, writable: bool) -> Pointer:
         spec = self.memory.spec(buffer)

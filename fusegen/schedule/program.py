@@ -72,6 +72,7 @@ class Launch:
     Attributes:
         block: threads per block.
         shared_bytes: dynamic shared memory per block.
+        mapped: the tensors of `tensor_maps`.
         extra: size arguments before the kernel's own.
         candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one, and for matmuls
             whose plan is chosen before they are lowered.
@@ -89,6 +90,7 @@ class Launch:
     block: int
     shared_bytes: int
     traffic: Traffic
+    mapped: tuple[Pointer, ...] = ()
     extra: tuple[Formula, ...] = ()
     candidates: tuple[Plan, ...] = ()
     overlaps: bool = False

@@ -216,14 +216,16 @@ def _launch(context: Context, kernel: LoweredKernel, match: AttentionMatch, body
         del pages[1]
     plan, views = body.plan, operands.views
     strides = tuple(size for view in views for size in (view.offset, *view.strides[:-1])) if _copies(plan) else ()
+    maps = () if _copies(plan) else tuple(_maps(context, operands, body))
     return Launch(
         kernel=kernel,
         group=context.group,
-        tensor_maps=() if _copies(plan) else tuple(_maps(context, operands, body)),
+        tensor_maps=maps,
         grid=_grid(batches, heads, queries, plan, context.target.sms),
         block=plan.threads,
         shared_bytes=plan.shared_bytes,
         traffic=context.traffic(),
+        mapped=context.mapped(maps),
         extra=tuple(map(formula, (batches, heads, queries, keys, *pages, *strides))),
         candidates=context.candidates,
         waits=isinstance(plan, FewQueriesPlan) and plan.joins_in_memory,
@@ -337,7 +339,9 @@ def weight_functions(separation: Separation, unit: float, location: Location | N
     if separation.inner is not Op.SUB:
         raise VerificationError(f"weights by {separation.name} cannot stream: they are no function of a score minus the row max")
     outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
-    builder = _Weights(outer, unit * factor, location)
+    of_scores = "" if unit == 1.0 else f"{unit:.7g}, which scales all scores"
+    names = [name for name in ("log2(e)" if factor != 1.0 else "", of_scores) if name]
+    builder = _Weights(outer, unit * factor, location, f" The number is {' times '.join(names)}." if names else "")
     return (
         builder.anchor(REDUCTIONS[separation.reduction].components[0].identity[0]),
         builder.weight(),
@@ -348,11 +352,11 @@ class _Weights:
     """Weights f(s, peak) = outer(scale * (s - peak)).
 
     The difference is taken first, since it is exact near the row max. scale * s - scale * peak would be one instruction, but its
-    error is the rounding of scale * peak, which makes weights overflow for scores above 2^31.
+    error is the rounding of scale * peak, which makes weights overflow for scores above 2^31. `about_scale` explains the number.
     """
 
-    def __init__(self, outer: Op, scale: float, location: Location | None) -> None:
-        self.outer, self.scale, self.location = outer, scale, location
+    def __init__(self, outer: Op, scale: float, location: Location | None, about_scale: str) -> None:
+        self.outer, self.scale, self.location, self.about_scale = outer, scale, location, about_scale
 
     def anchor(self, identity: str) -> MathFunction:
         """Returns the function of the row max: 0 if all scores are −inf, since −inf − −inf is NaN."""
@@ -370,7 +374,7 @@ class _Weights:
         difference = terms.add(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
         root = terms.add(Term(self.outer, (self._scaled(terms, difference),), DType.FLOAT32), self.location)
         doc = "The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights."
-        return self._function(terms, "weight", root, (s, a), doc)
+        return self._function(terms, "weight", root, (s, a), f"{doc}{self.about_scale}")
 
     def _scaled(self, terms: Terms, position: int) -> int:
         if self.scale == 1.0:

@@ -275,7 +275,8 @@ def _map_variables(launch: Launch, body: ContractionBody, views: Sequence[PartVi
     maps = [m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map))]
     maps = ["a_map", *maps, *(m for pair in _pairs(launch.kernel, body)[1:] for m in pair.maps)]
     chunks = [-(-body.plan.tile_n * r.registers // 64) for v in views for r in v.results if r.map]
-    return {"all_maps": list(zip(maps, body.mapped, strict=True)), "carries_buffer": any(count % 2 for count in chunks)}
+    tensors = [p.name.removesuffix("_ptr") for p in launch.mapped]
+    return {"all_maps": list(zip(maps, tensors, strict=True)), "carries_buffer": any(count % 2 for count in chunks)}
 
 
 def _address_variables(launch: Launch, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:

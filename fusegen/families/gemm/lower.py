@@ -36,7 +36,6 @@ from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
 from fusegen.program.call import Role, TensorMapSpec
 from fusegen.program.formula import Formula, minimum
-from fusegen.program.names import ascii_name
 from fusegen.schedule.access import divisor, merge_axes
 from fusegen.schedule.column_pairs import (
     PAIR,
@@ -77,8 +76,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     layout = _layout_of(context).lay_out(products)
     first = context.group.core_nodes[0]
     node, rows = context.graph.nodes[first], lower_rows(context, first) if computes_rows(context.graph, first) else None
-    mapped = tuple(ascii_name(context.memory.spec(each.buffer).name) for each in layout.maps)
-    body = ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows, operands[0][0].depths, mapped)
+    body = ContractionBody(node.dtype, parts, layout.plan, layout.matrices, rows, operands[0][0].depths)
     depth = body.begins[-1] if body.depths else context.graph.nodes[node.args[0]].shape[-1]
     launch = Launch(
         kernel=_kernel(context, body),
@@ -88,6 +86,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
         block=layout.plan.threads,
         shared_bytes=layout.plan.shared_bytes,
         traffic=context.traffic(),
+        mapped=context.mapped(layout.maps),
         extra=(formula(products.rows), formula(depth), *layout.extra),
         candidates=context.candidates,
     )

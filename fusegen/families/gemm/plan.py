@@ -396,7 +396,6 @@ class ContractionBody(Body):
         matrices: the operands that are read by address: the first one, unless it is computed on load (`rows`), those of each
             part, and further pairs.
         depths: of the pairs of operands whose products are added, of one matmul; empty if there is one pair.
-        mapped: the names of the tensors of the launch's tensor maps.
     """
 
     input_dtype: DType
@@ -405,7 +404,6 @@ class ContractionBody(Body):
     matrices: tuple[int, ...] = ()
     rows: ComputedRows | None = None
     depths: tuple[int, ...] = ()
-    mapped: tuple[str, ...] = ()
 
     @property
     def functions(self) -> tuple[LaneFunction, ...]:

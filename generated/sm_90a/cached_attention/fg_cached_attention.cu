@@ -1,7 +1,8 @@
 // cached_attention: attention, few queries, emitted by fusegen for sm_90a.
 // Grid 128, block 160, 101376 bytes of shared memory.
 // Reads k_cache_dim2 * 65536 + 131200 bytes, writes 131072.
-// out: bf16 [16, 32, 1, 128]; lengths: i64 [16]; all contiguous, 16-byte aligned.
+// q, out: bf16 [16, 32, 1, 128]; k_cache, v_cache: bf16 [16, 8, k_cache_dim2, 128]; lengths: i64 [16]; all contiguous,
+// 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_id.cuh"
@@ -86,7 +87,8 @@ __device__ __forceinline__ float anchor(float peak) {
     return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
-// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights.
+// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights. The number is
+// log2(e) times 0.08838835, which scales all scores.
 __device__ __forceinline__ float weight(float s, float anchor) {
     return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
 }

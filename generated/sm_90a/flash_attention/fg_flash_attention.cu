@@ -1,7 +1,7 @@
 // flash_attention: attention, emitted by fusegen for sm_90a.
 // Grid min(q_dim0 * q_dim1 * ((q_dim2 + 127) / 128), 132), block 384, 197632 bytes of shared memory.
 // Reads q_dim0 * q_dim1 * q_dim2 * 768 bytes, writes q_dim0 * q_dim1 * q_dim2 * 256.
-// out: bf16 [q_dim0, q_dim1, q_dim2, 128], contiguous, 16-byte aligned.
+// q, k, v, out: bf16 [q_dim0, q_dim1, q_dim2, 128], contiguous, 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"
@@ -78,7 +78,8 @@ __device__ __forceinline__ float anchor(float peak) {
     return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
-// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights.
+// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights. The number is
+// log2(e) times 0.08838835, which scales all scores.
 __device__ __forceinline__ float weight(float s, float anchor) {
     return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
 }

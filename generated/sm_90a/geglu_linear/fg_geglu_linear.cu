@@ -1,6 +1,8 @@
 // geglu_linear: matmul with epilogue, two matmuls per tile, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 224, 132), block 384, 229488 bytes of shared memory.
 // Reads x_dim0 * 8192 + 234881024 bytes, writes x_dim0 * 28672.
+// x: bf16 [x_dim0, 4096]; up_weight, gate_weight: bf16 [14336, 4096]; out: bf16 [x_dim0, 14336]; all contiguous,
+// 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

@@ -1,7 +1,8 @@
 // layer_norm_linear_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 64, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 100687872 bytes, writes x_dim0 * 24576.
-// bias: bf16 [12288], contiguous, 16-byte aligned.
+// normalized: bf16 [x_dim0, 4096]; weight: bf16 [12288, 4096]; out: bf16 [x_dim0, 12288]; bias: bf16 [12288]; all
+// contiguous, 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

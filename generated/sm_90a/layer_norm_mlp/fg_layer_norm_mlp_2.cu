@@ -1,7 +1,8 @@
 // layer_norm_mlp_2: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 32768 + 134225920 bytes, writes x_dim0 * 8192.
-// fc2_bias: bf16 [4096], contiguous, 16-byte aligned.
+// gelu_of: bf16 [x_dim0, 16384]; fc2_weight: bf16 [4096, 16384]; out: bf16 [x_dim0, 4096]; fc2_bias: bf16 [4096]; all
+// contiguous, 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

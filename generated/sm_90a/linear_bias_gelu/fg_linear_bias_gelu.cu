@@ -1,7 +1,8 @@
 // linear_bias_gelu: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 134250496 bytes, writes x_dim0 * 32768.
-// bias: bf16 [16384], contiguous, 16-byte aligned.
+// x: bf16 [x_dim0, 4096]; weight: bf16 [16384, 4096]; out: bf16 [x_dim0, 16384]; bias: bf16 [16384]; all contiguous,
+// 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

@@ -1,7 +1,8 @@
 // linear_quant: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((input_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads input_dim0 * 8192 + 134250500 bytes, writes input_dim0 * 16384.
-// out: f8e4m3 [input_dim0, 16384]; bias: bf16 [16384]; scale: float []; all contiguous, 16-byte aligned.
+// input: bf16 [input_dim0, 4096]; weight: bf16 [16384, 4096]; out: f8e4m3 [input_dim0, 16384]; bias: bf16 [16384];
+// scale: float []; all contiguous, 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.f8e4m3.maps.cuh"
 #include "../primitives/block_count.cuh"

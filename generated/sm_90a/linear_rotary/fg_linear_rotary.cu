@@ -1,7 +1,8 @@
 // linear_rotary: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 16, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * 16384 + 33554432 bytes, writes x_dim0 * 8192.
-// cos, sin: bf16 [x_dim0, 2048], contiguous, 16-byte aligned.
+// x, out: bf16 [x_dim0, 4096]; weight: bf16 [4096, 4096]; cos, sin: bf16 [x_dim0, 2048]; all contiguous, 16-byte
+// aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

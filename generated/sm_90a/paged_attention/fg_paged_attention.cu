@@ -2,7 +2,8 @@
 // Grid 128, block 160, 101376 bytes of shared memory.
 // Reads min(k_cache_dim0 * 16384, 134217728) * 2 + min(k_cache_dim0 * 16384, 134217728) * 2 + 196736 bytes, writes
 // 131072.
-// out: bf16 [16, 32, 1, 128]; page_table: i64 [16, 512]; lengths: i64 [16]; all contiguous, 16-byte aligned.
+// q, out: bf16 [16, 32, 1, 128]; k_cache, v_cache: bf16 [k_cache_dim0, 16, 8, 128]; page_table: i64 [16, 512]; lengths:
+// i64 [16]; all contiguous, 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_id.cuh"
@@ -87,7 +88,8 @@ __device__ __forceinline__ float anchor(float peak) {
     return peak == -infinity<float>() ? 0.0f : peak;                                  // weights_of, line 4
 }
 
-// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights.
+// The weight of a score relative to the anchor, at most 1; that of an old row max rescales older weights. The number is
+// log2(e) times 0.08838835, which scales all scores.
 __device__ __forceinline__ float weight(float s, float anchor) {
     return fast_exp2((s - anchor) * 0.12751743f);                                     // weights_of, line 4
 }

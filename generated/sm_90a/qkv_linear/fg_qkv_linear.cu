@@ -1,7 +1,8 @@
 // qkv_linear: matmul with epilogue, 1024 + 1024 + 4096 columns, 3 results, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 * x_dim1 + 127) / 128) * 24, 132), block 384, 229440 bytes of shared memory.
 // Reads x_dim0 * x_dim1 * 8192 + 50331648 bytes, writes x_dim0 * x_dim1 * 12288.
-// q: bf16 [x_dim0, 32, x_dim1, 128]; k, v: bf16 [x_dim0, 8, x_dim1, 128]; all contiguous, 16-byte aligned.
+// x: bf16 [x_dim0, x_dim1, 4096]; weight: bf16 [6144, 4096]; q: bf16 [x_dim0, 32, x_dim1, 128]; k, v: bf16 [x_dim0, 8,
+// x_dim1, 128]; all contiguous, 16-byte aligned.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
 #include "../primitives/block_count.cuh"

@@ -24,7 +24,7 @@
 #include "../primitives/widen.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-// rotary_1: the same text, with other arguments.
+// rotary_1: this text with other arguments.
 namespace rotary_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

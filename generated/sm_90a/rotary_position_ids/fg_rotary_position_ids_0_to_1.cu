@@ -26,7 +26,7 @@
 #include "../primitives/widen.i64.bf16.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-// rotary_position_ids_1: the same text, with other arguments.
+// rotary_position_ids_1: this text with other arguments.
 namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math

@@ -27,7 +27,7 @@
 #include "../primitives/thread_id.cuh"
 #include "../primitives/widen_vec.bf16.cuh"
 
-// rotary_position_ids_1: the same text, with other arguments.
+// rotary_position_ids_1: this text with other arguments.
 namespace rotary_position_ids_0 {
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
