@@ -57,9 +57,9 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
     touched = [*row_accesses(body), *write_accesses(body)]
     offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
     columns = product(body.column_axes.extents)
+    number = literal(columns)
     reads_extents = body.plan.warps == 1 or body.plan.persistent_blocks > 0  # for the number of rows
     if reads_extents or all(literal(extent) is not None for extent in body.row_axes.extents[1:]):
-        number = literal(columns)
         pitches = {number: NamedNumber("COLUMNS", integer=True, positive=True)} if number else {}
         offsets = replace(offsets, linear=LinearIndex(body.row_axes, "row", pitches))
     checks = checks_view(body.checks, offsets, body.column_axes)
@@ -78,8 +78,9 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, whole: R
         **head(launch),
         index_type="i64" if kernel.index64 else "i32",
         rows=c_text(product(body.row_axes.extents)),
-        columns=literal(columns) or 0,
-        column_count="COLUMNS" if literal(columns) else c_text(columns),
+        column_number=number or 0,
+        columns="COLUMNS" if number else c_text(columns),
+        column_count="COLUMNS" if number and body.plan.threads >= 32 else "column_count",
         row_decode=decode(body.row_axes, "row", "Index"),
         indices=[*offsets.indices(a for a in touched if a not in staged), *checks.once],
         staged_indices=offsets.indices(staged),

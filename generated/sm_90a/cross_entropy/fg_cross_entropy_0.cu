@@ -85,7 +85,6 @@ __device__ __forceinline__ void row_normalizer_f32_combine_partials(float& peak,
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_peak_ptr, float* normalizer_mass_ptr) {
-    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -94,7 +93,7 @@ fg_cross_entropy_0(const bf16* input_ptr, float* normalizer_peak_ptr, float* nor
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+    for (Index column = thread * LANES; column < COLUMNS; column += THREADS * LANES) {
         bf16 input_raw[LANES];
         load_lanes<LANES>(input_raw, input_ptr, row * COLUMNS + column);
         float input[LANES];

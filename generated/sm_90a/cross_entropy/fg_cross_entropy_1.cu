@@ -83,7 +83,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* normalizer_peak_ptr,
         const float* normalizer_mass_ptr, bf16* out_ptr, i64 ignore_index) {
     wait_for_previous();
-    const Index column_count = COLUMNS;
     const i32 thread = thread_id();
 
     // Phase 1 of 2: reduces the row to total, true_count.
@@ -94,7 +93,7 @@ fg_cross_entropy_1(const i64* target_ptr, const bf16* input_ptr, const float* no
 #pragma unroll
     for (i32 k = 0; k < PARTIALS; ++k) true_count_of[k] = 0.0f;
 #pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+    for (Index column = thread * LANES; column < COLUMNS; column += THREADS * LANES) {
         i64 target_raw[LANES];
         load_lanes<2>(target_raw, target_ptr, column);
         bf16 input_raw[LANES];

@@ -100,7 +100,6 @@ __device__ __forceinline__ float row_amax_f32_combine_partials(SharedArray<float
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* values_ptr, float* scale_ptr) {
-    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
 
@@ -110,7 +109,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
+        if (column >= COLUMNS) continue;
         load_lanes<LANES>(gate_raw[c], gate_ptr, row * COLUMNS + column);
         load_lanes<LANES>(up_raw[c], up_ptr, row * COLUMNS + column);
     }
@@ -121,7 +120,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
+        if (column >= COLUMNS) continue;
         float gate[LANES];
         widen_vec(gate_raw[c], gate);
         float up[LANES];
@@ -151,7 +150,7 @@ fg_gated_activation_quant(const bf16* gate_ptr, const bf16* up_ptr, f8e4m3* valu
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
+        if (column >= COLUMNS) continue;
         const float (&product)[LANES] = product_kept[c];
         float result[LANES];
 #pragma unroll

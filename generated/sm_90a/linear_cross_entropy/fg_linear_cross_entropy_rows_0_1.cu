@@ -101,7 +101,6 @@ fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_pt
         i64 block_start_0_offset) {
     const Index block_start_0 = static_cast<Index>(block_start_0_offset);
     wait_for_previous();
-    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
     const Index value_at = checked_index(load(chosen_ptr, block_start_0 + row), 32000,
@@ -113,7 +112,7 @@ fg_linear_cross_entropy_rows_0_1(const bf16* projected_ptr, const i64* chosen_pt
     float normalizer_mass;
     normalizer_f32_identity(normalizer_peak, normalizer_mass);
 #pragma unroll 4
-    for (Index column = thread * LANES; column < column_count; column += THREADS * LANES) {
+    for (Index column = thread * LANES; column < COLUMNS; column += THREADS * LANES) {
         bf16 projected_raw[LANES];
         load_lanes<LANES>(projected_raw, projected_ptr, row * COLUMNS + column);
         float projected[LANES];

@@ -100,7 +100,6 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
         i64 x_dim0_extent, double eps) {
     const Index x_dim0 = static_cast<Index>(x_dim0_extent);
     const Index row_count = x_dim0 * 4096;
-    const Index column_count = COLUMNS;
     const i32 thread = thread_id();
     // This block's share of the rows.
     constexpr i32 PARTS = 528;  // at most: every block has rows
@@ -111,7 +110,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (row < row_count && column < column_count) {
+        if (row < row_count && column < COLUMNS) {
             copy_async<LANES>(x_staged, slot * SLOT + thread * LANES, x_ptr, row * COLUMNS + column);
         }
         copy_async_commit();
@@ -128,7 +127,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) {
+            if (column >= COLUMNS) {
                 fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));
                 continue;
             }
@@ -141,7 +140,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) continue;
+            if (column >= COLUMNS) continue;
             float x[LANES];
             widen_vec(x_raw[c], x);
 #pragma unroll
@@ -166,7 +165,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) continue;
+            if (column >= COLUMNS) continue;
             float x[LANES];
             widen_vec(x_raw[c], x);
 #pragma unroll
@@ -185,7 +184,7 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
 #pragma unroll
         for (i32 c = 0; c < FORESEEN; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column < column_count) {
+            if (column < COLUMNS) {
                 load_lanes<LANES>(scale_next[c], scale_ptr, i0 * 4096 + column);
                 load_lanes<LANES>(shift_next[c], shift_ptr, i0 * 4096 + column);
             }
@@ -199,14 +198,14 @@ fg_modulated_layer_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* sh
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) continue;
+            if (column >= COLUMNS) continue;
             bf16 scale_raw[LANES];
             memcpy(scale_raw, scale_next[c % FORESEEN], sizeof(scale_raw));
             bf16 shift_raw[LANES];
             memcpy(shift_raw, shift_next[c % FORESEEN], sizeof(shift_raw));
             if (c + FORESEEN < CHUNKS) {
                 const Index column = ((c + FORESEEN) * THREADS + thread) * LANES;
-                if (column < column_count) {
+                if (column < COLUMNS) {
                     load_lanes<LANES>(scale_next[c % FORESEEN], scale_ptr, i0 * 4096 + column);
                     load_lanes<LANES>(shift_next[c % FORESEEN], shift_ptr, i0 * 4096 + column);
                 }

@@ -80,7 +80,6 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float>
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shift_ptr, bf16* out_ptr, double eps) {
-    const Index column_count = COLUMNS;
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
     const Index i0 = row / 4096;
@@ -92,7 +91,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
+        if (column >= COLUMNS) continue;
         load_lanes<LANES>(x_raw[c], x_ptr, row * COLUMNS + column);
         load_lanes<LANES>(scale_raw[c], scale_ptr, i0 * 4096 + column);
         load_lanes<LANES>(shift_raw[c], shift_ptr, i0 * 4096 + column);
@@ -103,7 +102,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
+        if (column >= COLUMNS) continue;
         float x[LANES];
         widen_vec(x_raw[c], x);
 #pragma unroll
@@ -126,7 +125,7 @@ fg_modulated_rms_norm(const bf16* x_ptr, const bf16* scale_ptr, const bf16* shif
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (column >= column_count) continue;
+        if (column >= COLUMNS) continue;
         float x[LANES];
         widen_vec(x_raw[c], x);
         float scale[LANES];

@@ -224,7 +224,6 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(BLO
 fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_ptr, i64* token_ptr,
         float* logprob_ptr, i64 logits_dim0_extent) {
     const Index row_count = static_cast<Index>(logits_dim0_extent);
-    const Index column_count = COLUMNS;
     const i32 thread = cluster_rank() * BLOCK + thread_id();  // within the row
     // two mbarriers per reduction, for the bytes that warps send
     u64* const arrived = &*shared_array<u64>(ARRIVED_OFFSET);
@@ -255,7 +254,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
     // Starts the copy of vector c of a row. A vector that does not exist still commits a group.
     const auto fetch = [&](Index row, i32 c, i32 slot) {
         const Index column = (c * THREADS + thread) * LANES;
-        if (row < row_count && column < column_count) {
+        if (row < row_count && column < COLUMNS) {
             copy_async<LANES>(logits_staged, slot * SLOT + thread_id() * LANES, logits_ptr, row * COLUMNS + column);
         }
         copy_async_commit();
@@ -279,7 +278,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) {
+            if (column >= COLUMNS) {
                 fetch(row + (c + SLOTS) / CHUNKS * PARTS, (c + SLOTS) % CHUNKS, slot_of(c));
                 continue;
             }
@@ -295,7 +294,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) continue;
+            if (column >= COLUMNS) continue;
             float logits[LANES];
             widen_vec(logits_raw[c], logits);
             float place_values_part[LANES];
@@ -343,7 +342,7 @@ fg_sample(const bf16* logits_ptr, const bf16* temperature_ptr, const i64* seeds_
 #pragma unroll
         for (i32 c = 0; c < CHUNKS; ++c) {
             const Index column = (c * THREADS + thread) * LANES;
-            if (column >= column_count) continue;
+            if (column >= COLUMNS) continue;
             float logits[LANES];
             widen_vec(logits_raw[c], logits);
 #pragma unroll
