@@ -112,7 +112,7 @@ def return_line(function: Callable[..., object]) -> str | None:
 
 def result_names(function: Callable[..., object]) -> tuple[str, ...]:
     """Returns the variables that all of a function's return statements return, empty where they return another expression."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(function, "__code__", None)  # a decorator may exchange results
     return _returned_names(code) if isinstance(code, CodeType) else ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable
+from functools import wraps
 from types import CodeType
 from typing import Any
 
@@ -247,6 +248,26 @@ def test_outputs_have_the_names_of_the_returned_variables_in_their_order() -> No
 
     text = fg.kernel(function).lower(torch.ones(4, 64)).sources[0].pipeline
     assert re.findall(r"float\* (\w+)_ptr", text)[-2:] == ["total", "peak"]
+
+
+def _swapped(function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    @wraps(function)
+    def wrapped(x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = function(x)
+        return second, first
+
+    return wrapped
+
+
+@_swapped
+def _powers(x: Tensor) -> tuple[Tensor, Tensor]:
+    square, cube = x * x, x * x * x
+    return square, cube
+
+
+def test_results_have_the_names_that_a_decorator_returns() -> None:
+    (source,) = fg.kernel(_powers).lower(torch.empty(64), target="sm_90a").sources
+    assert "float* second_ptr, float* first_ptr" in source.pipeline
 
 
 def test_an_output_that_is_no_variable_has_a_number() -> None:
