@@ -275,6 +275,7 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
         return pages.number_of(operands, pages.key_of(tile + lane_id() / BOXES * SPLITS));
     };
     i32 numbers = numbers_from(first_tile);
+    i32 next = numbers_from(first_tile + AHEAD * SPLITS);  // loaded while the warp uses those before
     Cursor ring;
     for (i32 tile = first_tile, turn = 0; tile < key_tiles; tile += SPLITS) {
         const i32 page = shuffle(numbers, turn * BOXES + lane_id() % BOXES);
@@ -286,7 +287,8 @@ __device__ __forceinline__ void produce(SharedMemory& shared, const TensorMap& q
         ring.advance();
         if (++turn == AHEAD) {
             turn = 0;
-            numbers = numbers_from(tile + SPLITS);
+            numbers = next;
+            next = numbers_from(tile + (AHEAD + 1) * SPLITS);
         }
     }
 }
