@@ -6,9 +6,11 @@ Only `GraphBuilder` builds graphs: it infers shape and dtype from the operation'
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from keyword import iskeyword
 from typing import TypeAlias, cast
@@ -53,8 +55,21 @@ class Location:
         """The variable to which the line's only statement assigns the expression."""
         match = _ASSIGNMENT.fullmatch(self.text)
         is_argument = self.text.count(")") > self.text.count("(")  # the last keyword argument of a call
-        is_part = match and self.expression and _OUTSIDE.sub("", self.expression) != _OUTSIDE.sub("", match[2])
+        is_part = match and self.expression and _OUTSIDE.sub("", self.expression) not in _alternatives(match[2])
         return None if match is None or iskeyword(match[1]) or is_argument or is_part else match[1]
+
+
+def _alternatives(right: str) -> list[str]:
+    """Returns the right side of an assignment, and the branches if it is a conditional expression."""
+    texts, waiting = [right], list[ast.expr]()
+    if " if " in right:
+        with suppress(SyntaxError):  # of a statement in several lines
+            waiting.append(ast.parse(right, mode="eval").body)
+    while waiting:
+        if isinstance(branch := waiting.pop(), ast.IfExp):
+            texts += (ast.get_source_segment(right, each) or "" for each in (branch.body, branch.orelse))
+            waiting += (branch.body, branch.orelse)
+    return [_OUTSIDE.sub("", text) for text in texts]
 
 
 @dataclass(frozen=True)

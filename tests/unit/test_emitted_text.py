@@ -301,7 +301,7 @@ def test_a_value_has_the_name_of_the_variable_that_holds_it_alone() -> None:
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         power = squared(x + y)
-        scaled = (power * 3).float()
+        scaled = (power * 3).float() if x.is_floating_point() else power
         return torch.exp(scaled) + torch.sin(scaled) + power
 
     text = fg.kernel(function).lower(torch.ones(4, 64), torch.ones(4, 64)).sources[0].math

@@ -57,8 +57,8 @@ struct Operands {
 };
 
 __device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths, i64 k_cache_dim2) {
-    const bool is_less = key < minimum(maximum(lengths, 0LL), k_cache_dim2);          // seen, line 10
-    return is_less ? product : -infinity<float>();                                    // with_cache, line 28
+    const bool found = key < minimum(maximum(lengths, 0LL), k_cache_dim2);            // seen, line 10
+    return found ? product : -infinity<float>();                                      // with_cache, line 28
 }
 
 // Scores two neighbouring keys.

@@ -1,8 +1,8 @@
 // layer_norm_mlp_0: row reduction, 3 phases, rows read once into registers, emitted by fusegen for sm_90a.
 // Grid x_dim0, block 128, 32 bytes of shared memory: a row fits the registers of 128 threads, 32 elements per thread.
 // Reads x_dim0 * 8192 + 16384 bytes, writes x_dim0 * 8192.
-// x, sum: bf16 [x_dim0, 4096]; norm_weight, norm_bias: bf16 [4096]; all contiguous, 16-byte aligned.
-// A launch of its own reads sum: matmul with epilogue.
+// x, normalized: bf16 [x_dim0, 4096]; norm_weight, norm_bias: bf16 [4096]; all contiguous, 16-byte aligned.
+// A launch of its own reads normalized: matmul with epilogue.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
@@ -83,7 +83,7 @@ __device__ __forceinline__ float row_sum_f32_combine_partials(SharedArray<float>
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* sum_ptr,
+fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* norm_bias_ptr, bf16* normalized_ptr,
         double eps) {
     const Index row = static_cast<Index>(block_id());
     const i32 thread = thread_id();
@@ -140,7 +140,7 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
     block_sync();
     const float squares = row_sum_f32_combine_partials(shared_array<float>(SQUARES_OFFSET));
 
-    // Phase 3 of 3: computes rstd; writes sum.
+    // Phase 3 of 3: computes rstd; writes normalized.
     const float rstd = rstd_of(squares, static_cast<float>(eps));
     launch_dependents();
 #pragma unroll
@@ -163,6 +163,6 @@ fg_layer_norm_mlp_0(const bf16* x_ptr, const bf16* norm_weight_ptr, const bf16* 
         }
         bf16 result_raw[LANES];
         narrow_vec(result, result_raw);
-        store_lanes<LANES>(sum_ptr, row * COLUMNS + column, result_raw);
+        store_lanes<LANES>(normalized_ptr, row * COLUMNS + column, result_raw);
     }
 }

@@ -1,8 +1,8 @@
 // layer_norm_mlp_1: matmul with epilogue, emitted by fusegen for sm_90a.
 // Grid min(((x_dim0 + 127) / 128) * 86, 132), block 384, 196688 bytes of shared memory.
 // Reads x_dim0 * 8192 + 134250496 bytes, writes x_dim0 * 32768.
-// sum: bf16 [x_dim0, 4096]; fc1_weight: bf16 [16384, 4096]; gelu_of: bf16 [x_dim0, 16384]; fc1_bias: bf16 [16384]; all
-// contiguous, 16-byte aligned.
+// normalized: bf16 [x_dim0, 4096]; fc1_weight: bf16 [16384, 4096]; gelu_of: bf16 [x_dim0, 16384]; fc1_bias: bf16
+// [16384]; all contiguous, 16-byte aligned.
 // A launch of its own reads gelu_of: matmul with epilogue.
 // Indices have 32 bits, also past the end in a last block: from 2^31 - 2^22 elements, tensors need the 64-bit variant.
 #include "../primitives/types.maps.cuh"
@@ -370,7 +370,7 @@ __device__ __forceinline__ void initialise(SharedMemory& shared) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 fg_layer_norm_mlp_1(
-    const __grid_constant__ TensorMap a_map,  // of sum
+    const __grid_constant__ TensorMap a_map,  // of normalized
     const __grid_constant__ TensorMap b_map,  // of fc1_weight
     const __grid_constant__ TensorMap y_map,  // of gelu_of
     i64 rows, i64 depth,

@@ -38,7 +38,7 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
     return maximum(a, b);
 }
 
-__device__ __forceinline__ float sum_of(float scale, float scores, float mask) {
+__device__ __forceinline__ float scores_of(float scale, float scores, float mask) {
     return scores * scale + mask;                                                     // line 21
 }
 
@@ -109,7 +109,7 @@ fg_scale_mask_softmax(const bf16* scores_ptr, const bf16* mask_ptr, bf16* out_pt
         widen_vec(mask_raw[c], mask);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            const float largest_part = sum_of(static_cast<float>(scale), scores[v], mask[v]);
+            const float largest_part = scores_of(static_cast<float>(scale), scores[v], mask[v]);
             largest_of[v % PARTIALS] = amax_f32_combine(largest_of[v % PARTIALS], largest_part);
         }
     }
