@@ -249,6 +249,7 @@ def test_a_graph_outlives_the_kernels_that_it_launches() -> None:
     kernel, other = fg.kernel(lambda x: x.tanh() + 1), fg.kernel(lambda x: x.sigmoid() - 2)
     wanted = kernel(x)
     other(x)
+    gc.collect()  # graphs of earlier tests, which must not be destroyed during a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         forget_programs()
