@@ -208,7 +208,8 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
     if tracer.needs is not None:
         raise tracer.needs
     names = tracer.builder.result_names
-    tracer.builder.result_names = names if len(names) == len(outputs) else ()  # a result may be a list of tensors
+    lengths = [result.num_leaves for result in structure.children()]  # a result may be a list of tensors, or None
+    tracer.builder.result_names = names if lengths == [1] * len(names) else ()
     graph = tracer.builder.build(outputs, writes)
     captured = tuple(tensor for tensor, _ in tracer.captured.values())
     return Trace(graph, tuple(tracer.guards), captured, structure, tracer.conditions(), tracer.switches_gradients)

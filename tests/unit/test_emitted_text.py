@@ -279,6 +279,17 @@ def test_an_output_that_is_no_variable_has_a_number() -> None:
     assert {"out_0_ptr", "out_1_ptr"} <= set(re.findall(r"\w+_ptr", text))
 
 
+def test_outputs_in_a_tuple_beside_none_have_no_names_of_others() -> None:
+    def function(x: Tensor) -> tuple[Tensor, None, tuple[Tensor, Tensor]]:
+        hidden = x + 1
+        weights = None
+        cache = (x * 2, x * 3)
+        return hidden, weights, cache
+
+    (source,) = fg.kernel(function).lower(torch.empty(64), target="sm_90a").sources
+    assert "weights" not in source.pipeline and "cache" not in source.pipeline
+
+
 def test_the_header_says_which_tensors_the_text_is_valid_for() -> None:
     def function(x: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.rms_norm(x, (64,), weight)
