@@ -63,7 +63,7 @@ def _alternatives(right: str) -> list[str]:
     """Returns the right side of an assignment, and the branches if it is a conditional expression."""
     texts, waiting = [right], list[ast.expr]()
     if " if " in right:
-        with suppress(SyntaxError):  # of a statement in several lines
+        with suppress(SyntaxError):  # the statement has several lines
             waiting.append(ast.parse(right, mode="eval").body)
     while waiting:
         if isinstance(branch := waiting.pop(), ast.IfExp):
